@@ -20,12 +20,10 @@ from torchvision.datasets import CIFAR100
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import pickle_pools, registered
 from ifsl_bench.data.pools import open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import cifar_fs
 from ifsl_bench.data.source import Count
-from ifsl_bench.protocol.task_files import packaged
 
 with open(Path(__file__).parents[2] / "tasks" / "cifar-fs.csv", newline="") as _file:
     SIDES = {row["class"]: row["split"] for row in csv.DictReader(_file)}
@@ -120,13 +118,6 @@ def test_the_official_files_make_the_pools(home, tmp_path, python2, small, messa
     assert any("Python version of CIFAR-100" in line for line in messages.said)
 
 
-@pytest.mark.parametrize("kind", ["tar.gz", "tar", "zip"])
-def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, small, packed):
-    folder = write(tmp_path / "cifar-100-python", python2)
-    plain = prepare(Home.locate(tmp_path / "plain"), "cifar-fs", folder, False, Reporter())
-    assert prepare(home, "cifar-fs", packed(folder, kind), False, Reporter()).fingerprint == plain.fingerprint
-
-
 def test_other_protocols_and_keys_give_the_same_data(home, tmp_path, python2, small):
     content = values()
     folder = write(tmp_path / "renamed", python2, content)  # the folder's name does not matter
@@ -155,11 +146,6 @@ def test_images_that_repeat_another_are_named_by_file_and_row(home, tmp_path, py
     dataset = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2, content), False, messages)
     assert dataset.manifest["about"]["duplicates"]["first"] == [[f"train[{apple}]", f"test[{baby}]"]]
     assert "1 of them on another side" in messages.warned[0]
-
-
-class _Call:
-    def __reduce__(self):
-        return print, ("run",)
 
 
 def changed(part: str, **changes) -> dict[str, dict]:
@@ -197,29 +183,6 @@ def test_files_that_are_not_as_they_should_be_are_named(content, said, home, tmp
     assert not list(home.data.glob("cifar-fs"))
 
 
-def test_code_in_a_pickle_does_not_run(home, tmp_path, python2, capsys):
-    folder = write(tmp_path / "cifar-100-python", python2)
-    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": _Call()}, 2))
-    with pytest.raises(UserError, match="refused"):
-        prepare(home, "cifar-fs", folder, False, Reporter())
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("kept", [0.3, 0.7, 0.999])
-def test_an_archive_that_is_cut_short_is_refused(kept, home, tmp_path, python2, packed):
-    archive = packed(write(tmp_path / "cifar-100-python", python2), "tar.gz")
-    archive.write_bytes(archive.read_bytes()[: int(kept * archive.stat().st_size)])
-    with pytest.raises(UserError, match=r"packed\.tar\.gz"):
-        prepare(home, "cifar-fs", archive, False, Reporter())
-
-
-def test_a_pickle_that_is_cut_short_is_refused(home, tmp_path, python2):
-    folder = write(tmp_path / "cifar-100-python", python2)
-    (folder / "train").write_bytes((folder / "train").read_bytes()[:-100_000])
-    with pytest.raises(UserError, match="cut short"):
-        prepare(home, "cifar-fs", folder, False, Reporter())
-
-
 def test_a_missing_file_and_two_copies_are_said(home, tmp_path, python2):
     folder = write(tmp_path / "files" / "cifar-100-python", python2)
     (folder / "test").rename(tmp_path / "aside")
@@ -242,33 +205,6 @@ def test_relatives_of_the_files_are_called_what_they_are(name, said, home, tmp_p
         archive.addfile(member, io.BytesIO(b"abcd"))
     with pytest.raises(UserError, match=said):
         prepare(home, "cifar-fs", tmp_path / "cifar.tar.gz", False, Reporter())
-
-
-def test_it_is_known_for_what_it_is_under_another_name(home, tmp_path, python2):
-    folder = write(tmp_path / "cifar-100-python", python2)
-    with pytest.raises(UserError, match=r"which makes data set 'cifar-fs' .*ifsl-bench data prepare cifar-fs --from"):
-        prepare(home, "tiny", folder, False, Reporter())
-
-
-def test_an_interrupted_import_goes_on(home, tmp_path, python2, small, interrupted, messages):
-    folder = write(tmp_path / "cifar-100-python", python2)
-    interrupted(pickle_pools, "_copy_rows", 3)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "cifar-fs", folder, False, Reporter())
-    again = prepare(home, "cifar-fs", folder, False, messages)
-    assert any("complete are base/train, base/val" in line for line in messages.said)
-    check(again)
-
-
-def test_packaged_tasks_are_those_of_mini_imagenet_in_shape():
-    for shots in (1, 5):
-        task, mini = packaged()[f"cifar-fs-{shots}shot"], packaged()[f"mini-{shots}shot"]
-        assert task.dataset.name == "cifar-fs"
-        assert (task.protocol, task.episode, task.shots) == (mini.protocol, mini.episode, shots)
-        assert task.meta_training == mini.meta_training
-        assert task.evaluation == mini.evaluation
-        assert task.variant_of == ""
-    assert registered.dataset_source("cifar-fs").outline() == ((32, 32, 3), cifar_fs.COUNTS)
 
 
 @pytest.fixture

@@ -15,12 +15,10 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import image_pools, registered
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import cub
 from ifsl_bench.data.source import Count
-from ifsl_bench.protocol.task_files import packaged
 
 with open(Path(__file__).parents[2] / "tasks" / "cub.csv", newline="") as _file:
     LISTED = list(csv.DictReader(_file))
@@ -155,39 +153,12 @@ def test_whole_photographs_are_stretched(tmp_path, home, messages):
     assert (first[:, 24:] > 215).all()
 
 
-def test_true_counts_are_asked_for_and_fewer_are_marked(archive, home):
-    with pytest.raises(UserError, match=r"base/train should have 100 classes with 4,700 images and has 100 classes wi"):
-        prepare(home, "cub", archive, False, Reporter())
-
-
-@pytest.mark.parametrize("kept", [0.4, 0.999])
-def test_an_archive_that_is_cut_short_is_refused(kept, archive, home, tmp_path):
-    path = tmp_path / "CUB_200_2011.tgz"
-    path.write_bytes(archive.read_bytes()[: int(kept * archive.stat().st_size)])
-    with pytest.raises(UserError, match=r"CUB_200_2011\.tgz"):
-        prepare(home, "cub", path, False, Reporter())
-
-
 def linked(unpacked: Path, folder: Path) -> Path:
     """The images' folders as links, to add to."""
     folder.mkdir()
     for path in (unpacked / "images").iterdir():
         (folder / path.name).symlink_to(path)
     return folder
-
-
-def test_a_photograph_that_cannot_be_read_is_named(unpacked, home, tmp_path, small):
-    folder = linked(unpacked, tmp_path / "images")
-    (folder / "004.Groove_billed_Ani").unlink()
-    (folder / "004.Groove_billed_Ani").mkdir()
-    for i in range(EACH):
-        content = photograph("004.Groove_billed_Ani", i)
-        (folder / "004.Groove_billed_Ani" / f"Ani_{i:04d}_1.jpg").write_bytes(content if i else content[:300])
-    with pytest.raises(UserError, match=r"004\.Groove_billed_Ani/Ani_0000_1\.jpg"):
-        prepare(home, "cub", folder, False, Reporter())
-    dataset = prepare(home, "cub", folder, False, Reporter(), allow_partial=True)
-    assert dataset.partial
-    assert len(dataset.pool("novel/test")) == 499
 
 
 def test_wrong_folders_are_told(unpacked, home, tmp_path):
@@ -204,23 +175,3 @@ def test_wrong_folders_are_told(unpacked, home, tmp_path):
         prepare(home, "cub", unpacked / "parts", False, Reporter())
     with pytest.raises(UserError, match=r"which makes data set 'cub' .* or 'cub-64'"):
         prepare(home, "tiny", unpacked, False, Reporter())
-
-
-def test_an_interrupted_import_goes_on(archive, home, small, interrupted, messages):
-    interrupted(image_pools, "_import_pool", 3)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "cub", archive, False, Reporter())
-    check(prepare(home, "cub", archive, False, messages), 84)
-    assert any("complete are base/train, base/val" in line for line in messages.said)
-
-
-def test_packaged_tasks_are_those_of_mini_imagenet_in_shape():
-    for shots in (1, 5):
-        task, mini = packaged()[f"cub-{shots}shot"], packaged()[f"mini-{shots}shot"]
-        assert task.dataset.name == "cub"
-        assert (task.protocol, task.episode, task.shots) == (mini.protocol, mini.episode, shots)
-        assert task.meta_training == mini.meta_training
-        assert task.evaluation == mini.evaluation
-        assert task.variant_of == ""
-    assert registered.dataset_source("cub").outline() == ((84, 84, 3), cub.COUNTS)
-    assert registered.dataset_source("cub-64").outline() == ((64, 64, 3), cub.COUNTS)

@@ -39,11 +39,6 @@ def test_lossless_formats_come_out_as_they_are(form):
     np.testing.assert_array_equal(decode(encoded(pixels, form, **options), EXACT), pixels)
 
 
-def test_jpeg_is_close():
-    pixels = picture()
-    assert np.abs(decode(encoded(pixels, "JPEG", quality=95), EXACT).astype(int) - pixels).mean() < 3
-
-
 def test_greyscale_and_palette_become_rgb():
     grey = picture()[..., 0]
     np.testing.assert_array_equal(decode(encoded(grey), EXACT), np.repeat(grey[..., None], 3, -1))
@@ -60,11 +55,6 @@ def test_cmyk_becomes_rgb():
     pixels = picture()
     cmyk = Image.fromarray(np.concatenate([255 - pixels, np.zeros_like(pixels[..., :1])], -1), "CMYK")
     assert np.abs(decode(encoded(cmyk, "JPEG", quality=95), EXACT).astype(int) - pixels).mean() < 6
-
-
-def test_16_bit_greyscale_keeps_its_upper_bits():
-    wide = (np.arange(576).reshape(24, 24) * 113).astype(np.uint16)
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(wide)), EXACT)[..., 1], wide >> 8)
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])

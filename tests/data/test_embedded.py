@@ -96,7 +96,7 @@ def used(made, tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "FOLDER", root / "weights")
     names, source = registry.names, registered.dataset_source
     monkeypatch.setattr(
-        registry, "names", lambda group: [*names(group), *(["embedded"] if group == registry.DATASETS else [])]
+        registry, "names", lambda group: names(group) | ({"embedded": None} if group == registry.DATASETS else {})
     )
     monkeypatch.setattr(registered, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))

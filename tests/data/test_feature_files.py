@@ -62,14 +62,6 @@ def test_every_way_to_write_them_makes_the_same_data_set(suffix, label, features
     assert again.fingerprint == first.fingerprint
 
 
-@pytest.mark.parametrize("kind", ["zip", "stored.zip", "tar.gz"])
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_archives_of_them_are_read_too(kind, suffix, features_folder, home, packed):
-    first = prepare(home, "first", features_folder, False, Reporter())
-    archive = packed(saved_as(features_folder, suffix, numbers("i8")), kind)
-    assert prepare(home, "again", archive, False, Reporter()).fingerprint == first.fingerprint
-
-
 KINDS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -96,14 +88,6 @@ def test_arrays_of_numpy_in_a_pt_file_are_read(kind, features_folder, home):
     torch.save({"features": features, "labels": labels}, features_folder / "novel-test.pt")
     pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
     np.testing.assert_array_equal(pool.images, features.astype(np.float32))
-
-
-def test_a_transposed_tensor_is_read_as_it_was(features_folder, home):
-    columns = torch.randn(16, 60)
-    (features_folder / "novel-test.npz").unlink()
-    torch.save({"features": columns.T, "labels": torch.arange(60) // 12 + 900}, features_folder / "novel-test.pt")
-    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
-    np.testing.assert_array_equal(pool.images, columns.T.numpy())
 
 
 def test_a_parameter_is_a_tensor(features_folder, home):

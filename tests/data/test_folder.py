@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import image_pools
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import own as own_task
@@ -268,16 +266,6 @@ def test_other_settings_do_not_replace_a_data_set_silently(tmp_path):
     assert find("birds-1shot", home=home)[0].dataset.fingerprint == second.fingerprint
 
 
-def test_a_name_with_a_dot_makes_tasks_that_every_command_reads(tmp_path, monkeypatch, call):
-    write_birds(tmp_path / "photos", images=30)
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
-    prepared = ("data", "prepare", "birds.v1", "--from", str(tmp_path / "photos"), "--size", "16")
-    for arguments in (prepared, ("tasks",), ("data", "list")):
-        status, _, err = call(*arguments)
-        assert status == 0, err
-    assert [task.name for task in find("birds.v1-5shot")] == ["birds.v1-5shot"]
-
-
 def test_names_that_are_not_utf8_are_refused(tmp_path):
     source = write_birds(tmp_path / "photos", images=12)
     try:
@@ -286,23 +274,6 @@ def test_names_that_are_not_utf8_are_refused(tmp_path):
         pytest.skip("this file system takes UTF-8 names only")
     with pytest.raises(UserError, match=r"holds 13 files whose names are not UTF-8 \(caf\\xe9/about\.txt, .* 10 more"):
         prepare(Home.locate(tmp_path / "home"), "birds", source, False, Reporter())
-
-
-def test_a_task_file_that_is_not_utf8_is_named(tmp_path):
-    home = Home.locate(tmp_path / "home")
-    home.tasks.mkdir(parents=True)
-    (home.tasks / "birds.toml").write_bytes(b"# caf\xe9\n")
-    with pytest.raises(UserError, match=r"cannot read the task file .*birds\.toml: it is not UTF-8 text"):
-        own(home)
-
-
-def test_an_interrupted_import_with_other_settings_starts_anew(tmp_path, interrupted):
-    source, home = write_birds(tmp_path / "photos", images=30), Home.locate(tmp_path / "home")
-    interrupted(image_pools, "decode_into", 2)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
-    dataset = prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=20))
-    assert {tuple(dataset.pool(name).images.shape[1:]) for name in POOLS if dataset.has(name)} == {(20, 20, 3)}
 
 
 def test_names_and_options_that_do_not_fit(birds, features_folder, tmp_path):
@@ -315,37 +286,3 @@ def test_names_and_options_that_do_not_fit(birds, features_folder, tmp_path):
         prepare(home, "mine", features_folder, False, Reporter(), own=OwnOptions(split_seed=1))
     with pytest.raises(UserError, match=r"bird 1/image 0.*is neither a folder nor a zip or tar archive.*a JPEG image"):
         prepare(home, "mine", birds / "bird 1" / "image 0.jpg", False, Reporter())
-
-
-def test_equal_images_on_two_sides_are_warned_of(tmp_path):
-    source = write_birds(tmp_path / "photos", images=30)
-    sides = seeded_sides(BIRDS, 0)
-    base, test = (next(n for n, s in sides.items() if s == side) for side in ("base", "novel/test"))
-    shutil.copy(source / base / "image 2.png", source / test / "image 2.png")
-    log = io.StringIO()
-    dataset = prepare(Home.locate(tmp_path / "home"), "birds", source, False, LogReporter(log), own=OwnOptions(size=16))
-    assert [f"{base}/image 2.png", f"{test}/image 2.png"] in dataset.manifest["about"]["duplicates"]["first"]
-    assert "warning: " in log.getvalue()
-
-
-def test_real_photographs(ilsvrc, tmp_path):
-    """60 classes of 30 photographs of 64x64 pixels, straight from the archive: the pixels are Pillow's."""
-    options = OwnOptions(size=64, split_seed=2)
-    dataset = prepare(Home.locate(tmp_path), "photos", ilsvrc, False, Reporter(), own=options)
-    with zipfile.ZipFile(ilsvrc) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".JPEG")]
-        classes = sorted({name.split("/")[0] for name in names})
-        sides = seeded_sides(classes, 2)
-        for pool_name in POOLS:
-            if pool_name == "novel/train":
-                continue
-            pool = dataset.pool(pool_name)
-            side = "base" if pool_name.startswith("base") else pool_name
-            assert list(pool.classes) == [name for name in classes if sides[name] == side]
-            for c, name in enumerate(pool.classes[:5]):
-                numbers = sorted(int(n.split("_")[1].split(".")[0]) for n in names if n.startswith(name))
-                part = {"base/train": numbers[:24], "base/val": numbers[24:27], "base/test": numbers[27:]}
-                rows = pool.images[pool.starts[c] : pool.starts[c + 1]]
-                for image, number in zip(rows, part.get(pool_name, numbers), strict=True):
-                    with archive.open(f"{name}/{name}_{number}.JPEG") as file:
-                        np.testing.assert_array_equal(image, np.asarray(Image.open(file).convert("RGB")))

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,20 +91,6 @@ def test_another_process_draws_the_same_bytes() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
     ran = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=True, env=environment)
     assert ran.stdout.strip() == hashlib.sha256(filled(small_pool())[0].tobytes()).hexdigest()
-
-
-def test_fill_writes_into_a_map(tmp_path: Path) -> None:
-    pool = GlyphPool("small", LETTERS[:3], 0, 4)
-    target = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, (12, 32, 32, 1))
-    glyphs.fill(pool, target, lambda count: None)
-    np.testing.assert_array_equal(target, filled(pool)[0])
-
-
-def test_out_of_the_wrong_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="pool small needs uint8"):
-        glyphs.fill(small_pool(), np.zeros((3, 32, 32, 1), np.uint8), lambda count: None)
-    with pytest.raises(ValueError, match="one index for each letter"):
-        glyphs.render(LETTERS[:2], np.zeros(3, np.int64), 0)
 
 
 def test_every_letter_shows_in_every_face() -> None:

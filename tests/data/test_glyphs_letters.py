@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from ifsl_bench.data.sets import glyphs
-from ifsl_bench.data.sets.glyphs import SIDES, fonts
+from ifsl_bench.data.sets.glyphs import fonts
 from tests.tools import derive_letters as derive
 
 LETTERS = glyphs.letters()
@@ -56,15 +55,6 @@ def test_no_script_is_on_two_stages() -> None:
     assert {script for script in stages if stages[script] == {"train"}} == {"LATIN", "GREEK", "CYRILLIC"}
 
 
-def test_sides_have_their_sizes() -> None:
-    sides = Counter(letter.side for letter in LETTERS)
-    assert set(sides) == set(SIDES)
-    assert sides["base"] == derive.BASE_CLASSES
-    per_script = Counter(letter.script for letter in LETTERS if letter.side in ("novel/val", "novel/test"))
-    assert max(per_script.values()) <= derive.MOST_PER_SCRIPT
-    assert {letter.script for letter in LETTERS if letter.side == "base"} == {"LATIN", "GREEK", "CYRILLIC"}
-
-
 def test_letters_are_whole_and_faces_have_them() -> None:
     for letter in LETTERS:
         character = chr(letter.codepoint)
@@ -79,15 +69,3 @@ def test_letters_are_whole_and_faces_have_them() -> None:
             assert (face in letter.faces) == (name != ".notdef"), letter
         for face in letter.faces:
             assert len(fonts.outline(face, letter.codepoint).x) >= 3, letter
-
-
-def test_each_code_point_once() -> None:
-    assert len({letter.codepoint for letter in LETTERS}) == len(LETTERS)
-
-
-def test_scripts_and_faces() -> None:
-    rows = glyphs.faces_per_script()
-    assert sum(classes for _, _, classes, _ in rows) == len(LETTERS)
-    faces = {script: count for script, _, _, count in rows}
-    assert faces["LATIN"] == faces["ARMENIAN"] == 12
-    assert faces["HEBREW"] == faces["CANADIAN"] == 4

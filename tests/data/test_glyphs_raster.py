@@ -41,28 +41,6 @@ def test_square_covers_its_pixels_exactly() -> None:
     np.testing.assert_array_equal(fill(polygon(square(0, 100)), 4, 8), expected)
 
 
-def test_half_covered_pixels() -> None:
-    filled = fill(polygon(square(0, 100)), 3, 4)  # from 0.5 to 3.5
-    assert filled[1, 1] == raster.FULL
-    assert filled[0, 1] == filled[1, 0] == raster.FULL // 2
-    assert filled[0, 0] == raster.FULL // 4
-
-
-def test_overlapping_contours_of_one_direction_are_filled_once() -> None:
-    both = polygon(square(0, 60), square(40, 100))
-    expected = np.zeros((10, 10), np.int64)
-    expected[4:, :6] = raster.FULL  # y points upwards
-    expected[:6, 4:] = raster.FULL
-    np.testing.assert_array_equal(fill(both, 10, 10), expected)
-
-
-def test_contour_of_the_other_direction_is_a_hole() -> None:
-    ring = polygon(square(0, 100), square(40, 60)[::-1])
-    expected = np.full((10, 10), raster.FULL)
-    expected[4:6, 4:6] = 0
-    np.testing.assert_array_equal(fill(ring, 10, 10), expected)
-
-
 def test_filling_does_not_depend_on_the_batch() -> None:
     outlines = [fonts.outline(face, ord(letter)) for letter in "Ag&ლ" for face in ("DejaVuSans", "DejaVuSans-Bold")]
     count = len(outlines)

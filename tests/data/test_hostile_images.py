@@ -100,15 +100,6 @@ def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
         limits.image_bytes()
 
 
-def test_a_list_of_classes_that_is_endless_is_refused(tmp_path, monkeypatch):
-    from ifsl_bench.data.sets.folder import read_sides
-
-    monkeypatch.setattr("ifsl_bench.data.sets.folder.SPLIT_FILE", limits.Limit(100, limits.SPLIT_FILE.error, ""))
-    (tmp_path / "x.csv").write_text("class,split\n" + "a,base\n" * 100)
-    with pytest.raises(UserError, match=r"x\.csv has more than 100 characters"):
-        read_sides(tmp_path / "x.csv")
-
-
 def test_every_limit_says_why_and_what_to_do():
     found = [limit for limit in vars(limits).values() if isinstance(limit, limits.Limit)] + [limits.image_bytes()]
     assert len(found) >= 12

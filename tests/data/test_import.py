@@ -28,7 +28,6 @@ from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.sets import feature_files
 from ifsl_bench.data.source import Count, DatasetSource, Form, Import, differences
-from ifsl_bench.data.writer import Writer
 from ifsl_bench.plugin import registry
 
 SIDES = {"base": ("a", "b"), "novel/train": ("c",), "novel/val": ("d",), "novel/test": ("e",)}
@@ -249,17 +248,6 @@ def test_another_source_is_not_ignored(toy, tmp_path):
     assert prepare(home, "toy", moved, False, Reporter()).fingerprint != first.fingerprint
 
 
-def test_more_than_a_partial_data_set_was_made_of_is_not_ignored(toy, tmp_path):
-    home = Home.locate(tmp_path / "home")
-    content = (toy / "novel/val/d/3.png").read_bytes()
-    (toy / "novel/val/d/3.png").unlink()
-    assert prepare(home, "toy", toy, False, Reporter(), allow_partial=True).partial
-    (toy / "novel/val/d/3.png").write_bytes(content)
-    with pytest.raises(UserError, match=r"toy is prepared already \(partial\) in .*, from other files than"):
-        prepare(home, "toy", toy, False, Reporter())
-    assert not prepare(home, "toy", toy, True, Reporter()).partial
-
-
 def test_features_of_the_same_shapes_are_told_apart(write_features, tmp_path):
     """Names and sizes of these files are equal; only what is in them differs."""
     home = Home.locate(tmp_path / "home")
@@ -383,24 +371,6 @@ def test_pools_made_where_less_is_allowed_are_not_taken_for_whole_ones(toy, tmp_
     assert decoded == [8, 8, 4, 4, 4]
 
 
-def test_pools_are_not_lost_when_nothing_is_added_to_them(toy, tmp_path, monkeypatch):
-    """Interrupted in the third pool, killed in the third, and then not."""
-    home = Home.locate(tmp_path / "home")
-    _interrupted_once(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter())
-    assert _left(home) == _files_of("base/train", "base/val")
-    _interrupted_once(monkeypatch, 1)
-    with monkeypatch.context() as killed:
-        killed.setattr(Writer, "discard_incomplete", lambda writer: None)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(home, "toy", toy, False, Reporter())
-    assert _left(home) == {*_files_of("base/train", "base/val"), "base-test.images.npy"}
-    decoded = _interrupted_once(monkeypatch, 0)
-    prepare(home, "toy", toy, False, Reporter())
-    assert decoded == [8, 4, 4, 4]
-
-
 def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp_path, monkeypatch):
     home = Home.locate(tmp_path / "home")
     for force, at, done in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
@@ -421,26 +391,6 @@ def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, tmp_path, m
     with pytest.raises(UserError, match=r"for a data set that is marked partial wherever it is used$"):
         prepare(home, "toy", toy, False, Reporter())
     assert not (home.data / ".partial-toy").exists()
-
-
-def test_counts_that_are_wrong_in_the_end_are_a_failure_like_others(toy, tmp_path, monkeypatch):
-    classes = {pool: SIDES["base" if pool.startswith("base") else pool] for pool in POOLS}
-
-    def build(form, to):
-        pools = {p: {c: [f"{p}/{c}/{i}.png" for i in range(PER_CLASS)] for c in cs} for p, cs in classes.items()}
-        image_pools.import_images(to, pools, ImageSpec(8))
-        counts = image_pools.count_files(pools)
-        to.check_counts("the toys", {**counts, "novel/test": Count(1, 5)}, counts)
-
-    monkeypatch.setattr(Toy, "build", build)
-    home, decoded = Home.locate(tmp_path / "home"), _interrupted_once(monkeypatch, 0)
-    with pytest.raises(UserError, match=r"with 5 images and has .* Complete and kept: base/train, .*, novel/test \("):
-        prepare(home, "toy", toy, False, Reporter())
-    dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
-    assert len(decoded) == 6
-    assert dataset.partial
-    fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
-    assert dataset.fingerprint == fresh.fingerprint
 
 
 def test_a_mistake_in_a_plugin_is_not_hidden(toy, tmp_path, monkeypatch, messages):
@@ -526,20 +476,6 @@ def test_a_class_without_usable_images_is_an_error_in_any_case(toy, tmp_path):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="novel/test: no image of class 'e' can be used"):
         prepare(Home.locate(tmp_path / "home"), "toy", toy, False, Reporter(), allow_partial=True)
-
-
-def test_left_out_images_survive_an_interruption(toy, tmp_path, monkeypatch):
-    """What a pool lacks is known, though the pool was finished by another run."""
-    (toy / "base/train/a/1.png").write_bytes(b"")
-    home = Home.locate(tmp_path / "home")
-    decoded = _interrupted_once(monkeypatch, 4)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
-    dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
-    assert decoded == [8, 7, 8, 8, 8, 4, 4, 4]
-    assert dataset.partial
-    assert dataset.manifest["pools"]["base/train"]["skipped"]["images"] == 1
-    assert "base/train: 1 images that cannot be used" in dataset.manifest["about"]["missing"][0]
 
 
 @pytest.mark.slow("500 MB of images")

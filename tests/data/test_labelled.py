@@ -15,7 +15,6 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.protocol.task_files import find
 
 CLASSES, EACH, SIZE = {"train": 12, "val": 5, "test": 6}, 30, 10
 UNIT, WHOLE = (lambda image: image.float() / 255), (lambda image: image.float())
@@ -127,19 +126,6 @@ def test_labels_are_anything_and_sides_have_classes_of_their_own(work):
     sides[0].labels[5] = ["no key"]
     with pytest.raises(UserError, match=r"the label of image 5 of the train data set cannot be read \(TypeError"):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work, force=True)
-
-
-def test_tasks_are_written_and_run(work, tmp_path):
-    dataset = ifsl_bench.from_learn2learn(make(), name="mine", work=work)
-    tasks = find(str(work.home.tasks / "mine.toml"))
-    assert [(t.name, t.shots, t.protocol, t.dataset.fingerprint) for t in tasks] == [
-        ("mine-1shot", 1, "shared", dataset.fingerprint), ("mine-5shot", 5, "shared", dataset.fingerprint),
-    ]  # fmt: skip
-    path = tmp_path / "short.toml"
-    text = (work.home.tasks / "mine.toml").read_text()
-    path.write_text(text.replace("steps = 60\n", "steps = 1\n").replace("warmup = 2\n", "warmup = 0\n"))
-    assert path.read_text() != text
-    assert len(ifsl_bench.run("imprint", f"{path}:mine-1shot", episodes=3, work=work).episodes.novel_joint) == 3
 
 
 def test_other_objects_are_not_taken_for_those_a_data_set_was_made_from(work, tmp_path):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -91,14 +89,6 @@ def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
     assert list(dataset.pool("novel/test").classes) == named["val"]
 
 
-def test_images_beside_the_classes_of_a_side_are_named(tmp_path, home, messages):
-    named = by_side(USUAL)
-    root = written(tmp_path / "x", [f"{side}/{name}" for side in named for name in named[side]])
-    shutil.copy(root / "val" / "val 1" / "0.png", root / "val" / "cover.png")
-    with pytest.raises(UserError, match=r"val/cover\.png lies beside .*the layout is <root>/<side>/<class>/<image>"):
-        prepare(home, "mine", root, False, messages, own=SMALL)
-
-
 # -- folders of classes
 
 
@@ -136,15 +126,6 @@ def test_images_above_that_depth_are_named(tmp_path):
         find_layout(tree, 2)
 
 
-def test_a_class_with_images_beside_its_folders_needs_no_word(tmp_path):
-    root = written(tmp_path / "x", ["a", "a/more", "a/others", "b", "c/only"])
-    with open_tree(root) as tree:
-        layout = find_layout(tree)
-    assert list(layout.classes) == ["a", "b", "c"]
-    assert len(layout.classes["a"]) == 60
-    assert layout.inner == {}
-
-
 # -- enlarged
 
 
@@ -166,11 +147,3 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
     messages.warned.clear()
     prepare(home, "none", root, False, messages, own=SMALL)
     assert not any("were enlarged" in line for line in messages.warned)
-
-
-def test_own_tasks_mirror_nothing_and_say_so(tmp_path, home, messages):
-    root = written(tmp_path / "x", [f"class {i}" for i in range(30)])
-    prepare(home, "mine", root, False, messages, own=SMALL)
-    assert not any(task.pretraining.flip for task in find(str(home.tasks / "mine.toml")))
-    assert any("flip = false" in line and "set flip = true" in line for line in messages.warned)
-    assert np.all([task.pretraining.crop_padding == 2 for task in find(str(home.tasks / "mine.toml"))])

@@ -15,13 +15,11 @@ import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import pickle_pools, registered
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, held_out, rows, shuffled
 from ifsl_bench.data.sets import mini
 from ifsl_bench.data.source import Count
-from ifsl_bench.protocol.task_files import packaged
 
 SIDES = {row["wnid"]: row["split"] for row in rows("mini-imagenet.csv")}
 TRAIN, VAL, TEST = ([w for w, s in SIDES.items() if s == side] for side in ("train", "val", "test"))
@@ -83,13 +81,6 @@ def exact(monkeypatch):
     monkeypatch.setattr(mini, "COUNTS", COUNTS)
 
 
-def test_python_2s_files_are_written_as_the_standard_library_reads_them(python2):
-    value = lwof_values()["val"]
-    found = pickle.loads(python2(value), encoding="latin1")
-    np.testing.assert_array_equal(found.pop("data"), value.pop("data"))
-    assert found == value
-
-
 def test_lwof_pickles_make_the_exact_pools(home, tmp_path, python2, exact, messages):
     folder = write_lwof(tmp_path / "files", python2)
     dataset = prepare(home, "mini-imagenet", folder, False, messages)
@@ -99,12 +90,6 @@ def test_lwof_pickles_make_the_exact_pools(home, tmp_path, python2, exact, messa
     assert "pickles of LwoF" in dataset.manifest["about"]["form"]
     assert any("pickles of LwoF" in line for line in messages.said)
     assert messages.warned == []
-
-
-@pytest.mark.parametrize("kind", ["zip", "stored.zip", "tar", "tar.gz"])
-def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, exact, packed):
-    folder = write_lwof(tmp_path / "mini-imagenet", python2)
-    check_lwof(prepare(home, "mini-imagenet", packed(folder, kind), False, Reporter()))
 
 
 def test_counts_are_those_of_the_paper_and_differences_are_shown(home, tmp_path, python2, messages):
@@ -121,15 +106,6 @@ def test_counts_are_those_of_the_paper_and_differences_are_shown(home, tmp_path,
     check_lwof(dataset)
     assert dataset.partial
     assert any("38,400" in line for line in messages.warned)
-
-
-def test_partial_data_have_a_fingerprint_of_their_own(home, tmp_path, python2, monkeypatch):
-    folder = write_lwof(tmp_path / "files", python2)
-    partial = prepare(home, "mini-imagenet", folder, False, Reporter(), allow_partial=True)
-    monkeypatch.setattr(mini, "COUNTS", COUNTS)
-    whole = prepare(Home.locate(tmp_path / "other"), "mini-imagenet", folder, False, Reporter(), allow_partial=True)
-    assert not whole.partial
-    assert partial.fingerprint != whole.fingerprint
 
 
 def changed(part: str, **changes):
@@ -200,25 +176,6 @@ def test_a_missing_file_and_a_file_of_another_kind_are_named(home, tmp_path, pyt
     with pytest.raises(UserError, match=f"lacks {path.name}, a part of the pickles of LwoF"):
         prepare(home, "mini-imagenet", folder, False, Reporter(), allow_partial=True)
     assert not Path("made").exists()
-
-
-def test_a_hostile_archive_is_refused(home, tmp_path, python2):
-    folder = write_lwof(tmp_path / "files", python2)
-    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
-        for file in folder.iterdir():
-            archive.write(file, f"../../{file.name}")
-    with pytest.raises(UserError, match="leads out of the archive"):
-        prepare(home, "mini-imagenet", tmp_path / "bad.zip", False, Reporter())
-
-
-def test_an_interrupted_import_goes_on_where_it_stopped(home, tmp_path, python2, exact, interrupted):
-    folder = write_lwof(tmp_path / "files", python2)
-    copied = interrupted(pickle_pools, "_copy_rows", 3)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "mini-imagenet", folder, False, Reporter())
-    dataset = prepare(home, "mini-imagenet", folder, False, Reporter())
-    assert [pool for _, pool, *_ in copied] == [*FILES][:3] + [*FILES][2:]
-    check_lwof(dataset)
 
 
 def test_a_large_array_is_never_in_memory(home, tmp_path, python2, monkeypatch, traced):
@@ -307,20 +264,6 @@ def test_wrong_caches_are_named(change, message, home, tmp_path):
     folder = write_caches(tmp_path / "caches", values)
     with pytest.raises(UserError, match=message):
         prepare(home, "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=True)
-
-
-def test_a_saved_error_page_is_called_one(home, tmp_path):
-    folder = write_caches(tmp_path / "caches", cache_values())
-    page = b"<!doctype html>\n<html><head><title>Google Drive - Quota exceeded</title></head></html>"
-    (folder / "mini-imagenet-cache-test.pkl").write_bytes(page)
-    with pytest.raises(UserError, match=r"mini-imagenet-cache-test\.pkl is no pickle but an HTML page"):
-        prepare(home, "mini-imagenet-held-out", folder, False, Reporter())
-
-
-def test_caches_are_not_the_exact_data_set(home, tmp_path):
-    folder = write_caches(tmp_path / "caches", cache_values())
-    with pytest.raises(UserError, match="which makes data set 'mini-imagenet-held-out'"):
-        prepare(home, "mini-imagenet", folder, False, Reporter())
 
 
 # -- objects of learn2learn
@@ -426,26 +369,4 @@ def test_base_queries_of_whole_classes_are_300_and_what_is_left_up_to_300(home, 
         assert {Path(path).name for path in parts[0]} == set(taken[wnid])
 
 
-def test_two_files_of_one_name_are_refused(home, tmp_path):
-    for folder in ("train", "copy"):
-        (tmp_path / folder / TRAIN[0]).mkdir(parents=True)
-        (tmp_path / folder / TRAIN[0] / f"{TRAIN[0]}_28.JPEG").touch()
-    with pytest.raises(UserError, match=rf"has {TRAIN[0]}_28\.JPEG twice"):
-        prepare(home, "mini-imagenet-ilsvrc", tmp_path, False, Reporter(), allow_partial=True)
-
-
 # -- names
-
-
-def test_variants_have_names_and_tasks_of_their_own():
-    exact = packaged()["mini-5shot"]
-    for name, source in (("mini-ilsvrc", mini.MiniIlsvrc), ("mini-held-out", mini.MiniHeldOut)):
-        task = packaged()[f"{name}-5shot"]
-        assert task.dataset.name == source.name != exact.dataset.name
-        assert task.variant_of == exact.name
-        assert task.hash != exact.hash
-        assert (task.pretraining, task.episode, task.evaluation) == (exact.pretraining, exact.episode, exact.evaluation)
-        assert task.dataset.mean == exact.dataset.mean
-    for name in ("mini-imagenet", "mini-imagenet-ilsvrc", "mini-imagenet-held-out"):
-        shape, counts = registered.dataset_source(name).outline()
-        assert (shape, counts["base/train"].classes, counts["novel/test"].images) == ((84, 84, 3), 64, 12000)

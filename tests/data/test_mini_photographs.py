@@ -103,19 +103,6 @@ def test_missing_and_misshapen_images_are_named(home, photographs, tmp_path, mes
         small.write_bytes(content)
 
 
-def test_an_image_that_is_there_twice_is_refused(home, photographs, messages):
-    there = next(photographs.rglob("*.jpg"))
-    double = photographs / "images" / "again" / there.name
-    double.parent.mkdir()
-    double.write_bytes(there.read_bytes())
-    try:
-        with pytest.raises(UserError, match="twice"):
-            prepare(home, "mini-imagenet-sessions", photographs, False, messages, allow_partial=True)
-    finally:
-        double.unlink()
-        double.parent.rmdir()
-
-
 def test_supports_have_the_classes_of_the_queries(home):
     from ifsl_bench.data.writer import build
 

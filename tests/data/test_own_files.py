@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -12,9 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data.preparing import catalogue
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, tell_ignored
@@ -71,12 +68,6 @@ def test_what_is_hidden_is_no_class_and_no_image(tmp_path, messages):
     assert messages.warned == []
 
 
-def test_a_hidden_folder_does_not_change_the_data_set(photos, home, tmp_path):
-    plain = prepare(home, "plain", photos, False, Reporter(), own=SMALL)
-    shutil.copytree(photos / "class 3", photos / ".ipynb_checkpoints")
-    assert prepare(home, "mine", photos, False, Reporter(), own=SMALL).fingerprint == plain.fingerprint
-
-
 def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
     heic = [f"a/{i}.heic" for i in range(8)] + ["b/1.HEIC"]
     folder = touched(tmp_path / "x", "a/1.png", "b/1.png", *heic, "b/1.dng", "b/noending", "b/2.dng")
@@ -87,23 +78,6 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
     assert "ignored 12 files that do not look like images: a/0.heic, a/1.heic, a/2.heic and 9 more" in told
     assert "by ending: .heic 9, .dng 2, none 1; images end in .jpg, .jpeg, .png" in told
     assert not to.about["partial"]
-
-
-def test_files_beside_images_are_counted_whatever_they_are_but_for_the_split_that_is_used(tmp_path, messages):
-    folder = touched(tmp_path / "x", *(f"a/1{end}" for end in (".png", ".TXT", ".csv", ".json", ".xml", ".md")))
-    with open_tree(folder) as tree:
-        tell_ignored(Import(tree, messages), folder / "a" / "1.csv")
-        tell_ignored(Import(tree, messages))
-    first, second = messages.warned
-    assert "ignored 4 files that do not look like images: a/1.TXT, a/1.json, a/1.md and 1 more" in first
-    assert "ignored 5 files" in second
-
-
-def test_the_warning_is_given_by_the_command(photos, call):
-    touched(photos, "class 3/late.heic")
-    status, _, err = call("data", "prepare", "mine", "--from", str(photos), "--size", "16", "-q")
-    assert status == 0, err
-    assert "warning: ignored 1 files that do not look like images: class 3/late.heic" in err
 
 
 # -- links
@@ -163,15 +137,6 @@ def test_names_are_the_same_however_their_accents_are_written(tmp_path):
         read_sides(tmp_path / "split.csv")
 
 
-def test_a_split_written_elsewhere_fits_the_folders(home, tmp_path):
-    photos = write_photos(tmp_path / "photos", [APART, *CLASSES[1:]], images=25)
-    lines = [f"{name},{'base' if i < 13 else 'val' if i < 18 else 'test'}" for i, name in enumerate(CLASSES)]
-    (tmp_path / "split.csv").write_text("\n".join(["class,split", COMPOSED + ",base", *lines[1:]]), encoding="utf-8")
-    dataset = prepare(home, "mine", photos, False, Reporter(), own=OwnOptions(tmp_path / "split.csv", size=16))
-    assert COMPOSED in dataset.pool("base/train").classes
-    assert not dataset.partial
-
-
 def test_blank_lines_above_the_columns_of_a_split(tmp_path):
     (tmp_path / "split.csv").write_text("\n  \r\n\nclass,split\nx,base\n")
     assert read_sides(tmp_path / "split.csv") == {"x": "base"}
@@ -200,30 +165,7 @@ def test_an_error_is_one_line_whatever_a_file_is_called(photos, call):
     assert r"a\nb\x1b[2J.png" in told
 
 
-def test_control_characters_are_written_out(capsys):
-    assert one_line("a\nb\r\t\x00\x7f\x85\u2028é ü \\n") == r"a\nb\r\t\x00\x7f\x85\u2028é ü \n"
-    assert str(UserError("one\ntwo")) == r"one\ntwo"
-    LogReporter(sys.stderr).warn("one\ntwo")
-    LogReporter(sys.stderr).say("three\nfour")
-    assert capsys.readouterr().err == "warning: one\\ntwo\nthree\\nfour\n"
-
-
 # -- tasks
-
-
-def test_every_edited_task_file_is_kept(photos, home, messages):
-    path = home.tasks / "mine.toml"
-    for size, batch in ((16, 3), (20, 5), (24, 7)):
-        prepare(home, "mine", photos, True, messages, own=OwnOptions(size=size))
-        path.write_text(path.read_text().replace("batch = 128", f"batch = {batch}"))
-    asides = sorted(kept.name for kept in home.tasks.iterdir() if kept != path)
-    assert asides == ["mine.toml.old-0", "mine.toml.old-1"]
-    assert [f"batch = {n}" in (home.tasks / kept).read_text() for n, kept in zip((3, 5), asides, strict=True)] == [
-        True
-    ] * 2
-    assert "batch = 7" in path.read_text()
-    kept_lines = [line for line in messages.warned if "are kept as" in line]
-    assert [str(home.tasks / kept) in line for line, kept in zip(kept_lines, asides, strict=True)] == [True] * 2
 
 
 def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages):
@@ -289,14 +231,3 @@ def test_files_of_several_data_sets_are_sent_to_each(home, tmp_path):
     assert "not 'tiered-imagenet-2018'; to prepare it: " in told
     for name in ("mini-imagenet-ilsvrc", "tiered-imagenet"):
         assert f"ifsl-bench data prepare {name} --from {folder}" in told
-
-
-def test_names_on_a_contact_sheet_break_at_strokes_and_never_lose_a_letter():
-    font = catalogue._font()
-    assert catalogue._wrapped(["Malay_(Jawi_Arabic)/character01"], font) == ["Malay_(Jawi_Arabic)/", "character01"]
-    assert catalogue._wrapped(["Balinese/character01"], font) == ["Balinese/character01"], "there is room for it"
-    assert catalogue._wrapped(["a", "red", "fox"], font) == ["a red fox"]
-    long = "x" * 40
-    lines = catalogue._wrapped([long, "of", "words"], font)
-    assert "".join(lines).replace(" ", "") == f"{long}ofwords"
-    assert all(font.getlength(line) <= catalogue.NAME_WIDE for line in lines)

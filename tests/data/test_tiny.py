@@ -122,19 +122,6 @@ def test_the_whole_download(small, tmp_path):
     assert "MB/s" in said
 
 
-@pytest.mark.usefixtures("ten_a_class")
-def test_zip_folder_and_packed_folder_give_one_fingerprint(small, tmp_path):
-    import shutil
-
-    home = Home.locate(tmp_path / "home")
-    with zipfile.ZipFile(small) as archive:
-        archive.extractall(tmp_path / "unpacked")
-    packed = shutil.make_archive(str(tmp_path / "packed"), "gztar", tmp_path / "unpacked" / "tiny-imagenet-200")
-    sources = [small, tmp_path / "unpacked", tmp_path / "unpacked" / "tiny-imagenet-200", Path(packed)]
-    found = {prepare(home, "tiny", path, True, Reporter()).fingerprint for path in sources}
-    assert len(found) == 1
-
-
 def test_expected_counts_are_those_of_the_download():
     """500 images of each of the 200 classes; base images 80/10/10."""
     assert tiny.expected_counts() == {
@@ -160,15 +147,6 @@ def test_a_part_of_the_download_is_refused_or_marked(small, tmp_path):
     assert "has 45 classes with 450 images" in dataset.manifest["about"]["missing"][0]
     assert "warning: partial" in log.getvalue()
     check(dataset)
-
-
-def test_the_partial_mark_is_in_the_fingerprint(small, tmp_path, monkeypatch):
-    partial = prepare(Home.locate(tmp_path / "a"), "tiny", small, False, Reporter(), allow_partial=True)
-    monkeypatch.setattr(tiny, "PER_CLASS", 10)
-    whole = prepare(Home.locate(tmp_path / "b"), "tiny", small, False, Reporter())
-    for pool in POOLS:
-        assert partial.manifest["pools"][pool]["images"] == whole.manifest["pools"][pool]["images"]
-    assert partial.fingerprint != whole.fingerprint
 
 
 def test_the_pack_takes_the_first_images_of_each_class(small, tmp_path, monkeypatch):
@@ -216,63 +194,12 @@ def test_what_is_wrong_is_named(small, tmp_path, change, message):
     assert not (home.data / "tiny").exists()
 
 
-@pytest.mark.usefixtures("ten_a_class")
-def test_bad_images_are_left_out_where_the_user_allows_it(small, tmp_path):
-    bad = "train/n01443537/images/n01443537_9.JPEG"
-    path = repack(small, tmp_path / "data.zip", lambda p, c: [(p, c if p != bad else b"<html>")])
-    log = io.StringIO()
-    dataset = prepare(Home.locate(tmp_path / "home"), "tiny", path, False, LogReporter(log), allow_partial=True)
-    assert dataset.partial
-    assert bad in log.getvalue()
-    skipped = dataset.manifest["pools"]["base/train"]["skipped"]
-    assert skipped["images"] == 1
-    assert bad in skipped["first"][0][0]
-    pool = dataset.pool("base/train")
-    c = pool.classes.index("n01443537")
-    assert pool.starts[c + 1] - pool.starts[c] == 7
-    kept = [n for n in PARTS["base/train"] if n != 9]
-    for image, number in zip(pool.images[pool.starts[c] : pool.starts[c + 1]], kept, strict=True):
-        np.testing.assert_allclose(image[16:].astype(int).mean((0, 1)), colour_of("n01443537", number), atol=JPEG)
-    assert (np.diff(pool.starts) == 8).sum() == 94
-
-
 def test_classes_too_small_for_three_base_pools_are_left_out(small, tmp_path):
     """Nine images make no tenth; the class is dropped from all three pools, and the others keep their places."""
     path = repack(small, tmp_path / "data.zip", lambda p, c: [(p, c)] if "n01443537_9." not in p else [])
     dataset = prepare(Home.locate(tmp_path / "home"), "tiny", path, False, Reporter(), allow_partial=True)
     for name in ("base/train", "base/val", "base/test"):
         assert list(dataset.pool(name).classes) == [wnid for wnid in listed("train_a") if wnid != "n01443537"]
-
-
-@pytest.mark.usefixtures("ten_a_class")
-def test_equal_images_are_named_and_kept(small, tmp_path):
-    a, b = "train/n03085013/images/n03085013_31.JPEG", "train/n03179701/images/n03179701_77.JPEG"  # train_a, val
-    with zipfile.ZipFile(small) as archive:
-        same = archive.read(f"tiny-imagenet-200/{a}")
-    path = repack(small, tmp_path / "data.zip", lambda p, c: [(f"tiny-imagenet-200/{p}", same if p == b else c)])
-    log = io.StringIO()
-    dataset = prepare(Home.locate(tmp_path / "home"), "tiny", path, False, LogReporter(log))
-    found = dataset.manifest["about"]["duplicates"]
-    assert found == {"images": 1, "across_sides": 1, "first": [[f"tiny-imagenet-200/{a}", f"tiny-imagenet-200/{b}"]]}
-    assert "repeat another one pixel by pixel" in log.getvalue()
-    assert sum(len(dataset.pool(name)) for name in POOLS) == 2000
-
-
-def test_tasks_differ_in_everything_that_could_mix_them_up():
-    whole, pack = packaged()["tiny-5shot"], packaged()["tiny-pack-5shot"]
-    assert whole.dataset.name != pack.dataset.name
-    assert whole.hash != pack.hash
-    assert whole.protocol == pack.protocol == "separate"
-    assert pack.dataset.fingerprint
-    assert not whole.dataset.fingerprint
-    assert whole.pretraining.backbone == pack.pretraining.backbone == "resnet10-stempool"
-
-
-def test_outline_is_what_is_built():
-    shape, counts = tiny.TinyPack().outline()
-    assert shape == (64, 64, 3)
-    assert (counts["base/train"].classes, counts["base/train"].images) == (95, 27_360)
-    assert sum(count.images for count in counts.values()) == 55_125
 
 
 @pytest.mark.slow("55,125 images")

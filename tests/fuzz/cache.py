@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from tests.fuzz.formats import Format
+from tests.fuzz.mutation import change_json, spoiled
 from tests.fuzz.small import Disturbance, Told, fork, run, undisturbed
 
 # How far a run has got where it is killed: the path of a file that it writes then, and how often it has done so.
@@ -42,57 +43,7 @@ FINISHED = "finished"
 # -- damage
 
 
-def _flip(content: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(content)
-    # Headers are a small part of most files, and the part that says what the rest is.
-    end = min(len(content), 140) if chance.random() < 0.5 else len(content)
-    for _ in range(chance.choice((1, 1, 1, 3, 8))):
-        changed[chance.randrange(end)] ^= 1 << chance.randrange(8)
-    return bytes(changed)
-
-
-def _overwrite(content: bytes, chance: random.Random) -> bytes:
-    start = chance.randrange(len(content))
-    piece = chance.choice((b"\0" * 16, b"\xff" * 8, b"9", b"(((((", b"\n", b"{", b"NaN", b"null"))
-    return content[:start] + piece + content[start + len(piece) :]
-
-
-def _insert(content: bytes, chance: random.Random) -> bytes:
-    start = chance.randrange(len(content) + 1)
-    return content[:start] + chance.choice((b" ", b"0", b"\0", b'"', b",", b"}", b"\xc3")) + content[start:]
-
-
-def _cut(content: bytes, chance: random.Random) -> bytes:
-    return content[: chance.choice((0, 1, len(content) // 2, len(content) - 1, chance.randrange(len(content))))]
-
-
-def _longer(content: bytes, chance: random.Random) -> bytes:
-    return content + chance.choice((b"\0", b"\n{}", content[:100]))
-
-
-BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (_flip, _flip, _overwrite, _insert, _cut, _longer)
 STRANGE = (None, True, 0, -1, 9000, 10**30, 1e308, 0.5, "", "x", "../../x", [], [1], {}, {"a": 1})
-
-
-def _json(content: bytes, chance: random.Random) -> bytes:
-    """A key renamed or removed, or a value of another kind, somewhere in the tree."""
-    value = json.loads(content)
-    at: Any = value
-    while True:
-        below = [one for one in (at.values() if isinstance(at, dict) else at) if isinstance(one, dict | list) and one]
-        if not below or chance.random() < 0.4:
-            break
-        at = chance.choice(below)
-    key = chance.choice(list(at)) if isinstance(at, dict) else chance.randrange(len(at))
-    if isinstance(at, dict) and chance.random() < 0.4:
-        old = at.pop(key)
-        if chance.random() < 0.5:
-            at[key + "x"] = old
-    else:
-        old = at[key]
-        near = [old + 1, old - 1, old * 2] if isinstance(old, int | float) and not isinstance(old, bool) else []
-        at[key] = chance.choice([*STRANGE, *near])
-    return json.dumps(value).encode()
 
 
 def damage(path: Path, chance: random.Random) -> str:
@@ -107,9 +58,13 @@ def damage(path: Path, chance: random.Random) -> str:
         elif what != "gone":
             path.symlink_to("nowhere" if what == "dangling" else path.name)
         return what
-    how = _json if path.suffix == ".json" and kind < 0.6 else chance.choice(BYTES)
-    path.write_bytes(how(content, chance) if content else chance.randbytes(5))
-    return how.__name__.lstrip("_")
+    if path.suffix == ".json" and kind < 0.6:
+        value = json.loads(content)
+        change_json(value, chance, STRANGE, ("x", "time"))
+        path.write_text(json.dumps(value))
+        return "json"
+    path.write_bytes(spoiled(chance, content) if content else chance.randbytes(5))
+    return "bytes"
 
 
 def files_of(home: Path) -> list[Path]:

@@ -5,32 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
-NUMBERS = (
-    0,
-    1,
-    2,
-    7,
-    127,
-    128,
-    255,
-    256,
-    511,
-    512,
-    513,
-    32767,
-    65535,
-    65536,
-    1 << 24,
-    (1 << 31) - 1,
-    1 << 31,
-    (1 << 32) - 2,
-    (1 << 32) - 1,
-    1 << 32,
-    1 << 40,
-    (1 << 63) - 1,
-    1 << 63,
-    (1 << 64) - 1,
+# At and beside powers of two.
+NUMBERS = sorted(
+    {abs((1 << bit) + step) for bit in (0, 3, 7, 8, 9, 15, 16, 24, 31, 32, 40, 63, 64) for step in (-1, 0, 1)}
 )
 MOST = 1 << 20  # bytes of a case
 
@@ -97,3 +76,55 @@ def spoiled_text(random: Random, content: bytes, words: Sequence[str]) -> bytes:
         else:
             tokens.insert(at, random.choice(words))
     return "".join(tokens).encode("utf-8", "surrogatepass")[:MOST]
+
+
+def _inner(value: Any, random: Random) -> Any:
+    """Some object or list in a tree."""
+    while True:
+        parts = value.values() if isinstance(value, dict) else value
+        below = [part for part in parts if isinstance(part, (dict, list)) and part]
+        if not below or random.random() < 0.35:
+            return value
+        value = random.choice(below)
+
+
+def _other(old: Any, random: Random, strange: Sequence[Any]) -> Any:
+    """A value near the old one, of its kind or of another."""
+    if isinstance(old, (int, float)) and not isinstance(old, bool) and random.random() < 0.4:
+        return random.choice([old + 1, old - 1, -old, old * 2, float(old), str(old)])
+    if random.random() < 0.1:
+        deep: Any = random.choice(strange)
+        for _ in range(random.choice((3, 15, 19, 20, 21, 100, 500))):
+            deep = [deep] if random.random() < 0.5 else {"a": deep}
+        return deep
+    return random.choice(strange)
+
+
+def change_json(value: Any, random: Random, strange: Sequence[Any], names: Sequence[str]) -> None:
+    """A name left out, changed or added, two parts that change places, or a value changed."""
+    if not value:
+        return
+    at, way = _inner(value, random), random.random()
+    if isinstance(at, list):
+        index = random.randrange(len(at))
+        if way < 0.2:
+            del at[index]
+        elif way < 0.4:
+            at[index:index] = at[: random.choice((1, 2, 50))] * random.choice((1, 1, 2, 100))
+        elif way < 0.5:
+            random.shuffle(at)
+        else:
+            at[index] = _other(at[index], random, strange)
+        return
+    name = random.choice(list(at))
+    if way < 0.15:
+        del at[name]
+    elif way < 0.25:
+        at[random.choice(names)] = at.pop(name)
+    elif way < 0.45:
+        at[random.choice(names)] = random.choice(strange)
+    elif way < 0.55:
+        other = random.choice(list(at))
+        at[name], at[other] = at[other], at[name]
+    else:
+        at[name] = _other(at[name], random, strange)

@@ -49,7 +49,7 @@ from ifsl_bench.protocol.task_kind import COUNTS
 from ifsl_bench.store.check import check_file
 from tests.board.result_fields import PLAIN
 from tests.fuzz.formats import Format
-from tests.fuzz.mutation import MOST, spoiled, spoiled_text
+from tests.fuzz.mutation import MOST, change_json, spoiled, spoiled_text
 
 EPISODES, WAYS, QUERIES, BASE = 12, 3, 6, 5
 TASKS = f"""
@@ -197,56 +197,6 @@ def as_packed(value: dict[str, Any]) -> dict[str, Any]:
 # -- changes
 
 
-def _inner(value: Any, random: Random) -> Any:
-    """Some object or list in a tree."""
-    while True:
-        parts = value.values() if isinstance(value, dict) else value
-        below = [part for part in parts if isinstance(part, (dict, list)) and part]
-        if not below or random.random() < 0.35:
-            return value
-        value = random.choice(below)
-
-
-def _other(old: Any, random: Random) -> Any:
-    """A value near the old one, of its kind or of another."""
-    if isinstance(old, (int, float)) and not isinstance(old, bool) and random.random() < 0.4:
-        return random.choice([old + 1, old - 1, -old, old * 2, float(old), str(old)])
-    if random.random() < 0.1:
-        deep: Any = random.choice(STRANGE)
-        for _ in range(random.choice((3, 15, 19, 20, 21, 100, 500))):
-            deep = [deep] if random.random() < 0.5 else {"a": deep}
-        return deep
-    return random.choice(STRANGE)
-
-
-def _change(value: dict[str, Any], random: Random) -> None:
-    """A name left out, changed or added, two parts that change places, or a value changed."""
-    at, way = _inner(value, random), random.random()
-    if isinstance(at, list):
-        index = random.randrange(len(at))
-        if way < 0.2:
-            del at[index]
-        elif way < 0.4:
-            at[index:index] = at[: random.choice((1, 2, 50))] * random.choice((1, 1, 2, 100))
-        elif way < 0.5:
-            random.shuffle(at)
-        else:
-            at[index] = _other(at[index], random)
-        return
-    name = random.choice(list(at))
-    if way < 0.15:
-        del at[name]
-    elif way < 0.25:
-        at[random.choice(NAMES)] = at.pop(name)
-    elif way < 0.45:
-        at[random.choice(NAMES)] = random.choice(STRANGE)
-    elif way < 0.55:
-        other = random.choice(list(at))
-        at[name], at[other] = at[other], at[name]
-    else:
-        at[name] = _other(at[name], random)
-
-
 def _recount(value: dict[str, Any], random: Random) -> None:
     """Episodes left out or repeated, or counts changed, and a summary that follows from them."""
     episodes = value["episodes"]
@@ -303,7 +253,7 @@ def spoiled_result(random: Random, content: bytes) -> bytes:
             if random.random() < 0.6 and isinstance(value["episodes"]["base_joint"], str):
                 _repack(value, random)
             else:
-                _recount(value, random) if random.random() < 0.2 else _change(value, random)
+                _recount(value, random) if random.random() < 0.2 else change_json(value, random, STRANGE, NAMES)
     text = json.dumps(value, ensure_ascii=random.random() < 0.9)
     if random.random() < 0.05 and (names := re.findall(r'"[a-z_]+": ', text)):
         text = text.replace("{", "{" + random.choice(names) + "1, ", random.choice((1, 3)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import multiprocessing
 import os
 import resource
@@ -13,7 +15,7 @@ import traceback
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -25,6 +27,7 @@ from tests.fuzz.formats import Format, case
 BYTES = 10**9  # that a case may take
 PATIENCE = 10  # seconds after its time is up, until a process is killed that does not hear
 _CHUNK = 200  # cases a process does before another takes over
+_ROUND = 5  # cases of a share of 1 in a round
 
 
 class Verdict(NamedTuple):
@@ -49,26 +52,15 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What came of cases, counted by format: good ones, refused ones, and those that failed.
-
-    ``ends`` counts the good ones by (format, what happened), where that is told; ``seconds`` are those of a format.
-    """
+    """What came of cases, counted by format: good ones, refused ones, and those that failed."""
 
     good: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
-    ends: Counter[tuple[str, str]] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
 
     @property
     def cases(self) -> Counter[str]:
         return self.good + self.refused + Counter(failure.format for failure in self.failures)
-
-    def add(self, other: Outcome) -> None:
-        """Takes over what came of other cases."""
-        self.failures += other.failures
-        for name in ("good", "refused", "ends", "seconds"):
-            getattr(self, name).update(getattr(other, name))
 
 
 class _TooLong(BaseException):
@@ -191,15 +183,36 @@ def _heard(line: Connection, patience: float) -> Iterator[tuple[int, Verdict | N
             return
 
 
-def run(form: Format, seed: int, numbers: range, until: float = float("inf")) -> Outcome:
+def run(form: Format, seed: int, numbers: range, until: float = float("inf"), into: Outcome | None = None) -> Outcome:
     """Tries cases of a format, and counts what came of them."""
-    into, start = Outcome(), time.monotonic()
+    into = into or Outcome()
     for number, (how, told) in tried(form, partial(case, form, form.seeds(), seed), numbers, until):
         if how == "failed":
             into.failures.append(failure := Failure(form.name, seed, number, told))
             print(f"FAILED {failure}", file=sys.stderr, flush=True)
         else:
             (into.good if how == "good" else into.refused)[form.name] += 1
-            into.ends[form.name, told] += how == "good" and bool(told)
-    into.seconds[form.name] += time.monotonic() - start
     return into
+
+
+def rounds(chosen: Sequence[Format], seed: int, until: float, first: int = 0, cases: int | None = None) -> Outcome:
+    """Tries all formats by turns, each as often as its share says.
+
+    Args:
+        until: ``time.monotonic()`` at which to end.
+        first: number of the first case of each format.
+        cases: how many of each format at the most.
+    """
+    outcome = Outcome()
+    for turn in itertools.count():
+        left = [_turn(form, turn, first, cases) for form in chosen]
+        if not any(left) or time.monotonic() >= until:
+            return outcome
+        for form, numbers in zip(chosen, left, strict=True):
+            if numbers and time.monotonic() < until:
+                run(form, seed, numbers, until, outcome)
+
+
+def _turn(form: Format, turn: int, first: int, cases: int | None) -> range:
+    start, stop = (math.ceil((turn + i) * _ROUND * form.share) for i in range(2))
+    return range(first + start, first + (stop if cases is None else min(stop, cases)))

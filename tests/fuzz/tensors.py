@@ -16,7 +16,7 @@ from safetensors.torch import save
 from tests.fuzz.archives import spoiled_zip
 from tests.fuzz.arrays import EVIL, read_features, spoiled_pickle
 from tests.fuzz.formats import Format
-from tests.fuzz.mutation import NUMBERS, once, spoiled
+from tests.fuzz.mutation import NUMBERS, change_json, once, spoiled
 
 FEATURES = torch.arange(12, dtype=torch.float32).reshape(4, 3)
 
@@ -83,7 +83,8 @@ def safetensors() -> Sequence[bytes]:
     ]
 
 
-ODD = (None, True, "F32", [], {}, [0, 0], [0], ["x"], [1.5], 1e308, -1, "é\ud800", [[0]], [48, 0], *NUMBERS, 10**30)
+ODD = (None, True, "F32", [], {}, [0, 0], [0], ["x"], [1.5], 1e308, -1, "é\ud800", [[0]], [48, 0], *NUMBERS, 10**30,
+       "BF16", "F8_E4M3", "I64", [4, 3, 1], [12, 1], [0, 3], [2**40, 2**40], [4.0, 3], [-4, -3])  # fmt: skip
 
 
 def spoiled_safetensors(random: Random, content: bytes) -> bytes:
@@ -93,20 +94,7 @@ def spoiled_safetensors(random: Random, content: bytes) -> bytes:
     (size,) = struct.unpack("<Q", content[:8])
     said, data = json.loads(content[8 : 8 + size]), content[8 + size :]
     for _ in range(random.choice((1, 1, 2, 4))):
-        entry = said[random.choice(sorted(said))]
-        way = random.randrange(5)
-        if way == 0:
-            said[random.choice(("features", "labels", "more", "__metadata__"))] = random.choice(ODD)
-        elif isinstance(entry, dict) and entry:
-            key = random.choice(sorted(entry))
-            if way == 1:
-                del entry[key]
-            elif way == 2 and isinstance(entry[key], list) and entry[key]:
-                entry[key][random.randrange(len(entry[key]))] = random.choice(ODD)
-            elif way == 3:
-                entry[key] = random.choice((*ODD, "BF16", "F8_E4M3", "I64", "BOOL", "U8"))
-            else:
-                entry["shape"] = random.choice(([], [4, 3, 1], [12, 1], [0, 3], [2**40, 2**40], [4.0, 3], [-4, -3]))
+        change_json(said, random, ODD, ("features", "labels", "more", "__metadata__", "dtype", "shape", "data_offsets"))
     text = json.dumps(said).encode("utf-8", "surrogatepass")
     text = random.choice((text,) * 8 + (b"[" * 5000, b"{" + b'"a":' * 3000, text + text, text[:-1]))
     length = len(text) if random.random() < 0.8 else random.choice(NUMBERS)

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.common.errors import UserError
-from tests.fuzz.earlier import EARLIER, GOOD
 from tests.fuzz.formats import MODULES, RUNS, Format, case, formats
-from tests.fuzz.kept import content_of, ended, keep, kept, kind
-from tests.fuzz.rounds import batches, divided, outcomes, rounds
-from tests.fuzz.runner import Failure, Outcome, run
+from tests.fuzz.kept import content_of, ended, keep, kept
+from tests.fuzz.runner import rounds, run
 
 CI = "FUZZ_SECONDS" in os.environ
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
@@ -75,80 +73,34 @@ def test_each_way_to_end_is_seen_and_the_next_case_is_tried(read, what):
             assert re.search(what, str(failure))
 
 
-def test_cases_are_divided_by_shares_and_each_is_tried_once():
-    chosen = [
-        Format("a", list, print, share=20),
-        Format("b", list, print, share=0.4),
-        Format("c", list, print, share=3),
-    ]
-    for cases in (1, 2, 3, 100, 9999):
-        counts = divided(chosen, cases)
-        assert sum(counts.values()) == cases
-        assert cases < 3 or min(counts.values()) >= 1
-        found: dict[str, list[int]] = {form.name: [] for form in chosen}
-        for form, numbers in batches(chosen, 7, counts):
-            found[form.name] += numbers
-        assert found == {name: list(range(7, 7 + count)) for name, count in counts.items()}
-    assert divided(chosen, 9999) == {"a": 8545, "b": 172, "c": 1282}
-    first = [form.name for (form, _), _ in zip(batches(chosen, 0, None), range(3), strict=False)]
-    assert first == ["a", "b", "c"], "all formats have cases in the first round, whatever their share"
-
-
-def test_the_cases_are_the_same_in_two_processes():
-    chosen = [formats()[name] for name in ("csv", "toml")]
-    found = []
-    for processes in (1, 2):
-        whole = Outcome()
-        for one in outcomes(chosen, 3, float("inf"), 0, 90, processes):
-            whole.add(one)
-        found.append((whole.good, whole.refused, whole.failures))
-    assert found[0] == found[1]
-    assert (found[0][0] + found[0][1]).total() == 90
-
-
 def _no_nines(path: Path) -> None:
-    content = path.read_bytes()
-    if b"999" in content:
+    if b"999" in path.read_bytes():
         raise KeyError("999")
-    if content.startswith(b"x"):
-        raise IndexError("x")
 
 
-def test_a_case_that_fails_is_kept_small_and_tried_again(tmp_path):
-    """The smallest file that fails in the same way, not in another."""
-    form = Format("x", lambda: [b"x" * 300], _no_nines, lambda random, content: content[1:] + b"99999" + b"y" * 300)
+@pytest.mark.parametrize("size", [9, 9000])
+def test_a_case_that_fails_is_kept_and_tried_again(size, tmp_path):
+    form = Format("x", lambda: [b"x" * size], _no_nines, lambda random, content: content + b"99999")
     (failure,) = run(form, 0, range(4, 5)).failures
     assert str(failure).startswith("--only x --seed 0 --first 4 --cases 1: KeyError")
     path = keep(form, failure, tmp_path)
     assert list(kept(tmp_path)) == [("x", path)]
-    assert path.name.startswith("KeyError-test-fuzz-py")
-    assert content_of(form, path) == b"999"
-    (again,) = ended(form, [content_of(form, path)])
+    assert content_of(path) == b"x" * size + b"99999"
+    (again,) = ended(form, [content_of(path)])
     assert again.how == "failed"
-    assert kind(again.told) == kind(failure.what)
 
 
-@pytest.mark.parametrize("size", [10_000, 100_000])
-def test_a_case_that_cannot_be_made_small_is_packed_or_a_recipe(size, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fuzz.kept.minimised", lambda form, content, what: content)
-    form = Format("x", lambda: [b""], _loop, lambda random, content: random.randbytes(size))
-    path = keep(form, Failure("x", 3, 5, "it took too long"), tmp_path)
-    assert path.suffix == (".xz" if size == 10_000 else ".recipe")
-    assert content_of(form, path) == case(form, [b""], 3, 5)
-
-
-@pytest.mark.parametrize(("name", "what"), [key for key in EARLIER if CI or key[0] in formats(MODULES)])
-def test_what_broke_it_earlier_does_so_no_more(name, what):
-    form = formats()[name]
-    (found,) = ended(form, [EARLIER[name, what]()])
-    assert found.how == ("good" if (name, what) in GOOD else "refused"), found.told
+def test_formats_take_turns_by_their_share():
+    chosen = [Format(name, lambda: [b"x"], lambda path: None, share=share) for name, share in (("a", 1), ("b", 0.4))]
+    outcome = rounds(chosen, 0, float("inf"), 3, 7)
+    assert outcome.cases == {"a": 7, "b": 7}
 
 
 @pytest.mark.parametrize(("name", "path"), [pytest.param(*one, id=one[1].name) for one in kept()])
 def test_kept_cases_fail_no_more(name, path):
     if name not in CHOSEN:
         pytest.skip("whole runs need half a minute to begin; they are tried where FUZZ_SECONDS is set")
-    (found,) = ended(CHOSEN[name], [content_of(CHOSEN[name], path)])
+    (found,) = ended(CHOSEN[name], [content_of(path)])
     assert found.how != "failed", found.told
 
 
