@@ -30,15 +30,23 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> lis
     chosen = [task for name in tasks for task in find(name, home=folders)]
     boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
     if labels:
-        labels_here = {label for board in boards for label in board.labels}
-        for label in labels:
-            if not any(board.knows(label) for board in boards):
-                raise unknown("row", label, labels_here, where=f"of {', '.join(tasks) or 'any task'}",
-                              see=f"ifsl-bench table {' '.join(tasks)}".strip())  # fmt: skip
-        boards = [board.only(labels) for board in boards]
+        boards = only(boards, labels, f"of {', '.join(tasks) or 'any task'}", f"ifsl-bench table {' '.join(tasks)}")
     if tasks:
         return boards
     return telling([board for board in boards if not board.empty], boards)
+
+
+def only(boards: Sequence[Board], labels: Sequence[str], where: str, see: str) -> list[Board]:
+    """The boards with the rows of these labels alone.
+
+    Raises:
+        UserError: a label that no board has.
+    """
+    labels_here = {label for board in boards for label in board.labels}
+    for label in labels:
+        if not any(board.knows(label) for board in boards):
+            raise unknown("row", label, labels_here, where=where, see=see.strip())
+    return [board.only(labels) for board in boards]
 
 
 def in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:

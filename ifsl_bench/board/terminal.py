@@ -8,6 +8,7 @@ line says which; a table that is to be whole has its columns in several blocks i
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -44,61 +45,29 @@ class _Shown:
     least: int
 
 
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks a word that is longer than a line at the places that suit it best."""
+
+    def _split(self, text: str) -> list[str]:
+        words: list[str] = super()._split(text)  # type: ignore[misc]
+        return [piece for word in words for piece in (PIECES.split(word) if len(word) > self.width else [word])]
+
+
 def fold(text: str, width: int, hanging: int = 0) -> list[str]:
-    """A text as lines of at most so many columns, all but the first indented by ``hanging``.
+    """Folds a text into lines of at most so many characters, all but the first indented by ``hanging``.
 
     Its own indentation is kept. A word that is too long ends before an option or behind a slash, and only where it has
     none of these anywhere else.
     """
-    start = len(text) - len(text.lstrip(" "))
-    words = GLUED.sub(JOINED, text.strip(" ")).split(" ")
-    lines: list[str] = []
-    line, room = " " * start, width
-    empty = True
-    for word in words:
-        gap = "" if empty else " "
-        if cell_len(line) + len(gap) + cell_len(word) <= room:
-            line, empty = line + gap + word, False
-            continue
-        if not empty and cell_len(line + gap) <= start + hanging:  # the name alone, which a long word follows
-            line += gap
-        elif not empty:
-            lines.append(line)
-            line = " " * (start + hanging)
-        *full, rest = _broken(word, width - cell_len(line))
-        for part in full:
-            lines.append(line + part)
-            line = " " * (start + hanging)
-        line, empty = line + rest, False
-    return [folded.replace(JOINED, " ").rstrip() for folded in [*lines, line]]
+    indent = " " * (len(text) - len(text.lstrip(" ")))
+    wrapper = _Wrapper(width, indent, indent + " " * hanging, break_on_hyphens=False)
+    return [line.replace(JOINED, " ").rstrip() for line in wrapper.wrap(GLUED.sub(JOINED, text.strip(" ")))] or [""]
 
 
-def _broken(word: str, width: int) -> list[str]:
-    """A word in parts of at most so many columns."""
-    if cell_len(word) <= width:
-        return [word]
-    parts, part = [], ""
-    for piece in PIECES.split(word):
-        if part and cell_len(part + piece) > width:
-            parts.append(part)
-            part = ""
-        part = part + piece if part else piece.lstrip(JOINED)
-        while cell_len(part) > width:
-            cut = next(i for i in range(len(part), 0, -1) if cell_len(part[:i]) <= width or i == 1)
-            parts.append(part[:cut])
-            part = part[cut:]
-    return [*parts, part] if part else parts
-
-
-def _least(texts: Iterable[str]) -> int:
-    """The widest of what a line never ends in."""
-    return max((cell_len(word) for text in texts for word in GLUED.sub(JOINED, text).split(" ")), default=0)
-
-
-def _piece(text: str) -> int:
-    """The widest part of a text that folding keeps whole."""
-    words = GLUED.sub(JOINED, text).split(" ")
-    return max((cell_len(piece) for word in words for piece in PIECES.split(word)), default=0)
+def _widest(texts: Iterable[str], pieces: bool = False) -> int:
+    """The widest of what a line never ends in; with ``pieces``, of what folding keeps whole."""
+    words = (word for text in texts for word in GLUED.sub(JOINED, text).split(" "))
+    return max((cell_len(part) for word in words for part in (PIECES.split(word) if pieces else [word])), default=0)
 
 
 def _columns(table: Table[Any]) -> list[_Shown]:
@@ -107,12 +76,11 @@ def _columns(table: Table[Any]) -> list[_Shown]:
     for place, column in enumerate(column for column in table.columns if column.heading is not None):
         heading = one_line(str(column.heading))
         cells = [Cell(one_line(row[place].text), row[place].bold) for row in rows]
-        widest = max((cell_len(cell.text) for cell in cells), default=0)
-        natural, least = max(widest, cell_len(heading)), max(widest, _least([heading]))
+        texts = [cell.text for cell in cells]
+        natural, least = max(map(cell_len, (heading, *texts))), max(_widest([heading]), *map(cell_len, ("", *texts)))
         if column.fold:
-            word = min(LONG, max((_piece(cell.text) for cell in cells), default=0))
-            least = min(natural, max(column.fold, word, _least([heading])))
-        if not rows or any(cell.text for cell in cells):  # what is empty throughout says nothing
+            least = min(natural, max(column.fold, min(LONG, _widest(texts, pieces=True)), _widest([heading])))
+        if not rows or any(texts):  # what is empty throughout says nothing
             shown.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
     return shown
 
@@ -174,14 +142,11 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
 
     width = max(LEAST, console.width)
     gone: dict[str, None] = {}
+    blank = Text()
     for number, table in enumerate(tables):
-        if number:
-            _line(console, Text())
-        for heading, look in ((table.title, "bold"), (table.lead, "")):
-            for line in fold(one_line(heading), width) if heading else ():
-                _line(console, Text(line, look))
-        if table.title or table.lead:
-            _line(console, Text())
+        above = [(table.title, "bold"), (table.lead, "")]
+        lines = [Text(line, look) for text, look in above if text for line in fold(one_line(text), width)]
+        lines = [*([blank] if number else []), *lines, *([blank] if lines else [])]
         columns = _columns(table)
         if table.whole and _needed(columns) > width:
             blocks = _blocks(columns, width)
@@ -190,21 +155,16 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
             blocks = [shown]
             gone |= dict.fromkeys(left_out)
         for place, block in enumerate(blocks):
-            if place:
-                _line(console, Text())
-            for text in _grid(block, table, _widths(block, width)):
-                _line(console, text)
-        if table.notes:
-            _line(console, Text())
+            lines += [*([blank] if place else []), *_grid(block, table, _widths(block, width))]
+        for line in (*lines, *([blank] if table.notes else [])):
+            _line(console, line)
         for note in table.notes:
             print_text(note, console)
-    if gone:
-        _line(console, Text())
-        print_text(f"No room for: {', '.join(gone)}. A wider terminal, a pipe and --format json have every column.",
-                   console, "dim")  # fmt: skip
-    if closing:
-        _line(console, Text())
-        print_text(closing, console)
+    no_room = f"No room for: {', '.join(gone)}. A wider terminal, a pipe and --format json have every column."
+    for text, look in ((no_room if gone else "", "dim"), (closing, "")):
+        if text:
+            _line(console, blank)
+            print_text(text, console, look)
 
 
 def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -> Iterable[Any]:

@@ -10,7 +10,8 @@ All raise :class:`ifsl_bench.UserError` for unknown names, nothing stored, or mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,13 +73,51 @@ class Drawing:
         return as_bytes(self.figure, "png"), {"width": width, "height": height}
 
 
-def tradeoff(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
-    results: Folder = None,
-) -> Drawing:  # fmt: skip
-    """Base against novel accuracy, with the curves that one bias on all novel logits traces."""
-    board = _board(task, methods, setting, home, results)
-    return _drawing(_tradeoff.draw(board, wide), board)
+def _of_results(
+    name: str, draw: Callable[[Board, bool], tuple[Figure, Sequence[str]]], about: str
+) -> Callable[..., Drawing]:
+    """Makes the function that draws the board of a task."""
+
+    def figure(
+        task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+        results: Folder = None,
+    ) -> Drawing:  # fmt: skip
+        board = _board(task, methods, setting, home, results)
+        return _drawing(draw(board, wide), board)
+
+    figure.__name__, figure.__doc__ = name, about
+    return figure
+
+
+def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
+    """Makes the function that draws, by the module of that name, what trained models make of a test episode."""
+
+    def figure(
+        task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
+        train: bool = False, wide: bool = False, work: Workspace | None = None,
+    ) -> Drawing:  # fmt: skip
+        module = importlib.import_module(f"ifsl_bench.figures.{name}")
+        jobs, work = _jobs(task, index, methods, options, work)
+        views = [getattr(module, seen_by)(ready, index, label) for label, ready in _opened(jobs, work, train)]
+        return _drawing(module.draw(views, wide))
+
+    figure.__name__, figure.__doc__ = name, about
+    return figure
+
+
+tradeoff = _of_results(
+    "tradeoff", _tradeoff.draw, "Base against novel accuracy, with the curves that one bias on all novel logits traces."
+)
+seeds = _of_results("seeds", _seeds.draw, "The accuracy of each training seed.")
+validation = _of_results("validation", _validation.draw, "Validation accuracy over the course of meta-training.")
+episode_pca = _of_episode(
+    "episode_pca",
+    "plane_of",
+    "Test episode ``index`` in the plane of its first two principal components, before and after the fast weights.",
+)
+attractors = _of_episode(
+    "attractors", "weights_of", "Base weights and the attractors that they produce, of test episode ``index``."
+)
 
 
 def ranks(
@@ -99,24 +138,6 @@ def pairs(
     """Paired differences of all rows, a heat map."""
     board = _board(task, methods, setting, home, results)
     return _drawing(_pairs.draw(board, wide, named=bool(methods)), board)
-
-
-def seeds(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
-    results: Folder = None,
-) -> Drawing:  # fmt: skip
-    """The accuracy of each training seed."""
-    board = _board(task, methods, setting, home, results)
-    return _drawing(_seeds.draw(board, wide), board)
-
-
-def validation(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
-    results: Folder = None,
-) -> Drawing:  # fmt: skip
-    """Validation accuracy over the course of meta-training."""
-    board = _board(task, methods, setting, home, results)
-    return _drawing(_validation.draw(board, wide), board)
 
 
 def base_classes(
@@ -181,30 +202,6 @@ def inner_steps(
         for task in tasks
     }  # fmt: skip
     return _drawing(draw(by_task, wide))
-
-
-def episode_pca(
-    task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
-    train: bool = False, wide: bool = False, work: Workspace | None = None,
-) -> Drawing:  # fmt: skip
-    """Test episode ``index`` in the plane of its first two principal components, before and after the fast weights."""
-    from ifsl_bench.figures.episode_pca import draw, plane_of
-
-    jobs, work = _jobs(task, index, methods, options, work)
-    planes = [plane_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
-    return _drawing(draw(planes, wide))
-
-
-def attractors(
-    task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
-    train: bool = False, wide: bool = False, work: Workspace | None = None,
-) -> Drawing:  # fmt: skip
-    """Base weights and the attractors that they produce, of test episode ``index``."""
-    from ifsl_bench.figures.attractors import draw, weights_of
-
-    jobs, work = _jobs(task, index, methods, options, work)
-    weights = [weights_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
-    return _drawing(draw(weights, wide))
 
 
 def episode(

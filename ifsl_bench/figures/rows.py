@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ifsl_bench.board.asked import in_setting, only
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.board.measured import EVERY, STORED, Row
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.style import drawn_beside
 
 
@@ -28,23 +29,15 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None, 
         left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
         raise UserError(f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
                         f"ifsl-bench run --method imprint --task {board.name}")  # fmt: skip
-    settings = {PAPER, *(row.setting for row in board.rows)} - {EVERY}
-    if setting and setting not in settings:
-        raise unknown("setting", setting, settings, where=f"of task {board.name}")
-    if not labels:
-        view = board.in_setting(setting or PAPER)
-        plain = tuple(row for row in view.rows if not row.has_options)
-        view = replace(view, rows=plain or view.rows)
+    if labels:
+        (view,) = only([board], labels, f"of task {board.name}", f"ifsl-bench table {board.name}")
+        (view,) = in_setting([view], setting) if setting else [view]
     else:
-        here = board.labels if papers else {row.label for row in board.rows}
-        for label in labels:
-            if not board.knows(label):
-                raise unknown("row", label, here, where=f"of task {board.name}")
-        view = board.only(labels)
-        view = view.in_setting(setting) if setting else view
+        (view,) = in_setting([board], setting)
+        view = replace(view, rows=tuple(row for row in view.rows if not row.has_options) or view.rows)
     if not view.rows and not (papers and view.papers):
         raise UserError(f"{board.name}: none of these rows is of setting {view.setting}; there are: "
-                        f"{', '.join(sorted(settings))}")  # fmt: skip
+                        f"{', '.join(sorted({row.setting for row in board.rows} - {EVERY}))}")  # fmt: skip
     return view
 
 
