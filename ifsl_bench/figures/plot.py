@@ -110,6 +110,16 @@ tradeoff = _of_results(
 )
 seeds = _of_results("seeds", _seeds.draw, "The accuracy of each training seed.")
 validation = _of_results("validation", _validation.draw, "Validation accuracy over the course of meta-training.")
+forgetting = _of_results(
+    "forgetting",
+    _sessions.forgetting,
+    "The accuracy on each session's classes after each later session, a triangle for each row.",
+)
+variance = _of_results(
+    "variance",
+    _sessions.variance,
+    "What rows in sessions, and their differences to the best, owe to orders, supports and seeds.",
+)
 episode_pca = _of_episode(
     "episode_pca",
     "plane_of",
@@ -157,24 +167,6 @@ def sessions(
     """The accuracy after each session, beside lazy models and published rows."""
     board = _board(task, methods, setting, home, results, papers=True)
     return _drawing(_sessions.curves(board, wide, named=bool(methods)), board)
-
-
-def forgetting(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
-    results: Folder = None,
-) -> Drawing:  # fmt: skip
-    """The accuracy on each session's classes after each later session, a triangle for each row."""
-    board = _board(task, methods, setting, home, results)
-    return _drawing(_sessions.forgetting(board, wide), board)
-
-
-def variance(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
-    results: Folder = None,
-) -> Drawing:  # fmt: skip
-    """What rows in sessions, and their differences to the best, owe to orders, supports and seeds."""
-    board = _board(task, methods, setting, home, results)
-    return _drawing(_sessions.variance(board, wide), board)
 
 
 def inner_steps(
