@@ -49,7 +49,7 @@ class _Wrapper(textwrap.TextWrapper):
     """Breaks a word that is longer than a line at the places that suit it best."""
 
     def _split(self, text: str) -> list[str]:
-        words: list[str] = super()._split(text)  # type: ignore[misc]
+        words: list[str] = super()._split(text)
         return [piece for word in words for piece in (PIECES.split(word) if len(word) > self.width else [word])]
 
 

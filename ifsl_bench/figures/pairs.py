@@ -65,7 +65,7 @@ def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure,
         if i != j and cell >= NUMBER:
             dark = differs[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
             box = None if differs[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            axes.text(j + 0.5, i + 0.5, _number(values[i, j]), ha="center", va="center", bbox=box,
+            axes.text(j + 0.5, i + 0.5, _number(float(values[i, j])), ha="center", va="center", bbox=box,
                       color="white" if dark else "black")  # fmt: skip
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names)
@@ -103,9 +103,9 @@ def differences(board: Board, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
         ranking = ranking_in(setting_of(a, b, default=board.setting)).of(a, b)
         gaps.append(ranking.difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
     p = np.array([(gap.p_better(), replace(gap, mean=-gap.mean).p_better()) for gap in gaps])
-    significant = holm(p.reshape(-1)).reshape(-1, 2).any(1)
+    significant: np.ndarray = holm(p.reshape(-1)).reshape(-1, 2).any(axis=1, keepdims=True)
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
     for (i, j), gap, is_significant in zip(pairs, gaps, significant, strict=True):
         values[i, j], values[j, i] = gap.mean, -gap.mean
-        differs[i, j] = differs[j, i] = is_significant
+        differs[i, j] = differs[j, i] = is_significant[0]
     return values, differs
