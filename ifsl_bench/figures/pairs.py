@@ -103,9 +103,9 @@ def differences(board: Board, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
         ranking = ranking_in(setting_of(a, b, default=board.setting)).of(a, b)
         gaps.append(ranking.difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
     p = np.array([(gap.p_better(), replace(gap, mean=-gap.mean).p_better()) for gap in gaps])
-    significant: np.ndarray = holm(p.reshape(-1)).reshape(-1, 2).any(axis=1, keepdims=True)
+    rejected = holm(p.reshape(-1)).reshape(-1, 2)
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
-    for (i, j), gap, is_significant in zip(pairs, gaps, significant, strict=True):
+    for (i, j), gap, either_way in zip(pairs, gaps, rejected, strict=True):
         values[i, j], values[j, i] = gap.mean, -gap.mean
-        differs[i, j] = differs[j, i] = is_significant[0]
+        differs[i, j] = differs[j, i] = either_way.any()
     return values, differs
