@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners.attractor import ridge
-from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, LinearLearner, NetworkLearner, fixed_class
+from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, fixed_class, learner_of
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 
@@ -46,7 +46,7 @@ class Ridge(GrowingMethod):
         if not 0 < weight_decay < float("inf"):
             raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")
         self.weight_decay = weight_decay
-        self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, base.weight.shape[1])
+        self.learner = learner_of(learner, ways, base.weight.shape[1])
         self.by_class = learner == "lr"  # hidden units serve all classes of a session
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:

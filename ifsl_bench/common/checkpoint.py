@@ -125,23 +125,11 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def finished(folder: Path, **facts: Any) -> State | None:
-    """A whole state of a training that ran to its end and records ``facts``, None where there is none.
-
-    It needs no lock, which a read-only folder does not grant: where another process is replacing what is there, or it
-    is damaged, there is none, and who wants to make it looks again under the lock.
-
-    Raises:
-        UserError: it may not be read.
-    """
-    try:
-        return CheckpointFolder(folder).load() if finished_info(folder, **facts) else None
-    except CorruptFile:
-        return None
-
-
 def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
-    """The JSON part of a training that ran to its end and records ``facts``; None where it is not there, or damaged."""
+    """The JSON part of a training that ran to its end and records ``facts``; None where it is not there, or damaged.
+
+    It needs no lock, which a read-only folder does not grant.
+    """
     try:
         info = CheckpointFolder(folder).info()
     except CorruptFile:

@@ -17,18 +17,17 @@ from torch.optim.adam import adam
 from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
-from ifsl_bench.common.processor import cores, share, threads
+from ifsl_bench.common.processor import share, threads
 from ifsl_bench.common.progress import RATE, Reporter, Stage
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
-from ifsl_bench.episodic.trained import Solves, Trained, check_progress
+from ifsl_bench.episodic.trained import Diverged, Solves, Trained, check_progress, training_threads
 from ifsl_bench.plugin.method import Method, NonFinite, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training import Training
 
 BLOCK = 64  # episodes whose features are gathered at once
-SHARED_FROM = 8  # episodes a step from which several threads pay
 
 
 class Adam:
@@ -60,10 +59,6 @@ class Adam:
                 steps, fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate, weight_decay=0.0, eps=1e-8,
                 maximize=False,
             )  # fmt: skip
-
-
-class Diverged(UserError):
-    """A meta-training whose loss became infinite or NaN."""
 
 
 @dataclass
@@ -230,12 +225,6 @@ class Course:
 
     def _copied(self) -> dict[str, Tensor]:
         return {key: value.detach().clone() for key, value in self.parameters.items()}
-
-
-def training_threads(episodes: int) -> int:
-    """Threads of a step on the host's processor: one where it is small, as threads would wait for each other longer
-    than they compute."""
-    return 1 if episodes < SHARED_FROM else cores()
 
 
 def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:

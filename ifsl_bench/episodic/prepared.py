@@ -24,7 +24,6 @@ from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, on_linear, pretrain
 from ifsl_bench.backbone.registered import frozen_backbone
-from ifsl_bench.backbone.second_head import second_head
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.processor import cores, evaluating, share, threads
@@ -32,7 +31,6 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.outline import ensure_of
-from ifsl_bench.data.session_lists import order_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.kernels import store
@@ -125,6 +123,8 @@ class PreparedTask:
             task, data = self.task, self.dataset
             if not on_linear(self.task, self.head):
                 return pretrain(work.home, task, data, self.head, self.seed, device, work.reporter)
+            from ifsl_bench.backbone.second_head import second_head
+
             # It has the same features, and reads those of base/train alone.
             linear = PreparedTask(self.task, "linear", self.seed, work)
             return second_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
@@ -187,6 +187,8 @@ class PreparedTask:
         """Of the novel classes of a published list, [T N] labels of novel/test; None elsewhere."""
         if not (self.task.sessions and self.task.sessions.published):
             return None
+        from ifsl_bench.data.session_lists import order_of
+
         return order_of(self.task.novel_data, self.dataset.pool("novel/test").classes)
 
     def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader | SequenceLoader:

@@ -12,10 +12,23 @@ import torch
 
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.processor import cores
 from ifsl_bench.common.sealed import check_kinds
 from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
+
+SHARED_FROM = 8  # episodes a step from which several threads pay
+
+
+def training_threads(episodes: int) -> int:
+    """Threads of a step on the host's processor: one where it is small, as threads would wait for each other longer
+    than they compute."""
+    return 1 if episodes < SHARED_FROM else cores()
+
+
+class Diverged(UserError):
+    """A meta-training whose loss became infinite or NaN."""
 
 
 @dataclass(frozen=True)

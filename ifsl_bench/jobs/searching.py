@@ -16,9 +16,8 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmness
-from ifsl_bench.episodic.meta_training import training_threads
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.episodic.trained import Model
+from ifsl_bench.episodic.trained import Model, training_threads
 from ifsl_bench.jobs.job import TUNING_SEED, Candidate, Job
 from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
-from ifsl_bench.common.checkpoint import begun, finished, finished_info
+from ifsl_bench.common.checkpoint import begun, finished_info
+from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
@@ -24,9 +25,8 @@ from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
 from ifsl_bench.episodic.choosing import Tried, read_trial, tried_with, write_trial
 from ifsl_bench.episodic.evaluation import block_bytes, evaluate
-from ifsl_bench.episodic.meta_training import Course, Diverged, training_threads
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
-from ifsl_bench.episodic.trained import Model, folders, holds
+from ifsl_bench.episodic.trained import Diverged, Model, folders, holds, load_trained, training_threads
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Features, Pretrain, Stage
 from ifsl_bench.jobs.rates import Amount
@@ -160,6 +160,12 @@ class MetaTrain(JobStage):
         method = fresh(job, work, place.device)
         if not any(p.requires_grad for p in method.parameters()):
             return Model(method.eval())
+        folder = self.folder(work.home)
+        if finished_info(folder, pretraining_sha256=prepared.pretrained.sha256):
+            with suppress(CorruptFile):  # which is trained again, below
+                return load_trained(folder, method, job.label, job.training.select)
+        from ifsl_bench.episodic.meta_training import Course
+
         facts = {
             "method": job.chosen.file or job.name,
             **job.identity,
@@ -173,11 +179,9 @@ class MetaTrain(JobStage):
         }
         loader = prepared.episodes("train", place.device, job.training.views)
         for folder in folders(work.home.trained / key_of(job, work.home)):
-            done = finished(folder, pretraining_sha256=prepared.pretrained.sha256) is not None
-            with nullcontext() if done else locked(folder, work.reporter.warn):  # a read-only folder grants no lock
+            with locked(folder, work.reporter.warn):
                 if self.is_ours(folder):  # asked under the lock: another process may have made it
-                    if not done:
-                        say_place(work, self, place)
+                    say_place(work, self, place)
                     how = job.schedule, job.training, job.seed, facts, work.reporter
                     check = partial(self.validate, work)
                     return Model(method, Course(folder, method, job.label, loader, check, *how).run(), folder.name)

@@ -13,6 +13,9 @@ take:
 A `Learner` puts these together for the episodes of a method; see `episodic`.
 """
 
+from importlib import import_module
+from typing import Any
+
 from ifsl_bench.common.cosine import unit
 
 from .attractor import Memory, attention, fold, ridge
@@ -23,20 +26,30 @@ from .episodic import (
     Learner,
     LinearLearner,
     Meta,
-    NetworkLearner,
     Part,
     Unrolled,
     fixed_class,
+    learner_of,
     statistics,
 )  # fmt: skip
-from .network import TanhNetwork
-from .network_space import Network, NetworkArgs
 from .regression import DualNewton, SoftmaxRegression
 from .softmax import Regression
 
 __all__ = [
     "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "DualNewton", "Learner", "LinearLearner", "Memory",
     "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression", "TanhNetwork",
-    "Unrolled", "attention", "fixed_class", "fold", "ridge", "statistics",
+    "Unrolled", "attention", "fixed_class", "fold", "learner_of", "ridge", "statistics",
     "unit",
 ]  # fmt: skip
+
+_OF_NETWORKS = {
+    "Network": "network_space", "NetworkArgs": "network_space", "NetworkLearner": "network_learner",
+    "TanhNetwork": "network",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """What networks need is imported where it is asked for: most methods are linear."""
+    if name not in _OF_NETWORKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_OF_NETWORKS[name]}"), name)

@@ -18,7 +18,7 @@ from ifsl_bench.protocol.task import Task
 from ifsl_bench.solve.linear import Neumann
 
 from .attractor import fold
-from .episodic import WEIGHT_DECAY, Converged, LinearLearner, Meta, NetworkLearner, Unrolled, fixed_class
+from .episodic import WEIGHT_DECAY, Converged, Meta, Unrolled, fixed_class, learner_of
 
 GAMMA, GAMMA_OF_ONE_SHOT = 0.01, 0.1
 
@@ -83,7 +83,7 @@ class AttractorMethod(GrowingMethod):
             raise UserError(f"weight_decay must be 0 or positive, and finite, not {weight_decay}")
         self.weight_decay = weight_decay
         self.meta = meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
-        self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, base.weight.shape[1])
+        self.learner = learner_of(learner, ways, base.weight.shape[1])
         self.by_class = learner == "lr"  # hidden units serve all classes of a session
         start = self.learner.start() if self.meta.needs_start else []
         self.starts = [f"start_{i}" for i in range(len(start))]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.learners import episodic
+from ifsl_bench.learners import network_learner
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.plugin.registry import method
 from ifsl_bench.protocol.task_files import find
@@ -25,13 +25,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task")
     parser.add_argument("gradient", choices=["implicit", "rbp"])
-    parser.add_argument("--escapes", type=int, default=episodic.ESCAPES)
+    parser.add_argument("--escapes", type=int, default=network_learner.ESCAPES)
     parser.add_argument("--steps", type=int, default=400)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    episodic.ESCAPES, solver = asked.escapes, episodic.NetworkLearner.solver
+    network_learner.ESCAPES, solver = asked.escapes, network_learner.NetworkLearner.solver
     # For a series too, which the suite leaves alone.
-    episodic.NetworkLearner.solver = lambda self, *how: self.past_saddles(solver(self, *how))
+    network_learner.NetworkLearner.solver = lambda self, *how: self.past_saddles(solver(self, *how))
     (task,) = find(asked.task)
     prepared = Workspace().prepared(task, "linear", 0)
     kind = method("attractor")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,6 +70,11 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
 
 def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
     name, folder = spec.name, dataset_folder(home, spec.name)
+    if spec.fingerprint and is_prepared(home, name):
+        with suppress(CorruptFile):
+            pinned = open_dataset(folder)
+            if pinned.fingerprint == spec.fingerprint:  # whatever made it
+                return pinned
     source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or source.needs_source:
         if (ready := prepared(home, name)) is not None:
