@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners import learner_of
 from ifsl_bench.learners.attractor import ridge
-from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, fixed_class, learner_of
+from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, fixed_class
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 

@@ -14,7 +14,7 @@ A `Learner` puts these together for the episodes of a method; see `episodic`.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from ifsl_bench.common.cosine import unit
 
@@ -29,7 +29,6 @@ from .episodic import (
     Part,
     Unrolled,
     fixed_class,
-    learner_of,
     statistics,
 )  # fmt: skip
 from .regression import DualNewton, SoftmaxRegression
@@ -53,3 +52,12 @@ def __getattr__(name: str) -> Any:
     if name not in _OF_NETWORKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_OF_NETWORKS[name]}"), name)
+
+
+def learner_of(name: Literal["lr", "mlp"], ways: int, features: int) -> Learner:
+    """The learner that an option names: ``lr``, convex, or ``mlp``, the tanh network."""
+    if name == "lr":
+        return LinearLearner(ways, features)
+    from .network_learner import NetworkLearner
+
+    return NetworkLearner(ways, features)

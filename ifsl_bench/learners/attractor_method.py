@@ -17,8 +17,9 @@ from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.solve.linear import Neumann
 
+from . import learner_of
 from .attractor import fold
-from .episodic import WEIGHT_DECAY, Converged, Meta, Unrolled, fixed_class, learner_of
+from .episodic import WEIGHT_DECAY, Converged, Meta, Unrolled, fixed_class
 
 GAMMA, GAMMA_OF_ONE_SHOT = 0.01, 0.1
 

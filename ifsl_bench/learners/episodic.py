@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -129,15 +129,6 @@ class LinearLearner(Learner):
 
     def logits(self, v: Tree, x: Tensor) -> Tensor:
         return torch.baddbmm(v[:, None, :, -1], x, v[..., :-1].mT)
-
-
-def learner_of(name: Literal["lr", "mlp"], ways: int, features: int) -> Learner:
-    """The learner that an option names: ``lr``, convex, or ``mlp``, the tanh network."""
-    if name == "lr":
-        return LinearLearner(ways, features)
-    from .network_learner import NetworkLearner
-
-    return NetworkLearner(ways, features)
 
 
 class Solved(NamedTuple):
