@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from torch import Tensor
 
 from ifsl_bench.backbone.networks import CosineHead, LinearHead, make_head
 from ifsl_bench.common.cosine import unit
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.data.pools import Dataset
 
 MOST_STEPS = 1000
 TOLERANCE = 1e-5  # of the largest entry of the gradient, in the coordinates of the solve
@@ -86,6 +90,32 @@ def fit_head(
             head.scale.copy_(best[-1])
     slope = float(np.abs(found.jac).max())
     return head, {"steps": int(found.nit), "gradient": slope, "converged": slope <= TOLERANCE, "loss": float(found.fun)}
+
+
+def accuracies(
+    head: LinearHead | CosineHead, dataset: Dataset, features: Callable[[str], np.ndarray]
+) -> dict[str, float]:
+    """The share of images labelled right, of each pool of base classes that was held out.
+
+    Args:
+        features: of a pool, float32 [n, D].
+    """
+    shares = {}
+    for pool in filter(dataset.has, ("base/val", "base/test")):
+        with torch.no_grad():
+            answers = head(torch.from_numpy(np.array(features(pool)))).argmax(1).numpy()
+        shares[pool] = float((answers == dataset.pool(pool).labels).mean())
+    return shares
+
+
+def head_of(state: Mapping[str, Tensor], kind: str, width: int, classes: int, folder: Path) -> LinearHead | CosineHead:
+    """The classifier with these tensors; raises :class:`CorruptFile` where they do not fit."""
+    head = make_head(kind, width, classes)
+    try:
+        head.load_state_dict(state)
+    except RuntimeError as error:
+        raise CorruptFile(f"{folder}: the classifier does not fit the network: {error}") from error
+    return head.requires_grad_(False)
 
 
 def _logits(kind: str, v: Tensor, x: Tensor, classes: int) -> Tensor:

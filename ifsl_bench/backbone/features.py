@@ -18,10 +18,9 @@ from ifsl_bench.backbone.device import whole_float32
 from ifsl_bench.backbone.pretrain import Pretrained
 from ifsl_bench.common import packed
 from ifsl_bench.common.arrays import create_array, open_array
-from ifsl_bench.common.building import building
+from ifsl_bench.common.building import building, read_or_made
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, mark_used, set_aside, sha256_file, sha256_json
-from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.common.seeds import seed_of
@@ -110,18 +109,13 @@ def compute_features(
         return pool.images
     folder = bank_folder(home, pretrained.features_key, name, task, views, dataset.origin(name))
     shape = (views * len(pool), pretrained.network.features)
-    with suppress(CorruptFile, FileNotFoundError):  # before the lock, which a read-only folder does not grant
-        return _open(folder, shape, pretrained.features_sha256)
-    with locked(folder, reporter.warn):
-        try:
-            return _open(folder, shape, pretrained.features_sha256)
-        except FileNotFoundError:
-            if os.path.lexists(folder):
-                reporter.warn(f"{folder} lacks bank.json; it is computed again, the files are in {set_aside(folder)}")
-        except OtherWeights as error:
-            reporter.warn(f"{error}; computing them again")
-        except CorruptFile as error:
-            reporter.warn(f"{error}; it is computed again, the damaged files are in {set_aside(folder)}")
+
+    def kept() -> np.ndarray | None:
+        return _kept(folder, shape, pretrained.features_sha256)
+
+    def make() -> np.ndarray:
+        if os.path.lexists(folder):
+            reporter.warn(f"{folder} holds features of other weights; computing them again")
         dataset.check_images(name)
         with building(folder) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
@@ -133,7 +127,6 @@ def compute_features(
                     at += len(block)
                     stage.advance(len(block))
             bank.flush()
-            del bank
             entry = {
                 "of": _place(folder),
                 "shape": list(shape),
@@ -142,7 +135,11 @@ def compute_features(
                 "place": place,
             }
             write_sealed(partial / "bank.json", entry)
-        return _open(folder, shape, pretrained.features_sha256)
+        features = kept()
+        assert features is not None
+        return features
+
+    return read_or_made(folder, kept, make, reporter.warn, "it is computed again")
 
 
 def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
@@ -180,22 +177,24 @@ def computed_at(folder: Path) -> str:
         return ""
 
 
-class OtherWeights(CorruptFile):
-    """Features of a pretraining that was repeated since."""
-
-
 def _place(folder: Path) -> str:
     """Pretraining and pool, as a bank records what it is of."""
     return f"{folder.parent.name}/{folder.name}"
 
 
-def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
-    entry = read_sealed(folder / "bank.json")
+def _kept(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
+    """The features in a folder; None where there are none, or those of a pretraining that was repeated since."""
+    if not os.path.lexists(folder):
+        return None
+    try:
+        entry = read_sealed(folder / "bank.json")
+    except FileNotFoundError:
+        raise CorruptFile(f"{folder} lacks bank.json") from None
     path = folder / "features.npy"
     if entry.get("of") != _place(folder):
         raise CorruptFile(f"{folder} holds the features of {entry.get('of')}")
     if entry.get("pretraining_sha256") != pretraining:
-        raise OtherWeights(f"{folder} holds features of other weights than the checkpoint's: it was trained again")
+        return None
     array = open_array(path, shape, "float32")
     if sha256_file(path) != entry.get("sha256"):
         raise CorruptFile(f"{path} is not what was written: its checksum differs")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from ifsl_bench.backbone.contract import Card, Frozen
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import Home, disk_errors, sha256_file
+from ifsl_bench.common.files import Home, disk_errors, sha256_file, write_bytes
 from ifsl_bench.common.limits import Limit
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.protocol.task import WEIGHTS_DIGITS, Pretraining
@@ -39,22 +37,10 @@ def take_weights(home: Home, file: Path) -> str:
     """
     read_weights(file)
     digest = sha256_file(file)[:WEIGHTS_DIGITS]
-    _keep(file, home.weights / f"{digest}{file.suffix}")
+    target = home.weights / f"{digest}{file.suffix}"
+    if not target.exists():
+        write_bytes(target, file.read_bytes())
     return digest
-
-
-def _keep(file: Path, target: Path) -> None:
-    if target.exists():
-        return
-    with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
-        os.close(handle)
-        try:
-            shutil.copyfile(file, name)
-            os.replace(name, target)
-        finally:
-            Path(name).unlink(missing_ok=True)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -77,9 +63,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or one_line(str(error))}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise UserError(f"{path} holds no weights: {one_line(str(error))[:200]}") from error
-    except Exception as error:  # safetensors has an error of its own
+    except Exception as error:  # of many kinds, safetensors' own among them
         raise UserError(f"{path} holds no weights: {type(error).__name__}: {one_line(str(error))[:200]}") from error
     for key in ("state_dict", "model"):  # as training scripts wrap them
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -118,10 +102,5 @@ def weights_file(home: Home, spec: Pretraining, plugin: Frozen, model: str, card
                 f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {card.source or 'them'} "
                 f"elsewhere, and put it at {target}"
             ) from error
-        _keep(got, target)
+        write_bytes(target, got.read_bytes())
     return target
-
-
-def as_tensor(digest: str) -> Tensor:
-    """A checksum as uint8 [32], to be kept among the tensors of what depends on it."""
-    return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)

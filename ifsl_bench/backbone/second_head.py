@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbone.base_head import TEMPERATURE, fit_head
-from ifsl_bench.backbone.networks import CosineHead, Included, make_head
+from ifsl_bench.backbone.base_head import TEMPERATURE, accuracies, fit_head, head_of
+from ifsl_bench.backbone.networks import CosineHead, Included
 from ifsl_bench.backbone.pretrain import Pretrained, pretraining_key
+from ifsl_bench.common.building import read_or_made
 from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.cosine import unit
-from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import Home, set_aside
-from ifsl_bench.common.locks import locked
+from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocol.task import Task
-
-HELD_OUT = ("base/val", "base/test")
 
 
 def second_head(
@@ -52,35 +48,24 @@ def second_head(
     key = pretraining_key(task, dataset.fingerprint, "cosine", seed)
     folder = home.pretrained / key
 
-    def kept() -> State | None:
+    def kept() -> Pretrained | None:
         """What was fitted on these very weights; None where nothing was."""
         state = CheckpointFolder(folder).load()
-        return state if state and state.info.get("features_sha256") == linear.sha256 else None
+        return made(state) if state and state.info.get("features_sha256") == linear.sha256 else None
 
     def made(state: State) -> Pretrained:
-        head = make_head("cosine", linear.network.features, len(linear.head.weight))
-        try:
-            head.load_state_dict(state.tensors)
-        except RuntimeError as error:
-            raise CorruptFile(f"{folder}: the classifier does not fit the network: {error}") from error
-        head.requires_grad_(False)
+        head = head_of(state.tensors, "cosine", linear.network.features, len(linear.head.weight), folder)
         return Pretrained(key, linear.network, head, linear.normalise, state.info, linear.mean)
 
-    with suppress(CorruptFile):  # before the lock, which a read-only folder does not grant
-        if (state := kept()) is not None:
-            return made(state)
-    with locked(folder, reporter.warn):
-        try:
-            if (state := kept()) is not None:
-                return made(state)
-        except CorruptFile as error:
-            reporter.warn(f"{error}; it is fitted again, the damaged files are in {set_aside(folder)}")
+    def fit() -> Pretrained:
         head, info = _fitted(task, dataset, linear, features)
         shown = ", ".join(f"{pool} {100 * value:.2f}%" for pool, value in info["accuracy"].items())
         reporter.say(f"cosine head on the backbone of the linear one: {shown}")
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}
         more = {"key": key, "features_sha256": linear.sha256, "features": linear.key}
         return made(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **more})))
+
+    return read_or_made(folder, kept, fit, reporter.warn, "it is fitted again")
 
 
 def _fitted(
@@ -96,11 +81,6 @@ def _fitted(
         fitted, solve = fit_head("cosine", features("base/train"), labels, classes, decay, torch.device("cpu"))
         assert isinstance(fitted, CosineHead)
         head = fitted
-    accuracy = {}
-    for pool in filter(dataset.has, HELD_OUT):
-        with torch.no_grad():
-            answers = head(torch.from_numpy(np.array(features(pool)))).argmax(1).numpy()
-        accuracy[pool] = float((answers == dataset.pool(pool).labels).mean())
     same = ("seed", "processes", "device", "bf16")
     return head, {
         **{name: linear.info[name] for name in same if name in linear.info},
@@ -108,7 +88,7 @@ def _fitted(
         "epoch": 0,
         "seconds": linear.info["seconds"] + time.perf_counter() - start,
         "precision": f"{linear.info['precision']}; cosine head in float32, on the features of the linear one",
-        "accuracy": accuracy,
+        "accuracy": accuracies(head, dataset, features),
         "solve": solve,
     }
 

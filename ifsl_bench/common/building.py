@@ -1,4 +1,5 @@
-"""Folders that appear whole: they are filled under another name, and get theirs by one rename.
+"""Folders that are made once, by one process, and appear whole: they are filled under another name, and get theirs by
+one rename.
 
 Whoever fills one holds its lock (:mod:`ifsl_bench.common.locks`).
 """
@@ -8,12 +9,39 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from glob import escape
 from pathlib import Path
+from typing import TypeVar
 
-from ifsl_bench.common.files import disk_errors, fsync_folder
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import disk_errors, fsync_folder, set_aside
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.owners import PARTIAL, REMOVED, tagged
+
+T = TypeVar("T")
+
+
+def read_or_made(
+    folder: Path, read: Callable[[], T | None], make: Callable[[], T], warn: Callable[[str], None], again: str
+) -> T:
+    """Reads what is in a folder, or makes it under the folder's lock.
+
+    Args:
+        read: returns None where there is nothing to use; raises :class:`CorruptFile` for what is damaged, which is then
+            set aside with a warning.
+        again: what the warning says, "it is computed again".
+    """
+    with contextlib.suppress(CorruptFile):  # before the lock, which a read-only folder does not grant
+        if (there := read()) is not None:
+            return there
+    with locked(folder, warn):
+        try:
+            if (there := read()) is not None:
+                return there
+        except CorruptFile as error:
+            warn(f"{error}; {again}, the damaged files are in {set_aside(folder)}")
+        return make()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.board.result_file import Result, SessionResult
-from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
 HITS = "hits"  # of sequences of sessions
@@ -50,43 +49,33 @@ class Change:
 
 def changes(stored: Result, found: Result) -> dict[str, Change]:
     """Compares all counts that two results on the same episodes have in common."""
-    from scipy.special import stdtrit
-
     if isinstance(stored, SessionResult) and isinstance(found, SessionResult):
-        return _of_sequences(stored.counts(), found.counts())
+        then_hits, now_hits = (result.counts().hits.sum(1, dtype=np.int64) for result in (stored, found))
+        queries = stored.counts().queries.astype(np.int64).cumsum(1).sum(1).mean()  # of each sequence, in all sessions
+        return {HITS: _change(HITS, now_hits - then_hits, 100 / queries, 1)}
     then, now = stored.counts(), found.counts()
     base, novel = then.base_queries, then.novel_queries
     most = {"base": base, "novel": novel, "pairs": 2 * base * novel}
-    names = [name for name in NAMES if name != HITS]
-    sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in names}
-    both = [
-        name
-        for name in names
-        if all(getattr(counts_of_result, name) is not None for counts_of_result in (then, now)) and sides[name]
-    ]
-    count = len(then)
-    wide = float(stdtrit(count - 1, 1 - LEVEL / (2 * len(both)))) if count > 1 else math.inf
-
-    def change(name: str) -> Change:
-        gap = np.asarray(getattr(now, name), np.int64) - np.asarray(getattr(then, name), np.int64)
-        error = float(np.std(gap, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
-        scale = 100 / sides[name]
-        half = scale * wide * error if gap.any() else 0.0
-        return Change(name, int(np.count_nonzero(gap)), scale * float(gap.mean()), half, int(gap.sum()))
-
-    return {name: change(name) for name in both}
+    sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in NAMES if name != HITS}
+    columns = {name: (getattr(now, name), getattr(then, name)) for name, side in sides.items() if side}
+    gaps = {
+        name: np.asarray(one, np.int64) - np.asarray(other, np.int64)
+        for name, (one, other) in columns.items()
+        if one is not None and other is not None
+    }
+    return {name: _change(name, gap, 100 / sides[name], len(gaps)) for name, gap in gaps.items()}
 
 
-def _of_sequences(then: SessionCounts, now: SessionCounts) -> dict[str, Change]:
-    """The right answers of each sequence, over all sessions."""
+def _change(name: str, gap: np.ndarray, scale: float, counts: int) -> Change:
+    """One of so many counts: the differences of hits [n], a hit being so many points."""
     from scipy.special import stdtrit
 
-    gap, count = now.hits.sum(1, dtype=np.int64) - then.hits.sum(1, dtype=np.int64), len(then)
-    queries = then.queries.astype(np.int64).cumsum(1).sum(1).mean()
-    error = float(np.std(gap, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
-    half = 100 / queries * float(stdtrit(max(1, count - 1), 1 - LEVEL / 2)) * error if gap.any() else 0.0
-    points = 100 / queries * float(gap.mean())
-    return {HITS: Change(HITS, int(np.count_nonzero(gap)), points, half, int(gap.sum()))}
+    half = 0.0
+    if gap.any():
+        n = len(gap)
+        wide = float(stdtrit(n - 1, 1 - LEVEL / (2 * counts))) if n > 1 else math.inf
+        half = wide * scale * float(np.std(gap, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
+    return Change(name, int(np.count_nonzero(gap)), scale * float(gap.mean()), half, int(gap.sum()))
 
 
 def retrained(stored: Result, found: Result) -> str:
@@ -104,70 +93,26 @@ def unexplained(stored: Result, found: Result, seeds: Sequence[Result]) -> tuple
     """
     if all(stored.provenance.get(name) == found.provenance.get(name) for name in ("device", "libraries")):
         return ("on the same device with the same libraries nothing differs",)
+    if (stored.options, stored.train) != (found.options, found.train):
+        return ("other options",)
     moved = changes(stored, found)
-    changed_settings = (stored.options, stored.train) != (found.options, found.train)
-    why = _choice(stored, found, bool(retrained(stored, found))) if changed_settings else ()
-    if retrained(stored, found):
-        return (*why, *_training(moved, seeds))
-    return tuple(why if changed_settings else _rounding(moved, stored, found))
+    return tuple(_training(moved, seeds) if retrained(stored, found) else _rounding(moved, stored))
 
 
-def _choice(stored: Result, found: Result, anew: bool) -> Iterator[str]:
-    """Settings that nearly tie on validation episodes change places; each then does on the test as it did before."""
-    then, now = stored.choice, found.choice
-    if then is None or now is None or [*map(list, stored.tuned.values())] != [*map(list, found.tuned.values())]:
-        yield "the options are others, and not by a choice among the same settings"
-        return
-    if anew:
-        if now.chosen not in {then.chosen, *then.winners}:
-            yield "no other validation episodes would have chosen these options"
-        return
-    joint = [np.add(choice.hits["base_joint"], choice.hits["novel_joint"]) for choice in (then, now)]
-    moved, gap = int(np.abs(joint[1] - joint[0]).max()), int(joint[0][then.chosen] - joint[0][now.chosen])
-    if gap > 2 * moved:
-        yield f"the options were {gap} validation hits behind, and rounding moved no setting's by more than {moved}"
-    if now.chosen in then.rivals:
-        place, counts = 1 + then.rivals.index(now.chosen), found.counts()
-        for name in COUNTS:
-            hits = int(getattr(counts, name)[: then.test_episodes].sum()) - then.test_hits[name][place]
-            if abs(hits) > _flips(then.test_episodes):
-                yield f"{NAMES[name]} has {hits:+,} hits against the same setting's in the stored result"
-
-
-def _flips(episodes: int) -> float:
-    """Bounds how far flips in :data:`SHARE` of the episodes move a sum, at :data:`LEVEL` for all counts together."""
-    from scipy.special import ndtri
-
-    return float(ndtri(1 - LEVEL / (2 * len(COUNTS)))) * math.sqrt(SHARE * episodes)
-
-
-def _rounding(moved: dict[str, Change], stored: Result, found: Result) -> Iterator[str]:
-    plain = [change for name, change in moved.items() if not name.startswith("calibrated")]
-    for change in plain:
+def _rounding(moved: dict[str, Change], stored: Result) -> Iterator[str]:
+    calibrated = [change for name, change in moved.items() if name.startswith("calibrated")]
+    for change in moved.values():
+        if change in calibrated:
+            continue
         if change.episodes > SHARE * len(stored.episodes):
             yield f"{NAMES[change.name]} differs in more than {100 * SHARE:g}% of the episodes"
         elif abs(change.points) > change.interval:
             yield f"{NAMES[change.name]} goes to one side"
-    calibrated = [change for name, change in moved.items() if name.startswith("calibrated")]
-    if calibrated and stored.calibration and found.calibration:
-        yield from _calibration(calibrated, sum(change.episodes for change in plain), stored, found)
-
-
-def _calibration(calibrated: list[Change], flips: int, stored: Result, found: Result) -> Iterator[str]:
-    """The bias is chosen from validation hits, and moves where some of them do; hits move along the stored curve."""
-    then, now = stored.calibration, found.calibration
-    assert then is not None
-    assert now is not None
-    queries = stored.episodes.base_queries + stored.episodes.novel_queries
-    points = 100 * sum(change.hits for change in calibrated) / (queries * len(stored.episodes))
-    if abs(points) > CHOICE:
-        yield f"calibrated Acc. moves by {points:+.2f} points, more than another choice of the bias does"
-    for side, curve in (("base", then.curve.base_joint), ("novel", then.curve.novel_joint)):
-        hits = int(getattr(found.counts(), f"calibrated_{side}").sum())
-        at = int(np.searchsorted(then.curve.bias, now.bias))
-        near = curve[max(at - 1, 0) : at + 1]
-        if near and not min(near) - flips <= hits <= max(near) + flips:
-            yield f"calibrated {side} hits are not those of the stored curve at the bias {now.bias:.4g}"
+    if calibrated:  # the bias is chosen from validation hits, and moves where some of them do
+        queries = stored.episodes.base_queries + stored.episodes.novel_queries
+        points = 100 * sum(change.hits for change in calibrated) / (queries * len(stored.episodes))
+        if abs(points) > CHOICE:
+            yield f"calibrated Acc. moves by {points:+.2f} points, more than another choice of the bias does"
 
 
 def _training(moved: dict[str, Change], seeds: Sequence[Result]) -> Iterator[str]:
