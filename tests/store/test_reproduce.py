@@ -229,15 +229,12 @@ def test_retrain_trains_again_and_keeps_the_old_model(clusters):
         ("task", "clusters-5shot+a.toml"),
         ("task", "clusters+/../clusters.toml"),
         ("task", "clusters+.toml:clusters-5shot"),
-        ("provenance", {"distribution": {"name": "learned.py"}}),
     ],
 )
 def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, name, value):
     """Only who types the command does."""
     monkeypatch.chdir(tmp_path)
     found = result_file.read(stored)
-    if name == "provenance":
-        value = found.provenance | value
     found = msgspec.structs.replace(found, **{name: value})
     home = api.workspace(clusters / "home", device="cpu").home
     with pytest.raises(UserError, match="where you trust"):
