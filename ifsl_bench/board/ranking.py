@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -61,9 +60,9 @@ class Ranking:
 
     The *family* is ranked together: of the rows of one setting, the stored ones with three seeds or more and no
     options of their own, or where there are none the user's. All are compared on the same seeds: those that three
-    in four of them have, or else those that all have, or if these are fewer than three those that most have. Another
-    row that has three of these seeds, a user's or one with fewer seeds than the others, is ranked in the family plus
-    itself alone, so that it moves nobody's rank. All other rows are provisional.
+    in four of them have, or else those that all have, or two of them, whichever most rows have. Another row
+    that has three of these seeds, a user's or one with fewer seeds than the others, is ranked in the family plus itself
+    alone, so that it moves nobody's rank. All other rows are provisional.
     Transductive rows, beside others, are ranked by themselves and come later; so do, last, those whose backbone has
     seen the novel classes elsewhere, or may have.
 
@@ -257,22 +256,8 @@ def _usual(rows: Sequence[Row]) -> tuple[int, ...]:
 
 
 def _most_common(rows: Sequence[Row]) -> tuple[int, ...]:
-    """The seeds that all rows have; if these are fewer than three, those of the most rows that have three in common.
-
-    Of several such choices the lowest seeds.
-    """
-    holders: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
-        for seed in row.seeds:
-            holders.setdefault(seed, []).append(place)
-    alike: dict[tuple[int, ...], list[int]] = {}  # seeds that the same rows have: the lowest three stand for all
-    for seed in sorted(holders):
-        alike.setdefault(tuple(holders[seed]), []).append(seed)
-    looked_at = {seed for seeds in alike.values() for seed in seeds[:SEEDS]}
-    seeds_of = [[seed for seed in row.seeds if seed in looked_at] for row in rows]
-    triples = {triple for seeds in seeds_of for triple in itertools.combinations(seeds, SEEDS)}
-    if not triples:
-        return ()
-    having = {triple: [set(row.seeds) for row in rows if set(triple) <= set(row.seeds)] for triple in triples}
-    most = min(triples, key=lambda triple: (-len(having[triple]), triple))
-    return tuple(sorted(set.intersection(*having[most])))
+    """Three seeds or more that all rows have, or two of them, as most rows have them; the lowest of several."""
+    each = [frozenset(row.seeds) for row in rows]
+    shared = {a & b for a in each for b in each} | ({frozenset.intersection(*each)} if each else set())
+    candidates = sorted(tuple(sorted(seeds)) for seeds in shared if len(seeds) >= SEEDS)
+    return max(candidates, key=lambda seeds: (sum(own.issuperset(seeds) for own in each), len(seeds)), default=())

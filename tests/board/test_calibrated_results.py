@@ -16,14 +16,12 @@ from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.choices import Calibration, Choice
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.episode_counts import counts_entry
-from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.leaderboard import ranked_table, task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import PROGRAMS, render
 from ifsl_bench.board.result_file import (
     SCHEMA,
     Result,
-    keep_old,
     read,
     summary_entry,
     write,
@@ -75,12 +73,6 @@ def test_round_trip_of_a_row_with_calibration_and_of_one_without(tmp_path):
         path = write(tmp_path, one)
         assert read(path) == one
     assert set(BALANCE) & read(path).counts().per_episode().keys() == {"harmonic", "ausuc"}
-
-
-def test_a_new_result_takes_the_place_of_one_with_the_same_hits_and_of_no_other(tmp_path):
-    write(tmp_path, result())
-    assert keep_old(tmp_path, result()) is None
-    assert keep_old(tmp_path, result(gap=2.1)) == tmp_path / TASK.name / "m.seed-0.json.old-0"
 
 
 def change(field: str, at: int, value: int):
@@ -193,16 +185,6 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
             # Documents have four decimals.
             assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=5.1e-5)
             assert (rows["bare"][name] in (None, "")) == name.startswith("calibrated")
-
-
-def test_latex_in_the_layout_of_papers_has_it_in_full_tables(tmp_path, monkeypatch):
-    found = board(tmp_path, monkeypatch, result("bare", bare=True), *(result("new", seed) for seed in range(3)))
-    assert "cal." not in paper_tables([found])
-    full = paper_tables([found], full=True)
-    assert r"cal. Acc. $\uparrow$" in full
-    value = found.row("new").summary()["calibrated_acc"]
-    assert rf"\textbf{{{value.mean:.2f}}} $\pm$ {value.interval:.2f}" in full, "it is the only one in its column"
-    assert "cal." not in paper_tables([board(tmp_path / "b", monkeypatch, result("bare", bare=True))], full=True)
 
 
 def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():

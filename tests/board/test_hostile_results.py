@@ -18,11 +18,10 @@ from ifsl_bench.board.boards import load_board, unfit
 from ifsl_bench.board.latex import escaped
 from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.render import FORMATS, READERS, prose, render
-from ifsl_bench.board.result_file import Result, parse, path_of, summary_entry, write
+from ifsl_bench.board.result_file import Result, parse, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.board.show import facts_of
 from ifsl_bench.board.table import Column, Table
-from ifsl_bench.common.errors import CorruptFile, one_line
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
@@ -82,17 +81,6 @@ def test_what_is_left_out_is_told_beside_what_programs_read_and_steers_no_termin
     assert not set("\a\x1b") & set(err)
 
 
-@pytest.mark.parametrize("seed", [-1, 10**40])
-def test_a_seed_that_no_run_can_have_is_left_out(results, call, seed):
-    value = json.loads((results / "glyphs-5shot" / "lwof.seed-1.json").read_text())
-    (results / "glyphs-5shot" / f"lwof.seed-{seed}.json").write_text(json.dumps(value | {"seed": seed}))
-    status, out, _ = call("show", "lwof", "glyphs-5shot", "--results", str(results))
-    assert status == 0
-    assert f"seed {seed}" not in out
-    _, out, _ = call("table", "glyphs-5shot", "--results", str(results))
-    assert "left out: " in out
-
-
 @pytest.mark.parametrize("style", FORMATS)
 @pytest.mark.parametrize("rank", [(), ("--rank",)], ids=["plain", "ranked"])
 def test_a_result_cut_to_three_episodes_is_left_out_of_every_table(damaged, said, style, rank):
@@ -108,14 +96,6 @@ def test_a_result_cut_to_three_episodes_is_left_out_of_every_table(damaged, said
     if style == "json":
         rows = json.loads(text[: text.rindex("]") + 1])
         assert [row["seeds"] for row in rows if (row["method"], row["source"]) == ("lwof", "yours")] == [2]
-
-
-def test_rows_are_compared_without_the_result_that_was_cut(damaged, said):
-    command = ["compare", "lwof", "imprint", "--task", "glyphs-5shot", "--results", damaged]
-    status, text = said(*command)
-    assert status == 0
-    assert "2,000 episodes" in text.splitlines()[0]
-    assert "lwof (yours) has seeds 0, 2" in text
 
 
 def test_files_of_unequal_length_are_not_compared(damaged, said):
@@ -318,19 +298,6 @@ def test_no_format_lets_steering_characters_through(style):
     text = page(style, STEERING, note=STEERING)
     text.encode()
     assert not FORBIDDEN.search(text)
-
-
-def test_one_line_leaves_what_can_be_printed():
-    plain = "Grüße, 日本語, a\u3000b, 👩\u200d🔬 ±"
-    assert one_line(plain) == plain
-
-
-def test_a_name_with_half_a_character_is_no_valid_result(results):
-    path = results / "glyphs-5shot/lwof.seed-1.json"
-    path.write_text(path.read_text().replace('"schema"', '"\\ud800": 1, "schema"', 1))
-    with pytest.raises(CorruptFile, match="is not a valid result"):
-        parse(path)
-    assert path == path_of(results, parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json"))
 
 
 def test_a_line_break_in_a_text_makes_no_line_of_its_own(results):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import re
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -27,8 +25,8 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import notes_of, standing, standings
 from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
-from ifsl_bench.board.ranking import Ranking, _most_common
-from ifsl_bench.board.render import FORMATS, PROGRAMS
+from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.render import PROGRAMS
 from ifsl_bench.board.result_file import SCHEMA, Result, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.board.show import row_table
@@ -156,20 +154,6 @@ def test_rows_are_ranked_as_far_as_they_can_be_told_apart():
     whole = rank_intervals(np.stack([accuracies(one) for one in rows]), np.zeros(4, bool))
     assert ranks(found.places) == {one.label: str(interval) for one, interval in zip(rows, whole, strict=True)}
     assert {place.among for place in found.places} == {4}
-
-
-def test_a_noisy_row_has_the_wider_ranks():
-    """Its own noise widens its ranks, and no other row's."""
-    rows = [
-        row("best", [15.0, 15.1, 15.2], noise=1),
-        row("steady", [14.5, 14.6, 14.7], noise=1),
-        row("noisy", [16.0, 13.0, 14.0], noise=1),
-        *(row(f"r{i}", [12.0, 12.1, 12.2], noise=i) for i in range(3, 6)),
-    ]
-    found = {place.row.label: place.ranks for place in Ranking(rows).places}
-    assert found["noisy"].last - found["noisy"].first > found["steady"].last - found["steady"].first
-    without = {place.row.label: place.ranks for place in Ranking([row for row in rows if row.label != "noisy"]).places}
-    assert (found["steady"].first, without["steady"].first) == (2, 2), "behind the best, whoever else is noisy"
 
 
 def test_few_seeds_and_options_make_a_row_provisional():
@@ -394,14 +378,6 @@ def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
         assert (f"{gap:+.2f} ± {found[name]['to_best_interval']:.2f}" in line) if name == "b" else "+" not in line
 
 
-def test_one_seed_is_said_to_be_about_models(stored_rows):
-    stored_rows(row("a", [15.0], noise=1), row("b", [14.0], noise=2))
-    text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
-    assert "Fewer than two training seeds in common with the best row: b (yours)" in text
-    assert "over episodes alone, of these trained models" in text
-    assert "Ranks are among" not in text, "there are none"
-
-
 def test_variants_are_shown_apart(stored_rows):
     stored_rows(
         row("m", [15.0, 15.1, 15.2], noise=1), row("m", [20.0, 20.1, 20.2], noise=2, task="mini-5shot+ways=10"),
@@ -427,11 +403,6 @@ def test_variants_are_shown_apart(stored_rows):
     ]
     both = [load_board(find(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
     assert leaderboard(both, stored_rows.root).count("mini-5shot+ways=10, a variant") == 1
-
-
-def test_a_task_without_rows(stored_rows):
-    with pytest.raises(UserError, match="no results of task 'glyphs-5shot' are stored"):
-        leaderboard([load_board(packaged()["glyphs-5shot"], stored_rows.root)], stored_rows.root)
 
 
 def table_rows(latex: str) -> list[list[str]]:
@@ -506,10 +477,6 @@ def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):
     assert found["LwoF"] == ["55.45 $\\pm$ 0.89", "\\textbf{70.92} $\\pm$ 0.35"]
     assert found["matchingnets"] == ["43.60", "55.30"]
     assert found["a"][0] == ""
-
-
-def test_escaping():
-    assert escaped("a_b%c\\d{e}~^") == r"a\_b\%c\textbackslash{}d\{e\}\textasciitilde{}\textasciicircum{}"
 
 
 @pytest.mark.parametrize("name", ["mini-5shot", "tiny-5shot"])
@@ -665,18 +632,6 @@ def test_latex_keeps_variants_apart_and_says_so(stored_rows):
     assert ["Published" in t for t in tables] == [name[0] == "mini-1shot" for name in heads]
 
 
-@pytest.mark.parametrize("style", FORMATS)
-def test_the_command(style, call):
-    """The stored leaderboard, as a person asks for it."""
-    names = ["glyphs-1shot", "glyphs-5shot", "mini-5shot"]
-    status, out, _ = call("table", "--rank", *names, "--format", style)
-    assert not status
-    assert "lwof" in out
-    assert "63.04" in out
-    if style in PROGRAMS:
-        assert {r["task"] for r in document(out, style)} >= set(names)
-
-
 def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the_user(call, tmp_path):
     (tmp_path / "glyphs-1shot").mkdir()
     for path in packaged_root().glob("glyphs-1shot/teen.seed-*.json"):
@@ -786,29 +741,6 @@ def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, 
     board = load_board(packaged()["mini-5shot"], stored_rows.root).in_setting("tuned-12")
     line = next(line for line in paper_tables([board]).splitlines() if line.startswith("t7, tuned"))
     assert r"\textbf" in line, "the best of the tuned rows may be the best of them"
-
-
-def test_rows_that_are_ranked_apart_are_compared_with_each_other_there():
-    rows = [row(f"r{i}", [14, 14.01, 14.02], noise=i) for i in range(3, 8)]
-    apart = [row(f"seen{i}", [14, 15.5, 13 + i / 9], noise=i, transductive=True) for i in range(3, 6)]
-    found = compare(*apart[:2], [*rows, *apart]).overall["acc"]
-    assert found == compare(*apart[:2], apart).overall["acc"] != compare(*apart[:2], rows).overall["acc"]
-
-
-def test_seeds_are_chosen_as_by_trying_all_of_them():
-    def tried(rows) -> tuple[int, ...]:
-        triples = {triple for one in rows for triple in itertools.combinations(one, 3)}
-        fitting = {triple: [one for one in rows if set(triple) <= set(one)] for triple in triples}
-        best = min(triples, key=lambda triple: (-len(fitting[triple]), triple), default=())
-        return tuple(sorted(set.intersection(*map(set, fitting[best])))) if best else ()
-
-    random = np.random.default_rng(0)
-    for _ in range(300):
-        said = [np.flatnonzero(random.random(7) < 0.6).tolist() for _ in range(random.integers(1, 6))]
-        rows = [SimpleNamespace(seeds=tuple(one)) for one in said]
-        assert _most_common(rows) == tried(said), said
-    many = [SimpleNamespace(seeds=tuple(range(i % 2, 400))) for i in range(40)]
-    assert _most_common(many) == tuple(range(1, 400)), "and not by trying 10 million"
 
 
 def test_a_row_of_fewer_seeds_is_ranked_beside_the_others_and_moves_none_of_their_ranks():

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.comparison import over_classes
-from ifsl_bench.protocol.episodes import task_sampler
-from ifsl_bench.protocol.task_files import packaged
 
 
 def episodes(rng, n: int, classes: int, ways: int = 5) -> np.ndarray:
@@ -103,17 +100,3 @@ def test_intervals_hold_the_mean_over_all_classes_as_often_as_they_say(classes, 
     assert held >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / cases)
     assert (np.abs(found.means) <= 1.96 * stats.sem(d)).mean() < 0.92
     assert np.mean(found.effects**2) == pytest.approx(spread**2, rel=0.1 if spread > 1 else 0.5)  # noise is most of it
-
-
-def test_on_stored_rows_new_classes_are_the_larger_doubt(tmp_path):
-    """Their files do not say the classes; these follow from the task and the number of novel classes alone."""
-    task = packaged()["tiny-pack-1shot"]
-    starts = {"base": np.arange(96) * 200, "novel": np.arange(46) * 200}
-    drawn = task_sampler(task, "test", 0, lambda pool: starts[pool.split("/")[0]]).classes(2000)
-    board = load_board(task, tmp_path)
-    d = board.row("lr+a").per_episode()["acc"] - board.row("lr").per_episode()["acc"]
-    found = over_classes(d[:, None], drawn)
-    assert found.means[0] == pytest.approx(d.mean())
-    assert found.intervals[0] > 2 * 1.96 * stats.sem(d)
-    shuffled = over_classes(d[:, None], drawn[np.random.default_rng(6).permutation(2000)])
-    assert shuffled.intervals[0] < 0.5, "with the classes of other episodes nothing is left of their effects"

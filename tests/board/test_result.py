@@ -172,20 +172,6 @@ def some_classes(n: int, count: int = 12, ways: int = 5) -> np.ndarray:
     return np.random.default_rng(n).random((n, count)).argsort(1)[:, :ways]
 
 
-def test_comparison_over_classes():
-    drawn = some_classes(50)
-    a, b = (Row(name, "yours", tuple(make(name, s, noise=i) for s in range(3))) for i, name in enumerate("ab"))
-    found = compare(a, b)
-    d = np.stack([a.per_episode()[name] - b.per_episode()[name] for name in METRICS], 1)
-    expected = over_classes(d, drawn)
-    assert found.classes == 12
-    assert found.notes == ()
-    for i, name in enumerate(METRICS):
-        assert found.over_classes[name].mean == pytest.approx(found.episodes[name].mean)
-        assert found.over_classes[name].interval == pytest.approx(expected.intervals[i])
-        assert found.effects[name] == pytest.approx(expected.effects[i])
-
-
 def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
     kinds = {"few": some_classes(50, 60), "new": some_classes(50)}
     for kind, drawn in kinds.items():
@@ -333,25 +319,6 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     assert standing(made, "a")[1].startswith("  against the best other row, the nearest, d (yours) with ")
 
 
-def test_standing_of_one_seed_says_that_models_are_held_fixed(tmp_path, monkeypatch):
-    rows = [make("a", seed, base=0.9, noise=1) for seed in range(3)]
-    made = board(tmp_path, monkeypatch, *rows, make("b", 1, base=0.2, noise=2), make("c", 7, base=0.5, noise=3))
-    lines = standing(made, "b")
-    assert lines[0] == "b: provisional (1 seed)"
-    d = np.subtract(*(found.counts().per_episode()["acc"] for found in (made.row("b").results[0], rows[1])))
-    half = stats.t.ppf(0.975, 49) * stats.sem(d)
-    level = rows[1].summary["acc"]["mean"]
-    assert f"a (yours) with {level:.2f} on seed 1: {d.mean():+.2f} ± {half:.2f} points" in lines[1]
-    assert lines[1].endswith("over episodes alone, of these trained models")
-    assert lines[2].endswith("over episodes alone, of these trained models; the two have no seed in common")
-    assert standing(made, "a")[0] == "a: rank 1 of 1"
-
-
-def test_alone_in_its_standing(tmp_path, monkeypatch):
-    found = standing(board(tmp_path, monkeypatch, make("a")), "a")
-    assert found == ["a is the only measured row on these episodes."]
-
-
 def test_published_rows_are_consistent_or_flagged():
     """Delta is the mean of its parts wherever the paper prints all three, or a note says that it is not."""
     flagged = 0
@@ -389,28 +356,6 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
 
 
-@pytest.mark.parametrize("style", list(FORMATS))
-def test_the_partial_mark_is_in_tables_facts_and_comparisons(style, tmp_path, monkeypatch, call):
-    a, b = (make(label, noise=n, partial=True) for n, label in enumerate("ab"))
-    for root, task in ((tmp_path / "whole", "mini-1shot"), (tmp_path / "part", "mini-5shot")):
-        changes = {"task": task, "task_hash": packaged()[task].hash, "partial": task == "mini-5shot"}
-        paths = [write(root, msgspec.structs.replace(result, **changes)) for result in (a, b)]
-        text = render([task_table(boards.load_board(packaged()[task], root))], style)
-        compared = call("compare", *map(str, paths), "--format", style)[1]
-        if style in PROGRAMS:
-            load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
-            mark = changes["partial"] if style == "json" else str(changes["partial"])
-            table = load(text)
-            assert [r["partial_data"] for r in table if r["method"] in ("a", "b")] == [mark, mark]
-            assert {r["partial_data"] for r in table if r["source"].startswith("published")} <= {None, ""}
-            assert {r["partial_data"] for r in load(compared)} == {mark}
-        else:
-            assert ("is marked partial" in text) == ("is marked partial" in compared) == changes["partial"]
-        if style == "text":
-            (data,) = re.findall(r"^data .*$", call("show", str(paths[0]))[1], re.M)
-            assert ("is marked partial" in data) == changes["partial"]
-
-
 def test_what_is_no_json_is_left_out(tmp_path):
     """Python reads NaN and takes the last of two keys; nobody else has to."""
     good = write(tmp_path, make())
@@ -430,9 +375,3 @@ def test_what_is_no_json_is_left_out(tmp_path):
         "label '\\ud800' is not printable text", "(1e999 is no finite number)", "(NaN is no finite number)",
         "('cost' is there twice)",
     ]  # fmt: skip
-
-
-def test_result_is_immutable_data():
-    with pytest.raises(AttributeError):
-        make().seed = 3
-    assert msgspec.structs.asdict(make())["task"] == "toy"

@@ -6,15 +6,13 @@ import json
 import os
 import shutil
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ifsl_bench.board.boards import load_board, unfit
-from ifsl_bench.board.leaderboard import ranked_tables
+from ifsl_bench.board.boards import unfit
 from ifsl_bench.board.result_file import parse, read, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
@@ -353,16 +351,6 @@ def test_a_table_names_what_is_left_out_of_a_variant_with_no_other_row(file, cal
     status, _, err = call("plot", "seeds", "glyphs-5shot+ways=10", "--results", str(tmp_path), "--out", "x.svg")
     assert status == 2
     assert str(variant) in err
-
-
-def test_a_task_with_rows_of_variants_alone_names_what_is_left_out_of_it(file, tmp_path):
-    altered(file, lambda v: v["summary"]["acc"].update(mean=99.0))
-    board = load_board(packaged()["glyphs-5shot"], tmp_path)
-    bare = replace(board, rows=(), compared=(), others=(), papers=())
-    assert bare.empty
-    tables, _ = ranked_tables([bare], tmp_path)
-    assert len(tables) > 1
-    assert sum(str(file) in note for table in tables for note in table.notes) == 1
 
 
 UNDRAWABLE = (

@@ -203,17 +203,6 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
         base_classes.boards_by_count(find("glyphs-shared-1shot")[0], Home.locate(measured / "home", measured / "home"))
 
 
-def test_base_classes_draws_a_stored_row_and_your_own_as_two_lines(measured, task):
-    boards = base_classes.boards_by_count(task, Home.locate(measured / "home", measured / "results"))
-    for count, board in boards.items():
-        stored = tuple(replace(row, origin="stored") for row in board.rows)
-        boards[count] = replace(board, rows=(*board.rows, *stored), compared=(*board.compared, *stored))
-    figure, _ = base_classes.draw(boards)
-    drawn = {c.get_label(): c.lines[0] for c in figure.axes[0].containers}
-    assert set(drawn) == {f"{name} ({origin})" for name in ("imprint", "protonet") for origin in ("yours", "stored")}
-    assert drawn["imprint (stored)"].get_fillstyle() == "full" != drawn["imprint (yours)"].get_fillstyle()
-
-
 def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
     one = replace(board.row("imprint"), label="one", results=board.row("imprint").results[:1])
     more = of_rows(board, (*board.rows, one))
@@ -238,14 +227,6 @@ def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_h
     for gid, points in equal.items():
         x, y = points.T
         assert 2 * x * y / (x + y) == pytest.approx(np.full(len(x), float(gid.removeprefix("harmonic "))))
-
-
-def test_every_seed_is_seen(board):
-    """Also where two have the same accuracy."""
-    figure, _ = seeds.draw(board)
-    for row in board.rows:
-        points = lines(figure)[f"seeds of {row.label}"]
-        assert len(set(points[:, 1])) == len(row.seeds)
 
 
 @pytest.mark.parametrize("kind", ["ranks", "seeds", "validation", "tradeoff"])
@@ -384,16 +365,6 @@ def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
     status, out, err = call("plot", "ranks", task, "--out", x, *known)
     assert (status, out, err) == (0, f"wrote {x}\n", "")
     assert Path(x).read_bytes().startswith(b"%PDF")
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "base-classes"])
-def test_every_kind_is_a_command(kind, call, measured, tmp_path):
-    task, out = f"{measured / 'clusters.toml'}:clusters-5shot", tmp_path / f"{kind}.svg"
-    status, said, err = call("plot", kind, task, "--out", str(out), "--results", str(measured / "results"), "--home",
-                             str(measured / "home"))  # fmt: skip
-    assert (status, err) == (0, "")
-    assert said.startswith(f"wrote {out}\n")
-    assert out.read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "base-classes"])

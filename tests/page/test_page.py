@@ -30,7 +30,7 @@ from ifsl_bench.board.result_file import Result, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
 from ifsl_bench.page.gather import FINEST, _row, boards_with_variants, gather
-from ifsl_bench.page.html import _overview, page_html, script_json
+from ifsl_bench.page.html import page_html, script_json
 from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_kind import BALANCE, METRICS
@@ -303,11 +303,6 @@ def test_plotly_is_the_file_of_the_package_that_is_named():
     assert "MIT License" in (ASSETS / "plotly-license.txt").read_text()
 
 
-def test_the_same_results_make_the_same_bytes(results, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
-    assert page_html(gather([load_board(find(TASK)[0], results)])) == text
-
-
 def test_the_command(call, results, tmp_path):
     out = tmp_path / "page.html"
     status, said, _ = call("report", TASK, "--results", str(results), "--out", str(out))
@@ -327,14 +322,6 @@ def test_the_command(call, results, tmp_path):
         status, _, error = call("report", "cub-1shot", "--results", str(tmp_path / folder))
         assert (status, error.count("\n")) == (2, 1)
         assert said in error
-
-
-def test_variants_come_along_and_empty_tasks_do_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
-    tasks = [find(name)[0] for name in (TASK, "cub-1shot")]
-    (variant,) = find(f"{TASK}+ways=10")
-    write(tmp_path, made("a", 0, task=variant.name, task_hash=variant.hash))
-    assert [board.name for board in boards_with_variants(tasks, tmp_path, named=False)] == [TASK]
 
 
 @pytest.mark.parametrize("task", ["mini-regular-5shot", "tiny-pack-5shot"])
@@ -381,36 +368,6 @@ def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     assert kept.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )
-
-
-def test_a_name_that_two_rows_share_on_one_task_is_two_lines_of_the_overview(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: results)
-    one = packaged()[TASK]
-    other = next(t for t in packaged().values() if t.name != TASK and t.episode == one.episode and t.kind.has_base)
-    for seed in range(3):
-        write(tmp_path, made("a", seed, gap=2.2))
-        for root, gap in ((results, 2.4), (tmp_path, 2.2)):
-            changes = {"task": other.name, "task_hash": other.hash}
-            if root is tmp_path:
-                write(root, made("b", seed, gap=gap, **changes))
-    page = gather([load_board(task, tmp_path) for task in (one, other)])
-    _, tasks, lines = _overview(page, "paper")
-    assert tasks == [TASK, other.name]
-    named = {row.name: [number for number, *_ in cells] for row, cells in lines}
-    assert {"a (yours)", "a (stored)", "b"} <= named.keys()
-    for numbers in named.values():
-        assert len({(page.rows[n].label, page.rows[n].source) for n in numbers if n >= 0}) == 1, named
-
-
-def test_rows_of_one_method_have_marks_of_their_own(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: results)
-    write(tmp_path, made("a", 0, gap=2.2))
-    rows = [row for row in gather([load_board(find(TASK)[0], tmp_path)]).rows if row.origin]
-    of_a = {(row.label, row.source): row.look for row in rows if row.label[0] == "a"}
-    assert len(of_a) == 4, "stored and yours, with an option, tuned"
-    assert len(set(of_a.values())) == 4
-    assert not of_a["a", "stored"][3]
-    assert len({look[0] for look in of_a.values()}) == 1
 
 
 def test_a_published_row_cites_its_method_beside_the_paper_that_prints_it(board):

@@ -228,15 +228,6 @@ def test_links_of_pages_lead_somewhere_in_the_repository_too():
             assert target.exists(), f"{page.name}: {link}"
 
 
-@pytest.mark.parametrize(
-    "question",
-    ["leaderboard", "paper's table", "figure", "DataFrame", "own method", "own images", "cluster", "caches", "cite"],
-)
-def test_a_newcomer_finds_it_on_the_first_page(question):
-    table = re.findall(r"^\| (.*?) \| .* \| `.*` \|$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sum(question in row for row in table) == 1
-
-
 def test_a_transcript_has_what_commands_print_now(tmp_path):
     transcripts = module("transcripts")
     python = "```python\n# said.py\nprint('two')\n```\n"

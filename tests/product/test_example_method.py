@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import os
@@ -159,17 +158,6 @@ def test_stored_rows_are_the_ones_the_command_prints(call):
         assert row in printed
 
 
-def test_it_is_as_short_as_promised():
-    text = (EXAMPLE / "proto_imaml.py").read_text()
-    documented = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))]
-    docs = [node.body[0] for node in documented if ast.get_docstring(node)]
-    strings = {n for node in docs for n in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-    lines = [line for n, line in enumerate(text.splitlines(), 1) if line.strip() and n not in strings]
-    assert len(lines) <= 40
-    assert max(map(len, text.splitlines())) <= 120
-    assert "NeurIPS" in text, "the paper is cited"
-
-
 def episodes() -> tuple[Base, Support, Query]:
     """A cosine classifier as the harness gives it, and episodes with base class 2 hidden in the first."""
     generator = torch.Generator().manual_seed(7)
@@ -260,11 +248,3 @@ def test_implicit_gradients_are_finite_differences(example):
         # central differences over 1e-3 are off by its square, times a third derivative
         assert found["implicit"][name] == pytest.approx((ends[1] - ends[0]) / 2e-3, rel=1e-4), name
     assert found["rbp"]["log_length"] != pytest.approx(found["implicit"]["log_length"], rel=1e-2), "truncated, damped"
-
-
-def test_mistaken_options_are_told(example):
-    from ifsl_bench.common.errors import UserError
-
-    base, _, _ = episodes()
-    with pytest.raises(UserError, match="precision must be positive and finite, not 0"):
-        example(base, N, precision=0)

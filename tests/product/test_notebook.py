@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 import zlib
@@ -165,12 +164,6 @@ def test_a_result_that_somebody_changes_is_as_it_was_when_it_is_loaded_again():
         assert again.provenance
 
 
-def test_all_results_of_a_task_are_loaded_once():
-    found = ifsl_bench.load_all(TASK)
-    assert len(found) == len(list((packaged_root() / TASK).glob("*.seed-*.json")))
-    assert len(ifsl_bench.load_all()) > len(found)
-
-
 def test_what_shows_itself_is_short_and_says_what_it_is():
     one = ifsl_bench.load("lr", TASK)[0]
     assert len(repr(one)) < 120
@@ -233,21 +226,6 @@ def test_without_pandas_the_command_that_installs_it_is_said(monkeypatch):
     for thing in (ifsl_bench.table(TASK), ifsl_bench.load_all(TASK), ifsl_bench.load("lr", TASK)[0]):
         with pytest.raises(Lacking, match=r'pandas is not installed\): pip install "ifsl_bench\[pandas\]"'):
             thing.to_pandas()
-
-
-def test_a_pandas_that_cannot_be_imported_is_not_called_missing(monkeypatch, tmp_path):
-    """As one whose compiled modules are of another NumPy."""
-    (tmp_path / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "pandas", raising=False)
-    with pytest.raises(Lacking, match=r"is installed but cannot be imported \(ValueError: numpy.dtype size changed\)"):
-        ifsl_bench.table(TASK).to_pandas()
-
-
-def test_importing_costs_nothing():
-    code = "import sys, ifsl_bench; ifsl_bench.table; print('torch' in sys.modules, 'pandas' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 def test_lists_and_seeds_give_results_in_the_order_of_the_command(here, capsys):

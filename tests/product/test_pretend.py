@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from launches import pretraining
 from paper_shapes import Episodes
 from pretend import DEVICE, Refused, accelerator
-from torch import nn
 
 from ifsl_bench.backbone.device import Precision, choose_device, to_host
 from ifsl_bench.backbone.features import compute_features
@@ -173,60 +172,6 @@ def test_counts_launches_waits_and_bytes():
         x @ x.T
         assert counts.flops == 2 * 3 * 4 * 3
         assert counts.traffic == 4 * (12 + 12 + 9)
-
-
-def test_numbers_gradients_and_updates_are_those_of_the_cpu():
-    def run(device):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
-        net = net.to(device).to(memory_format=torch.channels_last)
-        images, labels = torch.randn(4, 3, 8, 8).to(device), torch.arange(4).to(device)
-        found = []
-        for kind, options in ((torch.optim.Adam, {"fused": True}), (torch.optim.SGD, {"momentum": 0.9, "fused": True})):
-            optimiser = kind(net.parameters(), lr=0.1, **options)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(1)
-                loss = F.cross_entropy(F.dropout(net(images)), labels)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            found += [
-                loss.detach(),
-                *(p.grad for p in net.parameters()),
-                *(p.detach() for p in net.state_dict().values()),
-            ]
-        assert net[0].weight.is_contiguous(memory_format=torch.channels_last)
-        return [x.cpu() for x in found]
-
-    with accelerator():
-        ours = run(DEVICE)
-    for a, b in zip(ours, run(CPU), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        assert ctx.saved_tensors[0].device == g.device
-        return 3 * g * ctx.saved_tensors[0] ** 2
-
-
-def test_functions_of_ones_own_and_second_derivatives_work():
-    with accelerator():
-        x = torch.tensor([1.0, 2.0], device=DEVICE, requires_grad=True)
-        (first,) = torch.autograd.grad(Cube.apply(x).sum(), x)
-        assert first.tolist() == [3.0, 12.0]
-        (slope,) = torch.autograd.grad((x**4).sum(), x, create_graph=True)
-        assert torch.autograd.grad(slope.sum(), x)[0].tolist() == [12.0, 48.0]
-        out = torch.empty(2, device=DEVICE)
-        assert torch.add(x.detach(), 1, out=out) is out
-        assert out.tolist() == [2.0, 3.0]
 
 
 def test_the_device_option_knows_it_while_it_is_there():
