@@ -55,15 +55,9 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
 @style_option
 @click.pass_obj
 def prune(
-    outer: str | None,
-    names: tuple[str, ...],
-    unused: float | None,
-    most: float | None,
-    dry_run: bool,
-    yes: bool,
-    home: str | None,
-    style: str,
-) -> None:
+    outer: str | None, names: tuple[str, ...], unused: float | None, most: float | None, dry_run: bool, yes: bool,
+    home: str | None, style: str,
+) -> None:  # fmt: skip
     """Remove what can be made again, by name, age or size.
 
     A NAME is a kind as 'ifsl-bench cache' lists them, or a data set, task, backbone or method. Without a choice,

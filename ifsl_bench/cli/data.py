@@ -43,9 +43,9 @@ def data() -> None:
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.data.preparing import catalogue as data_commands
+    from ifsl_bench.data.preparing import catalogue
 
-    rows = data_commands.listing(readable(folders_of(home)))
+    rows = catalogue.listing(readable(folders_of(home)))
     show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint", "features"))], style)
 
 
@@ -70,19 +70,9 @@ def data_list(home: str | None, style: str) -> None:
 @quiet_option
 @verbose_option
 def data_prepare(
-    name: str,
-    source: str | None,
-    download: bool,
-    allow_partial: bool,
-    split: str | None,
-    split_seed: int | None,
-    size: int | None,
-    depth: int | None,
-    force: bool,
-    home: str | None,
-    quiet: bool,
-    verbose: bool,
-) -> None:
+    name: str, source: str | None, download: bool, allow_partial: bool, split: str | None, split_seed: int | None,
+    size: int | None, depth: int | None, force: bool, home: str | None, quiet: bool, verbose: bool,
+) -> None:  # fmt: skip
     """Make a data set available: a known one, or your own.
 
     NAME is one of 'data list', or for your own data a name of your choice.
@@ -130,9 +120,9 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 
     Checks all of them if none is named.
     """
-    from ifsl_bench.data.preparing import catalogue as data_commands
+    from ifsl_bench.data.preparing import catalogue
 
-    for line in data_commands.verify_all(folders_of(home), names, reporter_for(quiet, verbose)):
+    for line in catalogue.verify_all(folders_of(home), names, reporter_for(quiet, verbose)):
         click.echo(line)
 
 
@@ -147,9 +137,9 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     By pool, as in the paper's table, with any further facts about the data set.
     """
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.data.preparing import catalogue as data_commands
+    from ifsl_bench.data.preparing import catalogue
 
-    tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))
+    tables = catalogue.statistics(folders_of(home), name, reporter_for(quiet))
     fold = {"mean": 12, "std": 12, "classes": 16}
     show_tables([plain_table(rows, title, fold) for title, rows in tables], style)
 
@@ -168,10 +158,10 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
 @quiet_option
 def data_show(name: str, out: str | None, classes: int, images: int, home: str | None, quiet: bool) -> None:
     """Write a contact sheet: images of some classes of each pool."""
-    from ifsl_bench.data.preparing import catalogue as data_commands
+    from ifsl_bench.data.preparing import catalogue
 
     path = Path(out or f"{name}.png")
-    data_commands.contact_sheet(folders_of(home), name, path, classes, images, reporter_for(quiet))
+    catalogue.contact_sheet(folders_of(home), name, path, classes, images, reporter_for(quiet))
     click.echo(f"wrote {path}")
 
 
@@ -185,12 +175,12 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     Its task file goes too if it is your own and no result needs it to be read. Lists what would be removed, and
     asks first. What was computed from it goes with 'ifsl-bench cache prune NAME'.
     """
-    from ifsl_bench.data.preparing import catalogue as data_commands
+    from ifsl_bench.data.preparing import catalogue
 
     folders = folders_of(home)
-    for path in data_commands.removable(folders, name):
+    for path in catalogue.removable(folders, name):
         click.echo(f"to be removed: {path}")
     if not agreed("Remove this?", yes):
         return
-    data_commands.remove_data(folders, name)
+    catalogue.remove_data(folders, name)
     click.echo(f"removed; features and models made from it are listed by: ifsl-bench cache prune {name} --dry-run")

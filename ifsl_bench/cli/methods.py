@@ -20,13 +20,8 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
     epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a", "ifsl-bench methods --check my_method.py:MyMethod")
 )
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_methods)
-@click.option(
-    "--check",
-    "checked",
-    metavar="NAME",
-    shell_complete=complete_methods,
-    help="Check this method against the contract, on made-up episodes.",
-)
+@click.option("--check", "checked", metavar="NAME", shell_complete=complete_methods,
+              help="Check this method against the contract, on made-up episodes.")  # fmt: skip
 @style_option
 def methods(name: str | None, checked: str | None, style: str) -> None:
     """List the methods; or show one with its options and paper.

@@ -304,6 +304,16 @@ def readable(folders: Home, asked: str | None = None) -> Home:
     return folders
 
 
+def folders_options(command: Any) -> Any:
+    """Gathers ``--home`` and ``--results`` into the argument ``folders``, see :func:`readable`."""
+
+    @functools.wraps(command)
+    def with_folders(home: str | None, results_dir: str | None, **given: Any) -> Any:
+        return command(folders=readable(folders_of(home, results_dir), results_dir), **given)
+
+    return home_option(results_option(with_folders))
+
+
 def agreed(question: str, yes: bool, more: str = "") -> bool:
     """Asks whether what is listed shall be removed.
 

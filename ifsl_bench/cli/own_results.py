@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import click
 
 from ifsl_bench.cli.completion import complete_rows, complete_tasks
-from ifsl_bench.cli.options import (
-    Group,
-    Whole,
-    agreed,
-    examples,
-    folders_of,
-    home_option,
-    names,
-    readable,
-    results_option,
-    style_option,
-)
+from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_options, names, style_option
 from ifsl_bench.cli.output import show_tables, warn
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.limits import LARGEST_SEED
+
+if TYPE_CHECKING:
+    from ifsl_bench.common.files import Home
 
 
 @click.group(
@@ -44,17 +37,9 @@ def results() -> None:
 @click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL", shell_complete=complete_rows,
               help="Only rows with these labels, comma-separated or repeated.")  # fmt: skip
 @click.option("--since", metavar="WHEN", help="Only what was measured in the last N days, or since YYYY-MM-DD.")
-@home_option
-@results_option
+@folders_options
 @style_option
-def results_list(
-    tasks: tuple[str, ...],
-    labels: tuple[str, ...],
-    since: str | None,
-    home: str | None,
-    results_dir: str | None,
-    style: str,
-) -> None:
+def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | None, folders: Home, style: str) -> None:
     """List what you have measured, by task and row.
 
     'ifsl-bench table TASK' shows the same rows among the stored ones.
@@ -62,7 +47,7 @@ def results_list(
     from ifsl_bench.board.own_results import own_rows
     from ifsl_bench.board.table import plain_table
 
-    root = readable(folders_of(home, results_dir), results_dir).results
+    root = folders.results
     rows, remarks = own_rows(root, tasks, labels, _time(since) if since is not None else None)
     warn(remarks)
     if not rows:
@@ -92,11 +77,8 @@ def _time(when: str) -> datetime:
 @click.argument("task", shell_complete=complete_tasks)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Only the result of this training seed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@home_option
-@results_option
-def results_remove(
-    label: str, task: str, seed: int | None, yes: bool, home: str | None, results_dir: str | None
-) -> None:
+@folders_options
+def results_remove(label: str, task: str, seed: int | None, yes: bool, folders: Home) -> None:
     """Remove results of yours: a row with all its seeds, or one of them.
 
     Lists the files, and asks first. The rows that come with the package stay.
@@ -104,7 +86,7 @@ def results_remove(
     from ifsl_bench.board.own_results import remove, to_remove
     from ifsl_bench.board.result_folder import packaged_root
 
-    root = readable(folders_of(home, results_dir), results_dir).results
+    root = folders.results
     if root.resolve() == packaged_root().resolve():
         raise UserError("these results come with the package, and stay")
     paths = to_remove(root, task, label, seed)

@@ -6,13 +6,14 @@ import click
 
 from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import (
+    Machine,
     Whole,
     device_option,
     examples,
-    folders_of,
     home_option,
     log_dir_option,
     log_option,
+    machine_options,
     quiet_option,
     reporter_for,
     verbose_option,
@@ -34,32 +35,15 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Training seed [0].")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
 @click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
-@log_option
-@log_dir_option
-@device_option
-@home_option
-@quiet_option
-@verbose_option
-def pretrain(
-    task: str | None,
-    head: str,
-    seed: int,
-    compiled: bool,
-    anew: bool,
-    log: str | None,
-    log_dir: str | None,
-    device: str,
-    home: str | None,
-    quiet: bool,
-    verbose: bool,
-) -> None:
+@machine_options(log_option, log_dir_option, device_option, home_option, quiet_option, verbose_option)
+def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool, machine: Machine) -> None:
     """Pretrain the backbone of a task; later runs find it done.
 
     Alone, or started by torchrun on several accelerators.
     """
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
-    folders, launched = folders_of(home), launch()
+    folders, launched = machine.folders, launch()
     if launched is None:
         from ifsl_bench.protocol.task_files import find
 
@@ -69,18 +53,14 @@ def pretrain(
     from ifsl_bench.jobs.pretraining import pretrain_for, weights_file
 
     keep_freed_memory()
-    pretrained = pretrain_for(
-        task,
-        head=head,
-        seed=seed,
-        device=device,
-        home=folders,
-        reporter=reporter_for(quiet, verbose),
-        compiled=compiled,
-        launched=launched,
-        anew=anew,
-        curves=curves_folder(log, log_dir, folders),
+    reporter, curves = (
+        reporter_for(machine.quiet, machine.verbose),
+        curves_folder(machine.log, machine.log_dir, folders),
     )
+    pretrained = pretrain_for(
+        task, head=head, seed=seed, device=machine.device, home=folders, reporter=reporter, compiled=compiled,
+        launched=launched, anew=anew, curves=curves,
+    )  # fmt: skip
     if launched is None or launched.rank == 0:
         shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
         click.echo(f"{pretrained.key}: {shown}")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ifsl_bench.cli.completion import complete_tasks
-from ifsl_bench.cli.options import examples, folders_of, home_option, readable, results_option
+from ifsl_bench.cli.options import examples, folders_options
 from ifsl_bench.cli.output import warn
+
+if TYPE_CHECKING:
+    from ifsl_bench.common.files import Home
 
 
 @click.command(epilog=examples("ifsl-bench report", "ifsl-bench report glyphs-5shot --out glyphs.html"))
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--out", metavar="FILE", default="report.html", help="The file to write [report.html].")
-@home_option
-@results_option
-def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str | None) -> None:
+@folders_options
+def report(tasks: tuple[str, ...], out: str, folders: Home) -> None:
     """Write results as one HTML page (by default, of every task that has rows).
 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
@@ -30,17 +33,15 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
 
     path = Path(out).expanduser()
     check_out(path)
-    folders = readable(folders_of(home, results_dir), results_dir)
     chosen = [task for name in tasks for task in find(name, home=folders)]
-    found = boards_with_variants(
-        chosen or [*packaged().values(), *own(folders).values()], folders.results, bool(chosen)
-    )
-    if not found:
+    all_tasks = [*packaged().values(), *own(folders).values()]
+    boards = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen))
+    if not boards:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
-    names = {board.name for board in found}
-    page = gather(found, [one for one in judged() if names.issuperset(one.claim.tasks)])
+    names = {board.name for board in boards}
+    page = gather(boards, [judgement for judgement in judged() if names.issuperset(judgement.claim.tasks)])
     content = page_html(page).encode()
     write_out(path, content)
     click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
                f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip
-    warn(note for board in found for note in board.left_out)
+    warn(note for board in boards for note in board.left_out)

@@ -17,12 +17,12 @@ from ifsl_bench.cli.options import (
     device_option,
     examples,
     folders_of,
+    folders_options,
     home_option,
     names,
     quiet_option,
     readable,
     reporter_for,
-    results_option,
     style_option,
     verbose_option,
 )
@@ -71,25 +71,16 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
     "--beside", is_flag=True, help="Show measured rows beside printed ones, and whether they are within the band."
 )
 @label_option
-@home_option
-@results_option
+@folders_options
 @style_option
 def table(
-    tasks: tuple[str, ...],
-    rank: bool,
-    setting: str | None,
-    full: bool,
-    beside: bool,
-    labels: tuple[str, ...],
-    home: str | None,
-    results_dir: str | None,
-    style: str,
-) -> None:
+    tasks: tuple[str, ...], rank: bool, setting: str | None, full: bool, beside: bool, labels: tuple[str, ...],
+    folders: Home, style: str,
+) -> None:  # fmt: skip
     """Print the stored and published rows of tasks.
 
     By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
     """
-    folders = readable(folders_of(home, results_dir), results_dir)
     from ifsl_bench.board.asked import boards_of, in_setting
 
     boards = boards_of(tasks, labels, folders)
@@ -129,17 +120,10 @@ def table(
 @click.option("--setting", metavar="NAME", help="Methods as published (paper, the default), or tuned ones (tuned-12).")
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
 @label_option
-@home_option
-@results_option
+@folders_options
 @style_option
 def leaderboard(
-    tasks: tuple[str, ...],
-    setting: str | None,
-    full: bool,
-    labels: tuple[str, ...],
-    home: str | None,
-    results_dir: str | None,
-    style: str,
+    tasks: tuple[str, ...], setting: str | None, full: bool, labels: tuple[str, ...], folders: Home, style: str
 ) -> None:
     """Print the ranked rows of tasks, yours among the stored ones.
 
@@ -151,7 +135,6 @@ def leaderboard(
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """
-    folders = readable(folders_of(home, results_dir), results_dir)
     from ifsl_bench.board.asked import in_setting, measured_boards
 
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
@@ -174,16 +157,15 @@ def leaderboard(
 @click.option(
     "--task", "task", shell_complete=complete_tasks, help="The task, where A and B are labels of stored rows."
 )
-@home_option
-@results_option
+@folders_options
 @style_option
-def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
+def compare(a: str, b: str, task: str | None, folders: Home, style: str) -> None:
     """Paired difference A - B of two rows of a task, or two files."""
     from ifsl_bench.board.asked import pair_of
     from ifsl_bench.board.comparison import compare as compare_rows
     from ifsl_bench.board.show import comparison_table
 
-    rows = pair_of(a, b, task, readable(folders_of(home, results_dir), results_dir))
+    rows = pair_of(a, b, task, folders)
     show_tables([comparison_table(compare_rows(*rows))], style)
 
 
@@ -196,18 +178,14 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 @click.argument("task", shell_complete=complete_tasks)
 @click.option("--metric", default="acc", metavar="NAME", help="Of those in --format json [acc, the average].")
 @label_option
-@home_option
-@results_option
+@folders_options
 @style_option
-def variance(
-    task: str, metric: str, labels: tuple[str, ...], home: str | None, results_dir: str | None, style: str
-) -> None:
+def variance(task: str, metric: str, labels: tuple[str, ...], folders: Home, style: str) -> None:
     """Split how rows in sessions vary: order, supports, seed.
 
     Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
     have, give the wrong sign.
     """
-    folders = readable(folders_of(home, results_dir), results_dir)
     from ifsl_bench.board.asked import boards_of
     from ifsl_bench.board.variance_table import variance_tables
 
@@ -219,10 +197,9 @@ def variance(
     epilog=examples("ifsl-bench show lr+a glyphs-5shot", "ifsl-bench show results/glyphs-5shot/lr+a.seed-0.json")
 )
 @click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True, shell_complete=complete_rows_and_tasks)
-@home_option
-@results_option
+@folders_options
 @style_option
-def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style: str) -> None:
+def show(what: tuple[str, ...], folders: Home, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.board.asked import board_of, row_of
     from ifsl_bench.board.measured import STORED
@@ -236,7 +213,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
         again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
     elif len(what) == 2:
         label, task = what
-        board = board_of(task, readable(folders_of(home, results_dir), results_dir))
+        board = board_of(task, folders)
         row = row_of(board, label)
         tables, facts = [row_table(row)], list(row.results)
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
@@ -279,11 +256,8 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
             click.echo(f"{one_line(name)}: {failure}", err=True)
         bad += bool(checked.failures)
     if bad:
-        raise UserError(
-            f"{bad} of {len(files)} result files failed the checks"
-            if len(files) > 1
-            else "the result file failed the checks"
-        )
+        which = f"{bad} of {len(files)} result files" if len(files) > 1 else "the result file"
+        raise UserError(f"{which} failed the checks")
 
 
 @click.command(
@@ -299,27 +273,16 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
-@click.option(
-    "--within",
-    default=0.0,
-    metavar="POINTS",
-    help="Let the accuracy differ by up to POINTS, whatever the reason [0].",
-)
+@click.option("--within", default=0.0, metavar="POINTS",
+              help="Let the accuracy differ by up to POINTS, whatever the reason [0].")  # fmt: skip
 @device_option
 @click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
 @quiet_option
 @verbose_option
 def reproduce(
-    what: tuple[str, ...],
-    seed: int | None,
-    method: str | None,
-    task: str | None,
-    within: float,
-    device: str,
-    home: str | None,
-    quiet: bool,
-    verbose: bool,
-) -> None:
+    what: tuple[str, ...], seed: int | None, method: str | None, task: str | None, within: float, device: str,
+    home: str | None, quiet: bool, verbose: bool,
+) -> None:  # fmt: skip
     """Run the jobs of stored results again, and compare.
 
     Takes a row, with all its seeds, or files. Exit status 1 if any differs in what another processor does not explain.

@@ -105,14 +105,8 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     ),
 )
 @click.argument("name")
-@click.option(
-    "--data",
-    "data",
-    required=True,
-    metavar="DATASET",
-    shell_complete=complete_data,
-    help="The data set that the tasks are on.",
-)
+@click.option("--data", required=True, metavar="DATASET", shell_complete=complete_data,
+              help="The data set that the tasks are on.")  # fmt: skip
 @click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option

@@ -225,12 +225,8 @@ def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
 
 
 def _check_kinds(request: Request) -> None:
-    """Raises :class:`UserError` for values of a type or size that no command line can say."""
+    """Raises :class:`UserError` for names, seeds or trials that there cannot be."""
     seeds, trials = request.all_seeds, request.trials or 0
-    if not isinstance(request.options, Mapping):
-        raise UserError(f"options are a mapping of names to values, not {request.options!r}")
-    if not isinstance(request.calibrate, bool):
-        raise UserError(f"calibrate is True or False, not {request.calibrate!r}")
     if not request.methods or not request.tasks:
         raise UserError("name at least one method and one task")
     if odd := [task for task in request.tasks if not isinstance(task, str)]:

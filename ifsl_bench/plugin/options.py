@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -106,57 +106,61 @@ def _annotation(method: type[Method], constructor: Any, parameter: inspect.Param
     return kind
 
 
+def _is_mapping(value: Any, of: type, to: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, of) and to(entry) for key, entry in value.items())
+
+
+def _is_filled(values: Any) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) > 0
+
+
+# What each attribute of a class must be, and that in words.
+ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
+    "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
+    "transductive": (lambda flag: isinstance(flag, bool), "True or False"),
+    "revision": (lambda number: type(number) is int, "a whole number"),
+    "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
+    "requires": (
+        lambda needs: _is_mapping(needs, str, lambda command: isinstance(command, str)),
+        "module -> the command that installs it",
+    ),
+    "shorthands": (
+        lambda names: _is_mapping(names, str, lambda options: isinstance(options, Mapping)),
+        "name -> the options that it stands for",
+    ),
+    "space": (
+        lambda space: _is_mapping(space, object, lambda values: isinstance(values, (Range, Choices))),
+        "option -> ifsl_bench.Range or ifsl_bench.Choices",
+    ),
+    "grid": (lambda grid: _is_mapping(grid, object, _is_filled), "option -> values to try"),
+}
+
+
 def check_method(method: type[Method]) -> None:
     """Holds a plugin's class against the contract before anything is computed.
 
     Raises:
-        UserError: abstract, an unknown head, options that cannot be set, a space of options it does not have, or an
-            attribute of another type than :class:`Method` says.
+        UserError: abstract, options that cannot be set, a space of options it does not have, or an attribute of another
+            type than :class:`Method` says.
     """
     called = method.__qualname__
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
         raise UserError(f"{called} does not define {', '.join(missing)}")
     if method.forward is Method.forward and method.learn is Method.learn:
         raise UserError(f"{called} defines neither forward nor learn and answer")
-    if not isinstance(method.head, str) or method.head not in ("linear", "cosine"):
-        raise UserError(f"{called}.head is {method.head!r}, expected 'linear' or 'cosine'")
-    if not isinstance(method.schedule, MetaTraining | None):
-        raise UserError(f"{called}.schedule is {method.schedule!r}, expected ifsl_bench.MetaTraining(...) or None")
-    if not isinstance(method.transductive, bool):
-        raise UserError(f"{called}.transductive is {method.transductive!r}, expected True or False")
-    if type(method.revision) is not int:
-        raise UserError(f"{called}.revision is {method.revision!r}, expected a whole number")
-    if not isinstance(method.bibtex, str):
-        raise UserError(f"{called}.bibtex is {method.bibtex!r}, expected the text of a BibTeX entry")
-    needs = method.requires
-    if not isinstance(needs, Mapping) or not all(isinstance(one, str) for pair in needs.items() for one in pair):
-        raise UserError(f"{called}.requires is {needs!r}, expected module -> the command that installs it")
-    known, short = options_of(method), method.shorthands
+    for name, (is_sound, expected) in ATTRIBUTES.items():
+        if not is_sound(value := getattr(method, name)):
+            raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
+    known, space = options_of(method), method.space
     if "episodes" in known:  # labels say that of the evaluation
         raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
-    if not isinstance(short, Mapping) or not all(
-        isinstance(name, str) and isinstance(meant, Mapping) for name, meant in short.items()
-    ):
-        raise UserError(f"{called}.shorthands is {short!r}, expected name -> the options that it stands for")
-    for shorthand, meant in short.items():
+    for shorthand, meant in method.shorthands.items():
         if strange := [key for key in meant if key not in known]:
             raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
-    _check_space(method, known)
-
-
-def _check_space(method: type[Method], known: Mapping[str, Option]) -> None:
-    called, space, grid = method.__qualname__, method.space, method.grid
-    if hasattr(method, "tune"):
-        raise UserError(f"{called}.tune is not read any more; give {called}.space a Range or Choices for each option")
-    if not isinstance(space, Mapping) or not all(isinstance(one, (Range, Choices)) for one in space.values()):
-        raise UserError(f"{called}.space is {space!r}, expected option -> ifsl_bench.Range or ifsl_bench.Choices")
     if strange := [key for key in space if key not in known and key != RATE]:
         raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE!r}")
-    if not isinstance(grid, Mapping) or not all(
-        isinstance(one, Sequence) and not isinstance(one, (str, bytes)) and len(one) for one in grid.values()
-    ):
-        raise UserError(f"{called}.grid is {grid!r}, expected option -> values to try")
-    if strange := [key for key in grid if key not in space or key not in known]:
+    if strange := [key for key in method.grid if key not in space or key not in known]:
         raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
     rate = space_of(method).get(RATE)
     if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):

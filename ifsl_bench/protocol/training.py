@@ -42,8 +42,6 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UserError: unknown name (with the nearest ones), or an impossible value.
         """
-        if not isinstance(given, Mapping):
-            raise UserError(f"training options are given as name -> value, not as {given!r}")
         known = {f.name: f for f in msgspec.structs.fields(cls)}
         for key in given:
             if key not in known:

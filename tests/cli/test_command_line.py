@@ -21,9 +21,8 @@ from rich.cells import cell_len
 
 from ifsl_bench.board import boards
 from ifsl_bench.board.result_folder import packaged_root, stored
-from ifsl_bench.board.terminal import GLUED, fold
+from ifsl_bench.board.terminal import fold
 from ifsl_bench.cli.main import cli
-from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.common.wording import numbers_in_words
 
 TASK = "glyphs-5shot"
@@ -106,15 +105,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(rows, at_ter
         halves = len(re.findall(r"  ± \d+\.\d\d(?!\d)", text))  # in columns of their own, beside a difference
         assert text.count(" ± ") == len(found) + halves + text.count("mean ± 95%"), "every +- stands beside its number"
         assert not [line for line in text.splitlines() if line != line.rstrip()], "no blanks at the end"
-
-
-def test_wide_terminals_show_every_column(rows, at_terminal):
-    _, narrow = at_terminal(80, "table", TASK)
-    _, wide = at_terminal(200, "table", TASK)
-    assert "No room for: " in narrow
-    assert "Delta_b" in narrow.partition("No room for: ")[2]
-    assert "No room for" not in wide
-    assert "Delta_b" in wide
 
 
 def test_what_was_asked_for_in_full_is_shown_in_full(rows, at_terminal):
@@ -231,20 +221,11 @@ def test_folding_counts_the_columns_of_wide_letters():
     assert fold("  two  words", 40)[0].startswith("  two")
 
 
-def test_what_is_glued():
-    assert GLUED.sub("_", "8.2 ± 0.2, p = 0.05, 5 MB and 5 methods") == "8.2_±_0.2, p =_0.05, 5_MB and 5 methods"
-
-
 def test_numbers_in_words():
     assert numbers_in_words(range(1000)) == "0 to 999"
     assert numbers_in_words([3, 0, 1, 2, 7, 7]) == "0 to 3, 7"
     assert numbers_in_words([0, 1, 2]) == "0, 1, 2"
     assert numbers_in_words([]) == ""
-
-
-def test_status_shortens_seeds(rows, call):
-    out = call("status", "c.toml")[1]
-    assert re.search(r"lr on glyphs-5shot, seeds \d+ to 39\b", out)
 
 
 # -- help
@@ -301,17 +282,6 @@ def test_alone_it_prints_its_help(call):
 
 
 # -- logs and figures
-
-
-def test_logs_carry_loss_and_accuracy_in_percent():
-    out = io.StringIO()
-    reporter = LogReporter(out, every=0.0)
-    with reporter.stage("meta-training", 2) as stage:
-        stage.advance(1, loss=1.23456)
-        stage.advance(1, **{"validation accuracy": 74.305})
-    lines = out.getvalue().splitlines()
-    assert lines[1].endswith("  loss 1.235")
-    assert lines[-1].endswith("  loss 1.235  validation accuracy 74.31%")
 
 
 def test_a_run_logs_loss_and_accuracy(here, call):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
 
@@ -192,14 +191,6 @@ def test_gradients_of_unequal_parts_average_to_that_of_the_batch(here, tmp_path,
     mean = torch.stack([gradient(World(rank, size)) for rank in range(size)]).mean(0)
     # the same float32 sums over 32 images, in parts: some ten eps
     torch.testing.assert_close(mean, whole, rtol=1e-5, atol=1e-7)
-
-
-def test_a_batch_that_is_smaller_than_the_processes_are_many_is_refused(here, tmp_path):
-    task = find("clusters.toml:clusters-1shot")[0]
-    dataset = ensure(Home.locate(here / "home"), task.dataset, Reporter())
-    spec = msgspec.structs.replace(task.pretraining, batch=3)
-    with pytest.raises(UserError, match="a batch of 3 images is too small for 4 processes; start fewer"):
-        Trainer(tmp_path / "x", msgspec.structs.replace(task, pretraining=spec), dataset, "linear", 0, CPU, World(0, 4))
 
 
 def test_momentum_comes_back_in_the_layout_of_its_parameter(glyph_features_home, tmp_path):

@@ -72,7 +72,8 @@ def test_a_method_that_breaks_the_contract_is_not_measured(line, run, clusters):
 
 
 def test_one_that_keeps_it_is(run):
-    assert run("pass").summary["acc"]["mean"] > 20
+    """Large logits that differ by little are rounded as large ones are."""
+    assert run("logits = logits + 1e5").summary["acc"]["mean"] > 20
 
 
 def test_what_an_inner_search_leaves_open_is_no_breach(run):
@@ -112,15 +113,6 @@ def test_rounding_where_large_numbers_cancel_is_no_breach(sound, searched):
     else:
         with pytest.raises(UserError, match="depends on the other queries"):
             check_answers(given)
-
-
-def test_every_answer_is_looked_at_not_only_the_first(run):
-    with pytest.raises(UserError, match=r"method 'X' returned logits as ndarray, expected a torch.Tensor"):
-        run("if logits.shape[1] == 1: logits = logits.numpy()")
-
-
-def test_large_logits_that_differ_by_little_are_rounded_as_large_ones_are(run):
-    assert run("logits = logits + 1e5").summary["acc"]["mean"] > 20
 
 
 def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():

@@ -120,16 +120,6 @@ def test_a_second_module_that_changes_is_seen(strange, clusters, recorded):
     assert again.episodes == first.episodes
 
 
-def test_new_code_on_an_old_checkpoint_is_said(strange, clusters, recorded):
-    work = api.workspace(clusters / "home", device="cpu", reporter=recorded)
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
-    api.run(strange("SCALE = 1.0\n"), task, work=work)
-    (folder,) = (path for path in (clusters / "home" / "trained").iterdir() if path.is_dir())
-    for scale in (1.0, 0.5):
-        (job,) = make_jobs(Request([strange(f"SCALE = {scale}\n")], [task]))
-        assert job.has_made(api.trained_facts(folder)) == (scale == 1.0)
-
-
 @pytest.fixture
 def recorded():
     class Recorded(Reporter):

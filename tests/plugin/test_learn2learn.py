@@ -104,17 +104,6 @@ def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
     assert len(numpys.train) == 3
 
 
-def test_one_draw_serves_a_block_of_tasks_that_come_in_order(learn2learn, clusters, work, monkeypatch):
-    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-shared-5shot"), num_tasks=130, work=work).train
-    drawn = []
-    sample = tasks.sampler.sample
-    monkeypatch.setattr(tasks.sampler, "sample", lambda start, count: drawn.append(start) or sample(start, count))
-    for i in range(130):
-        tasks[i]
-        tasks.hidden(i)
-    assert drawn == [0, 64, 128]
-
-
 @pytest.mark.parametrize("order", ["interleaved", "support-first"])
 @pytest.mark.parametrize("name", ["clusters-5shot", "clusters-regular-5shot"])
 def test_tasks_know_their_support(learn2learn, clusters, work, name, order):
@@ -330,12 +319,6 @@ def test_anil_runs_learns_and_is_tuned(learn2learn, clusters, work):
     assert again.episodes == result.episodes
 
 
-@pytest.mark.parametrize("options", [{"inner_steps": 0}, {"inner_rate": 0.0}, {"inner_rate": "inf"}])
-def test_impossible_options_are_refused(learn2learn, clusters, work, options):
-    with pytest.raises(ifsl_bench.UserError, match=next(iter(options))):
-        api.run("anil", named(clusters, "clusters-5shot"), options=options, work=work)
-
-
 # -- without learn2learn
 
 
@@ -390,16 +373,6 @@ def test_a_broken_learn2learn_is_not_called_missing(unloaded, monkeypatch, tmp_p
         (tmp_path / "learn2learn.py").write_text(content)
         with pytest.raises(ifsl_bench.UserError, match=message):
             load()
-
-
-def test_a_folder_of_that_name_is_no_package(unloaded, monkeypatch, tmp_path):
-    (tmp_path / "learn2learn" / "data").mkdir(parents=True)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(sys, "meta_path", [importlib.machinery.PathFinder])
-    assert importlib.util.find_spec("learn2learn") is not None
-    with pytest.raises(ifsl_bench.UserError, match="this needs learn2learn, which is not installed"):
-        load()
-    assert not registry.is_installed("learn2learn")
 
 
 def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_can(clusters, work, monkeypatch):

@@ -127,15 +127,6 @@ def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, cluster
     assert "provenance.distribution" in line
 
 
-def test_a_class_of_a_file_may_not_have_the_name_of_a_shorthand(installed, tmp_path):
-    installed("alien", "new", shorthands=["Short"])
-    (tmp_path / "x.py").write_text("from alien_module import Theirs\nclass Short(Theirs):\n    pass\n")
-    from ifsl_bench.plugin.find_method import find_method
-
-    with pytest.raises(UserError, match="Short has the name of a registered method, short"):
-        find_method(str(tmp_path / "x.py"))
-
-
 def test_a_task_of_ones_own_may_not_have_a_packaged_tasks_name(minimal_task, tmp_path):
     (name,) = (task.name for task in find_in(minimal_task, tmp_path / "first.toml"))
     with pytest.raises(UserError, match=r"second.toml: task 'mini-5shot' is also one that comes with ifsl_bench"):

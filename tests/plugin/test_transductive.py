@@ -83,8 +83,3 @@ def test_transductive_rows_are_ranked_by_themselves_and_marked(board):
     assert any("ranked apart: lwof (stored), protonet (stored)" in note for note in notes_of(board))
     assert notes_of_ranks(board)
     assert "rank 1 of 2" in standing(board, "lwof")[0]
-
-
-def test_a_table_of_transductive_rows_alone_has_ranks(board):
-    rows = [row for row in board.rows if row.transductive]
-    assert [str(place.ranks) for place in Ranking(rows).places] == ["1", "2"]

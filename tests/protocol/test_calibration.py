@@ -183,16 +183,6 @@ def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_me
     assert harmonic(np.zeros(3), np.zeros(3)).tolist() == [0, 0, 0]
 
 
-def test_calibrated_metrics_by_hand():
-    counts = Counts(np.array([20, 25]), np.array([24, 25]), np.array([10, 0]), np.array([20, 5]), 25, 25,
-                    np.array([625, 0]), np.array([18, 20]), np.array([16, 5]))  # fmt: skip
-    values = counts.per_episode()
-    assert values["ausuc"].tolist() == [50.0, 0.0]
-    assert values["calibrated_acc"].tolist() == [68.0, 50.0]
-    assert values["calibrated_delta"] == pytest.approx([-20.0, -10.0])
-    assert values["harmonic"].mean() == pytest.approx(2 * 90 * 20 / 110)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_hits_of_many_biases_are_those_of_each(seed):
     """With margins that equal a bias, and those that no bias reaches."""

@@ -77,31 +77,30 @@ def counts_of(logits, labels) -> SessionCounts:
 
 
 def test_metrics_are_those_of_a_plain_loop(predictions):
-    pairs = answers_of(*predictions)
-    for counts in [counts_of(*predictions)]:
-        for e in range(E):
-            after = {name: counts.after(name)[e] for name in AFTER if name != "harmonic"}
-            for t, met in enumerate(pairs[e]):
-                base, novel = [p for p in met if p[0] < K], [p for p in met if p[0] >= K]
-                of_session = [[y == a for y, a in met if (y - K) // N + 1 == g or (g == 0 and y < K)]
-                              for g in range(t + 1)]  # fmt: skip
-                of_session[0] = [y == a for y, a in base]
-                shares = [share(group) for group in of_session]
-                expected = {
-                    "acc": share(y == a for y, a in met),
-                    "base": share(y == a for y, a in base),
-                    "novel": share(y == a for y, a in novel),
-                    "learned": shares[-1],
-                    "novel_as_base": share(a < K for _, a in novel),
-                    "base_as_novel": share(a >= K for _, a in base),
-                    "gacc": integrate.quad(
-                        lambda w, s=shares, t=t: (w * s[0] + sum(s[1:])) / (w + t) if w + t else s[0], 0, K / N
-                    )[0] / (K / N),
-                }  # fmt: skip
-                for name, value in expected.items():
-                    assert after[name][t] == pytest.approx(value, nan_ok=True), (name, t)
-                assert counts.triangle()[e, t, : t + 1] == pytest.approx(shares)
-                assert np.isnan(counts.triangle()[e, t, t + 1 :]).all()
+    pairs, counts = answers_of(*predictions), counts_of(*predictions)
+    for e in range(E):
+        after = {name: counts.after(name)[e] for name in AFTER if name != "harmonic"}
+        for t, met in enumerate(pairs[e]):
+            base, novel = [p for p in met if p[0] < K], [p for p in met if p[0] >= K]
+            of_session = [[y == a for y, a in met if (y - K) // N + 1 == g or (g == 0 and y < K)]
+                          for g in range(t + 1)]  # fmt: skip
+            of_session[0] = [y == a for y, a in base]
+            shares = [share(group) for group in of_session]
+            expected = {
+                "acc": share(y == a for y, a in met),
+                "base": share(y == a for y, a in base),
+                "novel": share(y == a for y, a in novel),
+                "learned": shares[-1],
+                "novel_as_base": share(a < K for _, a in novel),
+                "base_as_novel": share(a >= K for _, a in base),
+                "gacc": integrate.quad(
+                    lambda w, s=shares, t=t: (w * s[0] + sum(s[1:])) / (w + t) if w + t else s[0], 0, K / N
+                )[0] / (K / N),
+            }  # fmt: skip
+            for name, value in expected.items():
+                assert after[name][t] == pytest.approx(value, nan_ok=True), (name, t)
+            assert counts.triangle()[e, t, : t + 1] == pytest.approx(shares)
+            assert np.isnan(counts.triangle()[e, t, t + 1 :]).all()
 
 
 def test_summaries(predictions):
@@ -164,9 +163,3 @@ def test_averages_and_drops_of_published_rows():
         assert counts.after("acc")[0] == pytest.approx(acc / 100)
         assert counts.of_sequence("acc")[0] == pytest.approx(row["average"], abs=0.0101), row["method"]
         assert counts.of_sequence("pd")[0] == pytest.approx(row["pd"], abs=0.0101), row["method"]
-
-
-def test_counts_are_kept_in_few_bytes(predictions):
-    counts = counts_of(*predictions)
-    assert counts.hits.dtype == np.uint8
-    assert counts.hits.shape == (E, 10)

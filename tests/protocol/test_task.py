@@ -9,20 +9,10 @@ from ifsl_bench.protocol.task import Schedule
 from ifsl_bench.protocol.task_files import find, packaged, parse
 
 
-def test_minimal_file_takes_the_protocol_for_the_rest(minimal_task):
-    (task,) = parse(minimal_task, "x.toml")
-    assert (task.name, task.shots, task.protocol) == ("d-1shot", 1, "separate")
-    assert (task.episode.ways, task.episode.novel_queries, task.episode.base_queries) == (5, 5, 25)
-    assert (task.evaluation.episodes, task.evaluation.validation_episodes) == (2000, 600)
-    assert task.meta_training.steps == 8000
-    assert task.meta_training.schedule == Schedule(rate=1e-3, drops=(4000,))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("shots = 1", "shots = 1\nshot = 2", "unknown field `shot`"),
-        ('name = "d"', 'name = "d"\nmaen = [0.5]', "unknown field `maen`"),
         ("shots = 1", "", "missing required field `shots`"),
         ("shots = 1", 'shots = "one"', "Expected `int`, got `str`"),
         ("shots = 1", "shots = 0", "shots must be at least 1"),
@@ -32,13 +22,10 @@ def test_minimal_file_takes_the_protocol_for_the_rest(minimal_task):
         ("shots = 1", 'shots = 1\nprotocol = "mixed"', "Invalid enum value 'mixed'"),
         ("tasks.d-1shot", 'tasks."D 1"', "a name is lower-case"),
         ('name = "d"', 'name = "../d"', "dataset.name '../d': a name is lower-case"),
-        ("rate = 0.1", "rate = inf", "rate must be positive"),
         ("steps = 1", "steps = 1\nmomentum = -1.0", "momentum must be in [0, 1)"),
         ("steps = 1", "steps = 1\ncrop_padding = -1", "crop_padding must not be negative"),
-        ("steps = 1", "steps = 1\nwieght_decay = 0.1", "did you mean 'weight_decay'"),
         ("rate = 0.1", "rate = 0.1\ndrops = [3, 2]", "drops must ascend"),
         ("rate = 0.1", 'rate = 0.1\ndrops = [3]\nshape = "cosine"', "no place in a cosine"),
-        ("[tasks.d-1shot]", "[episode]\nways = 0\n[tasks.d-1shot]", "ways must be at least 1"),
     ],
 )
 def test_mistakes_are_named(old, new, message, minimal_task):
@@ -51,9 +38,7 @@ def test_mistakes_are_named(old, new, message, minimal_task):
 
 def test_hash_changes_with_what_matters_and_nothing_else(minimal_task):
     (task,) = parse(minimal_task, "x")
-    same = minimal_task.replace("shots = 1", 'shots = 1\ntitle = "T"\ndigest = "x"') + "[dataset2]\n".replace(
-        "[dataset2]\n", ""
-    )
+    same = minimal_task.replace("shots = 1", 'shots = 1\ntitle = "T"\ndigest = "x"')
     same = same.replace('name = "d"', 'name = "d"\nobtain = "somewhere"\nfingerprint = "f"')
     assert parse(same, "x")[0].hash == task.hash
     for old, new in (("steps = 1", "steps = 2"), ("shots = 1", "shots = 2"), ("rate = 0.1", "rate = 0.2")):

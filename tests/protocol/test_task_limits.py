@@ -43,17 +43,12 @@ def test_hostile_toml_is_refused_in_one_line(name):
     ("lines", "message"),
     [
         ("[evaluation]\nepisodes = 1000000000000", "evaluation.episodes must be at most 1,000,000"),
-        ("[evaluation]\nepisodes = 1000001", "evaluation.episodes must be at most 1,000,000"),
-        ("[evaluation]\nvalidation_episodes = 1000000000000", "evaluation.validation_episodes must be at most"),
         ("[evaluation]\nseed = -1", "evaluation.seed must not be negative"),
         ("[evaluation]\nseed = 9223372036854775808", "evaluation.seed must be at most 9,223,372,036,854,775,807"),
         ("[evaluation]\nseed = 1979-05-27", "Expected `int`, got `date`"),
         ("[evaluation]\nseed = 1\nseed = 2", "is not valid TOML: Cannot overwrite a value"),
-        ("[evaluation]\nepisodes = 100.5", "Expected `int`, got `float`"),
         ("[episode]\nways = 1001", "episode.ways must be at most 1,000"),
-        ("[episode]\nnovel_queries = 1000000000000", "episode.novel_queries must be at most 1,000"),
         ("[episode]\nbase_queries = 1000000000000", "episode.base_queries must be at most 5,000"),
-        ("[episode]\nbase_queries = -1", "episode.base_queries must not be negative"),
         ("[meta_training]\nsteps = 1000000000001", "meta_training.steps must be at most 1,000,000,000"),
         ("[meta_training]\nvalidate_every = 0", "meta_training.validate_every must be at least 1"),
         ("[meta_training.schedule]\nrate = nan", "meta_training.schedule.rate must be positive"),
@@ -73,11 +68,6 @@ def test_means_and_deviations_are_finite(key, value, minimal_task):
     text = minimal_task.replace('name = "d"', f'name = "d"\n{key} = {value}')
     with pytest.raises(UserError, match=rf"dataset\.{key} must be"):
         parse(text, "x.toml")
-
-
-def test_changes_are_held_to_the_same_limits():
-    with pytest.raises(UserError, match=r"episode\.ways must be at most 1,000"):
-        find("glyphs-5shot+ways=1001")
 
 
 def test_a_task_file_without_end_is_not_read_to_its_end(tmp_path):

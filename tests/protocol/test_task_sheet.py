@@ -52,10 +52,3 @@ def test_a_frozen_backbone_and_what_it_may_have_seen_are_said(call):
     assert status == 0
     assert "timm:resnet18.a1_in1k, frozen" in out
     assert "novel classes" in out.partition("\nseen")[2].partition("\n")[0]
-
-
-def test_mistakes_are_told_in_a_line(call):
-    for name, words in (("glyphs-5shto", "did you mean 'glyphs-5shot'"), ("nothing.toml", "nothing.toml")):
-        status, out, err = call("tasks", name)
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert words in err

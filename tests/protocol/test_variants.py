@@ -56,20 +56,12 @@ def test_names_and_changes():
         ("glyphs-5shot+ways=2+ways=3", "ways is there twice"),
         ("glyphs-5shot+base-classes=1", "base_classes must be at least 2"),
         ("glyphs-5sht+ways=2", "did you mean 'glyphs-5shot'"),
+        ("glyphs-5shot+ways=1001", r"episode\.ways must be at most 1,000"),
     ],
 )
 def test_mistakes_in_names(name, message):
     with pytest.raises(UserError, match=message):
         find(name)
-
-
-def test_two_sources_of_one_change_are_refused():
-    with pytest.raises(UserError, match="says ways=10 already"):
-        find("glyphs-5shot+ways=10", Change(ways=10))
-    with pytest.raises(UserError, match="did you mean 'ways'"):
-        make_change({"way": 3})
-    with pytest.raises(UserError, match="not True"):
-        make_change({"ways": True})
 
 
 def test_a_change_is_in_the_name_the_hash_and_the_episodes():
@@ -131,18 +123,6 @@ def test_mistakes_in_derived_tasks(minimal_task, text, message):
     with pytest.raises(UserError, match=r"x\.toml") as error:
         parse(minimal_task + text, "x.toml")
     assert message in str(error.value)
-
-
-def test_regular_tasks_are_like_their_originals_but_for_the_base_classes():
-    for name in ("glyphs", "mini", "tiered"):
-        for shots in (1, 5):
-            regular, plain = packaged()[f"{name}-regular-{shots}shot"], packaged()[f"{name}-{shots}shot"]
-            assert regular.kind is REGULAR
-            assert (regular.shots, regular.episode.ways, regular.protocol) == (shots, 5, plain.protocol)
-            assert (regular.dataset, regular.pretraining) == (plain.dataset, plain.pretraining)
-            assert regular.pools("test") == ("novel/test",)
-            assert plain.pools("test") == ("novel/test", "base/test")
-    assert packaged()["mini-regular-5shot"].pools("train") == ("base/train",)
 
 
 def test_the_variant_in_the_docs_is_read():
@@ -297,22 +277,6 @@ def test_episodes_that_cannot_be_drawn_cost_no_pretraining(here, call):
     assert status == 2
     assert "need 5 base queries, base/train has 0 images for them" in err
     assert call("run", "--method", "protonet", *options)[0] == 0
-
-
-def test_a_plan_refuses_what_cannot_be_drawn(call):
-    """Nothing is prepared: what is known is how many classes and images the data set will have."""
-    for arguments, message in (
-        (["--ways", "99999999999999999999"], "ways must be 1,000,000 at most"),
-        (["--ways", "1000"], "need 1,000 novel classes, novel/test has"),
-        (
-            ["--queries", "1000"],
-            "need 1,005 images of a novel class (5 shots + 1,000 queries), class number 0 of novel/test has 60",
-        ),
-        (["--base-classes", "1000"], "a task of 1000 cannot be made of it"),
-    ):
-        status, out, err = call("run", "--method", "imprint", "--task", "glyphs-5shot", "--dry-run", *arguments)
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert message in err
 
 
 def test_classes_of_unequal_size_keep_their_images(tmp_path):
