@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home, check_writable
 from ifsl_bench.data.preparing.outline import data_of
@@ -23,7 +21,7 @@ from ifsl_bench.protocol.task import Task
 from ifsl_bench.scheduler.executors import Executor, Here, check_sendable
 from ifsl_bench.scheduler.graph import Graph, Node, graph_of
 from ifsl_bench.scheduler.logs import log_path
-from ifsl_bench.scheduler.loop import Failure, FailureWatch, Watch, schedule
+from ifsl_bench.scheduler.loop import Failure, Watch, schedule
 from ifsl_bench.scheduler.work import Setting
 from ifsl_bench.store.stored import put_aside
 
@@ -90,7 +88,7 @@ def run_campaign(
 
 def _watch(jobs: Sequence[Job], work: Workspace, executor: Executor | None) -> AbstractContextManager[Watch]:
     if executor is None:
-        return nullcontext(FailureWatch(work.reporter, alone=len(jobs) == 1))
+        return nullcontext(Watch(work.reporter, alone=len(jobs) == 1))
     from ifsl_bench.campaigns.watching import watching
 
     return watching(work.reporter, executor.count)
@@ -136,10 +134,9 @@ def workers_for(
     from ifsl_bench.scheduler.local_workers import LocalWorkers
 
     check_sendable(jobs)
-    setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex, str(work.curves or ""))
     if numbers is None and work.device.type == "cuda" and work.device.index is None and count:
         numbers = list(range(min(count, torch.cuda.device_count())))
-    return LocalWorkers(setting, count or len(numbers or ()), numbers)
+    return LocalWorkers(Setting.of(work, device), count or len(numbers or ()), numbers)
 
 
 def numbers_in(listed: str) -> list[int]:

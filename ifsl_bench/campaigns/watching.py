@@ -15,7 +15,7 @@ from ifsl_bench.jobs.rates import seconds_together
 from ifsl_bench.jobs.training import JobStage
 from ifsl_bench.scheduler.graph import Graph, Node
 from ifsl_bench.scheduler.logs import Event
-from ifsl_bench.scheduler.loop import FailureWatch, Watch
+from ifsl_bench.scheduler.loop import Watch
 from ifsl_bench.scheduler.work import Outcome
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Live(FailureWatch):
+class Live(Watch):
     """One line for the whole run, redrawn; what several workers warn of is said once."""
 
     def __init__(self, reporter: Reporter, workers: int) -> None:

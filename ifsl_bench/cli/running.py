@@ -72,7 +72,7 @@ class How:
         if self.cluster and not self.checkpoint:
             if self.jobs or self.devices:
                 raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
-            from ifsl_bench.scheduler.cluster_file import read_cluster
+            from ifsl_bench.scheduler.cluster import read_cluster
 
             read_cluster(self.cluster)
 

@@ -110,8 +110,11 @@ class LogReporter(Reporter):
         self.out, self.every, self.verbose = out or sys.stderr, every, verbose
 
     def line(self, text: str) -> None:
-        """Writes a line."""
-        print(text, file=self.out, flush=True)
+        """Writes a line; raises :class:`Unheard` where who reads it is gone."""
+        try:
+            print(text, file=self.out, flush=True)
+        except ConnectionError as error:
+            raise Unheard("nobody listens") from error
 
     def say(self, text: str) -> None:
         if self.verbose:

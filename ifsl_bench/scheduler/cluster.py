@@ -1,32 +1,151 @@
-"""Starts the cluster that ``--cluster`` describes, or connects to one that runs."""
+"""The cluster of ``--cluster``: a Dask scheduler's address, or a TOML file with a class of cluster and its arguments.
+
+Dask is imported where a cluster is asked for and not before.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
 import os
 import shlex
-import shutil
-import socket
+import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from tempfile import _TemporaryFileWrapper
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
+import msgspec
 import psutil
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.scheduler.cluster_file import ADDRESS, CLASSES, LOCAL, ClusterSpec, dask
-from ifsl_bench.scheduler.worker_check import DAEMON
+from ifsl_bench.common.limits import CLUSTER_FILE
+from ifsl_bench.common.toml import held, parsed, text_of
+from ifsl_bench.protocol.limits import MOST_WORKERS
+from ifsl_bench.scheduler.worker_check import ACCELERATOR
 
+INSTALL = 'pip install "ifsl_bench[cluster]"'
+LOCAL = "LocalCluster"
+LOCAL_ARGUMENTS = ("n_workers", "threads_per_worker", "memory_limit", "host", "interface", "preload", "local_directory")
+DECIDED_HERE = ("asynchronous", "job_cls", "loop", "protocol", "scheduler_cls", "security")  # of clusters of jobs
 PATIENCE = 10.0  # seconds to wait for a scheduler's answer
 GRACE = 2.0  # seconds that workers have to end by themselves
 STATUS_PAGE = "127.0.0.1:0"  # of the scheduler: for this machine alone, at any free port
-SHELL = (f"export {DAEMON}", "export OMP_WAIT_POLICY=PASSIVE")  # before a worker starts in a job
+SHELL = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts in a job
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cluster that runs, or one to start.
+
+    Attributes:
+        address: of a scheduler that runs; "" for a cluster to start.
+        kind: the class of a cluster to start; :data:`LOCAL`, or one of dask_jobqueue's.
+        arguments: of the class.
+        security: ``True`` for keys made for this one cluster; else files of keys by the names that
+            ``distributed.Security`` has for them, empty for none.
+    """
+
+    address: str = ""
+    kind: Literal[
+        "", "LocalCluster", "SLURMCluster", "PBSCluster", "SGECluster", "LSFCluster", "OARCluster", "MoabCluster",
+        "HTCondorCluster",
+    ] = msgspec.field(name="class", default="")  # fmt: skip
+    arguments: dict[str, Any] = {}
+    security: bool | dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The cluster as messages call it."""
+        return self.address or self.kind
+
+    @property
+    def count(self) -> int:
+        """The number of workers to start; 0 where others decide it."""
+        return int(self.arguments.get("n_workers", 0))
+
+    @property
+    def accelerators(self) -> bool:
+        """True where the workers of a cluster to start declare an accelerator."""
+        return f"{ACCELERATOR}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
+
+
+def dask(module: str = "distributed") -> ModuleType:
+    """A module of the extra; raises :class:`UserError` where it is not installed."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"--cluster needs {module}, which cannot be imported ({error}); to install it: {INSTALL}"
+        ) from error
+    finally:  # dask_jobqueue has the whole process exit, with status 0, at Ctrl-C
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def read_cluster(name: str) -> ClusterSpec:
+    """What follows ``--cluster``.
+
+    Args:
+        name: ``tcp://host:port``, ``tls://host:port``, or the path of a TOML file.
+
+    Raises:
+        UserError: neither; no such file; an unknown class or key; the extra is not installed.
+    """
+    dask()
+    if "://" in name:
+        return _checked(ClusterSpec(name), "--cluster")
+    if not name.endswith(".toml"):
+        raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
+    path = Path(os.path.expanduser(name))
+    raw = parsed(text_of(path, "cluster file", CLUSTER_FILE), name, CLUSTER_FILE)
+    if isinstance(kind := raw.get("class"), str):
+        raw["class"] = kind.rpartition(".")[2]
+    spec = held(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
+    if isinstance(spec.security, dict):
+        files = {key: str(path.absolute().parent / os.path.expanduser(file)) for key, file in spec.security.items()}
+        spec = msgspec.structs.replace(spec, security=files)
+    return _checked(spec, name)
+
+
+def _checked(spec: ClusterSpec, where: str) -> ClusterSpec:
+    if bool(spec.address) == bool(spec.kind):
+        raise UserError(f'{where}: give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"')
+    if spec.address:
+        if not _is_address(spec.address):
+            raise UserError(
+                f"{where}: a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
+            )
+        if spec.arguments or spec.security is True:
+            raise UserError(f"{where}: a scheduler that runs takes no [arguments], and files of keys as [security]")
+        if bool(spec.security) != spec.address.startswith("tls://"):
+            raise UserError(f"{where}: an address that begins with tls:// needs keys, and no other does: a TOML file "
+                            "with address and [security], see docs/cluster.md")  # fmt: skip
+        return spec
+    for argument in spec.arguments:
+        if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL else argument in DECIDED_HERE:
+            raise UserError(f"{where}: {argument} is no argument of {spec.kind} that a file can give")
+    if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
+        raise UserError(f"{where}: say in [arguments] how many workers {spec.kind} shall start: n_workers = 4")
+    if spec.kind != LOCAL:
+        dask("dask_jobqueue")
+    return spec
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("tcp", "tls") and bool(url.hostname and url.port) and not (url.path or url.query)
+    except ValueError:
+        return False
 
 
 class Cluster:
@@ -34,13 +153,10 @@ class Cluster:
 
     Attributes:
         client: of Dask.
-        name: how messages call it.
-        count: how many workers were asked for; 0 where others decide that.
     """
 
-    def __init__(self, client: Any, name: str, started: Any = None, count: int = 0) -> None:
-        self.client, self.name, self.count = client, name, count
-        self._started, self._failures = started, getattr(started, "failures", [])
+    def __init__(self, spec: ClusterSpec, client: Any, started: Any = None) -> None:
+        self.spec, self.client, self._started = spec, client, started
 
     def mend(self, alive: int) -> None:
         """Asks for workers in place of those that are gone, where the cluster is ours.
@@ -48,10 +164,10 @@ class Cluster:
         Raises:
             UserError: the queueing system refuses jobs; with its own words.
         """
-        if self._failures:
-            raise UserError(f"{self.name}: {self._failures[-1]}")
-        if self.count and alive < self.count:
-            self._started.scale(self.count)  # what has been asked for already is not asked for again
+        if failures := getattr(self._started, "failures", []):
+            raise UserError(f"{self.spec.name}: {failures[-1]}")
+        if alive < self.spec.count:
+            self._started.scale(self.spec.count)  # what has been asked for already is not asked for again
 
     @property
     def alive(self) -> bool:
@@ -70,169 +186,125 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterat
         UserError: the scheduler does not answer, or the cluster cannot be started.
     """
     distributed = dask()
-    settings = {
-        "distributed.worker.daemon": False,  # workers decode images in processes of their own
-        "distributed.nanny.pre-spawn-environ": {},  # threads are the stages' business, see keep_freed_memory for malloc
-    }
+    settings: dict[str, Any] = {
+        "distributed.nanny.pre-spawn-environ": {}
+    }  # threads and malloc are the stages' business
     with contextlib.ExitStack() as stack:
         stack.enter_context(dask("dask").config.set(settings))
-        stack.enter_context(_silent("distributed", "tornado.application", "asyncio"))
-        if spec.address:
-            client = _connect(spec)
-            stack.callback(client.close, timeout=2)
-            _warn_of_open(spec.address, spec.address, warn)
-            yield Cluster(client, spec.address)
-            return
-        started = _start(spec, home)
-        stack.callback(_end, started)
-        client = distributed.Client(started, timeout=PATIENCE, set_as_default=False)
-        stack.callback(client.close, timeout=2)
-        for listener in started.scheduler.listeners:
-            _warn_of_open(listener.listen_address, f"the scheduler of {spec.name}", warn)
-        yield Cluster(client, spec.name, started, spec.count)
-
-
-def _connect(spec: ClusterSpec) -> Any:
-    distributed = dask()
-    security = distributed.Security(**spec.security, require_encryption=True) if spec.security else None  # type: ignore[arg-type]
-    if spec.address.startswith("tls://") and not spec.security and not distributed.Security().tls_ca_file:
-        raise UserError(f"{spec.address} needs keys: give --cluster a TOML file with address and [security], "
-                        "see docs/cluster.md") from None  # fmt: skip
-    match = ADDRESS.fullmatch(spec.address)
-    assert match is not None, "checked when it was read"
-    try:
-        # Dask tries again until its time is up, even where nobody listens.
-        socket.create_connection((match["host"].strip("[]"), int(match["port"])), PATIENCE).close()
-    except OSError as error:
-        raise UserError(f"no scheduler answers at {spec.address}: {error.strerror or error}") from error
-    answer: Future[Any] = Future()
-
-    def connect() -> None:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+        started = None
         try:
-            answer.set_result(
-                distributed.Client(spec.address, security=security, timeout=PATIENCE, set_as_default=False)
+            security = _security(spec)
+            if spec.address:
+                asyncio.run(_greet(spec, security))
+            else:
+                started = _start(spec, home, security)
+                stack.callback(_end, started)
+            client = distributed.Client(
+                started or spec.address, security=security, timeout=PATIENCE, set_as_default=False
             )
-        except Exception as error:
-            answer.set_exception(error)
+        except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
+            what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
+            why = str(error.__cause__ or error) or type(error).__name__
+            raise UserError(f"{what} {spec.name}: {why.splitlines()[0]}") from error
+        stack.callback(client.close, timeout=2)
+        for address in (
+            [listener.listen_address for listener in started.scheduler.listeners] if started else [spec.address]
+        ):
+            if _is_open(address):
+                warn(f"the scheduler of {spec.name} listens at {address} without TLS: whoever reaches it runs programs "
+                     "as you; see docs/cluster.md")  # fmt: skip
+        yield Cluster(spec, client, started)
 
-    # Dask waits for ever for what takes its greeting and says nothing, as a web server does.
-    threading.Thread(target=connect, daemon=True).start()
-    try:
-        return answer.result(2 * PATIENCE)
-    except TimeoutError:
-        why = "it says nothing"
-    except Exception as error:
-        why = str(error.__cause__ or error).splitlines()[0]
-    raise UserError(f"what listens at {spec.address} does not answer as a scheduler: {why}")
 
-
-def _start(spec: ClusterSpec, home: Home) -> Any:
-    """The cluster of a class and arguments."""
-    distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind)
-    arguments: dict[str, Any] = dict(spec.arguments)
-    if spec.kind == LOCAL:
-        arguments = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL} | arguments
-    else:
-        arguments = _for_jobs(spec, kind, home)
+def _security(spec: ClusterSpec) -> Any:
+    """The keys of a cluster; None without any."""
+    security = dask().Security
     if spec.security is True:
-        arguments["security"] = distributed.Security.temporary()
-    elif spec.security:
-        arguments["security"] = distributed.Security(**spec.security, require_encryption=True)
-    try:
-        started = kind(**arguments)
-    except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
-        raise UserError(f"{spec.name}: {spec.kind} cannot be started: {str(error).splitlines()[0]}") from error
-    started.failures = getattr(arguments.get("job_cls"), "failures", [])
+        return security.temporary()
+    if not spec.security:
+        return None
+    assert isinstance(spec.security, dict)
+    keys = security(**spec.security, require_encryption=True)
+    for role in ("client",) if spec.address else ("client", "scheduler", "worker"):
+        if keys.get_connection_args(role)["ssl_context"] is None:  # reads the files
+            raise ValueError(f"[security] lacks tls_ca_file, tls_{role}_cert or tls_{role}_key")
+    return keys
+
+
+async def _greet(spec: ClusterSpec, security: Any) -> None:
+    """Asks a scheduler who it is. A client would wait for ever for what takes its greeting and says nothing."""
+    arguments = security.get_connection_args("client") if security else None
+    async with dask().rpc(spec.address, connection_args=arguments, timeout=PATIENCE) as scheduler:
+        await asyncio.wait_for(scheduler.identity(), PATIENCE)
+
+
+def _start(spec: ClusterSpec, home: Home, security: Any) -> Any:
+    """The cluster of a class and arguments."""
+    arguments: dict[str, Any] = {"security": security} if security else {}
+    if spec.kind == LOCAL:
+        defaults = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL}
+        return dask().LocalCluster(**defaults, **arguments, **spec.arguments)
+    kind = getattr(dask("dask_jobqueue"), spec.kind)
+    failures: list[str] = []
+    arguments |= _for_jobs(spec.arguments, kind.job_cls, failures, home)
+    if spec.security is True:  # keys made for this one cluster, in files that the jobs read
+        folder = home.cache / "keys"
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+        arguments.setdefault("shared_temp_directory", str(folder))
+    started = kind(**arguments)
+    started.failures = failures
     return started
 
 
-def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
-    """Arguments of a cluster of jobs, with what all of ours need: see :data:`SHELL`, and where logs and keys are."""
-    command = shlex.split(kind.job_cls.submit_command)[0]
-    if shutil.which(command) is None:
-        raise UserError(f"{spec.name}: {spec.kind} needs the command {command}, which is not on this machine")
+def _for_jobs(given: Mapping[str, Any], job: Any, failures: list[str], home: Home) -> dict[str, Any]:
+    """Arguments of a cluster of jobs, with what all of ours need: see :data:`SHELL`, and where logs are."""
+    command = shlex.split(job.submit_command)[0]
 
-    class Job(kind.job_cls):
+    class Job(job):
         """Remembers why a job could not be submitted; Dask would only log it."""
-
-        failures: list[str] = []  # noqa: RUF012
 
         async def start(self) -> None:
             try:
                 await super().start()
             except Exception as error:
-                said = [line for line in str(error).splitlines() if line.strip()]
-                self.failures.append(f"{command} refuses a job: {said[-1] if said else type(error).__name__}")
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                failures.append(f"{command} refuses a job: {lines[-1] if lines else type(error).__name__}")
                 raise
 
-    arguments: dict[str, Any] = {"log_directory": str(home.logs / "cluster"), "job_cls": Job} | dict(spec.arguments)
-    options: dict[str, Any] = arguments.get("scheduler_options", {})
-    prologue: list[str] = arguments.get("job_script_prologue", [])
-    arguments["scheduler_options"] = {"dashboard_address": STATUS_PAGE} | options
-    arguments["job_script_prologue"] = [*SHELL, *prologue]
-    if spec.security is True:  # keys made for this one cluster, in files that the jobs read
-        arguments.setdefault("shared_temp_directory", str(_private(home.cache / "keys")))
-    return arguments
-
-
-def _private(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chmod(folder, 0o700)
-    return folder
+    return {
+        "log_directory": str(home.logs / "cluster"),
+        **given,
+        "job_cls": Job,
+        "scheduler_options": {"dashboard_address": STATUS_PAGE, **given.get("scheduler_options", {})},
+        "job_script_prologue": [SHELL, *given.get("job_script_prologue", ())],
+    }
 
 
 def _end(started: Any) -> None:
     """Ends a cluster; worker processes that take longer than a moment are killed."""
-    processes = [process for worker in list(started.workers.values()) for process in _processes(worker)]
+    processes: list[psutil.Process] = []
+    for worker in started.workers.values():
+        with contextlib.suppress(AttributeError, TypeError, psutil.Error):  # that of a job has no process here
+            process = psutil.Process(worker.pid)
+            processes += [*process.children(recursive=True), process]
     with contextlib.suppress(Exception):  # whatever it says, there is nobody left to hear it
         started.close(timeout=GRACE)
     started.shutdown_on_close = False  # at the end of Python Dask would wait again
-    for file in _key_files(started):  # which would stay where this process ends before Python takes it apart
-        file.close()
+    for value in vars(started).values():
+        if isinstance(value, _TemporaryFileWrapper):  # a key, which goes with it; Python may end before it would
+            value.close()
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()  # which is known by its start too, not by a number that another may have by now
 
 
-def _key_files(started: Any) -> list[Any]:
-    """The open files of keys that a cluster of jobs has made for itself; to close one removes it."""
-    return [value for value in vars(started).values() if isinstance(value, _TemporaryFileWrapper)]
-
-
-def _processes(worker: Any) -> list[psutil.Process]:
-    """Lists the processes of a worker on this machine."""
+def _is_open(address: str) -> bool:
+    """Tells whether other machines could send work to a scheduler, which runs whatever it is sent."""
+    url = urlsplit(address)
     try:
-        process = psutil.Process(worker.pid)
-        return [*process.children(recursive=True), process]
-    except (AttributeError, TypeError, psutil.Error):
-        return []
-
-
-def _warn_of_open(address: str, name: str, warn: Callable[[str], None]) -> None:
-    """A scheduler runs whatever it is sent."""
-    match = ADDRESS.fullmatch(address)
-    if match and match["protocol"] == "tcp" and not _is_loopback(match["host"].strip("[]")):
-        warn(f"{name} listens at {address} without TLS: whoever reaches it runs programs as you; see docs/cluster.md")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
+        return url.scheme == "tcp" and not ipaddress.ip_address(url.hostname or "").is_loopback
     except ValueError:
-        return host == "localhost"
-
-
-@contextlib.contextmanager
-def _silent(*names: str) -> Iterator[None]:
-    """Silences some loggers, and those below them, which have levels of their own."""
-    there = [
-        name for name in logging.root.manager.loggerDict if name.startswith(tuple(f"{parent}." for parent in names))
-    ]
-    before = {name: logging.getLogger(name).level for name in (*names, *there)}
-    for name in before:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        return url.hostname != "localhost"

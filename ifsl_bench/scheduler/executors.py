@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,7 +53,9 @@ class Executor(ABC):
     in_order = False
     """Whether nodes are handed out job by job, so that one job ends before the next begins; else by how many results
     wait for them."""
-    places: list[Place]
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = list(places)
 
     @property
     def count(self) -> int:
@@ -70,7 +72,7 @@ class Executor(ABC):
         assert place is not None
         place.node = node
         try:
-            place.future = self._send(place, node)
+            place.future = self._send(place, node, max(place.threads, node.wants.threads))
         except (OSError, BrokenExecutor) as error:  # no memory for another process, or one that ended while it was idle
             place.future = Future()
             place.future.set_exception(error)
@@ -97,8 +99,8 @@ class Executor(ABC):
         """Ends all places, and what they run."""
 
     @abstractmethod
-    def _send(self, place: Place, node: Node) -> Any:
-        """Starts the node in a place; returns a future of its outcome."""
+    def _send(self, place: Place, node: Node, share: int) -> Any:
+        """Starts the node in a place, with so many cores; returns a future of its outcome."""
 
     @abstractmethod
     def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
@@ -107,21 +109,19 @@ class Executor(ABC):
     def _place_for(self, node: Node) -> Place | None:
         """An idle place on a machine with room; accelerators are left to those that want one, and what the nodes before
         have opened to those that go on with it."""
-        wants = node.wants
         in_use = {place.device for place in self.places if place.node and place.node.wants.accelerator}
         places = [place for place in self.places if place.node is None and self._has_room(place.host, node)]
-        if wants.accelerator:
+        if node.wants.accelerator:
             places = [place for place in places if place.device and place.device not in in_use]
         return min(places, key=lambda p: (bool(p.device), p.last not in node.needs, -p.threads), default=None)
 
     def _has_room(self, host: str, node: Node) -> bool:
         """Tells whether a machine has cores and memory for one more node; an idle machine takes any."""
         places = [place for place in self.places if place.host == host]
-        running = [place.node.wants for place in places if place.node is not None]
-        threads = node.wants.threads + sum(wants.threads for wants in running)
-        memory = node.wants.memory + sum(wants.memory for wants in running)
+        wants = [node.wants, *(place.node.wants for place in places if place.node)]
+        threads, memory = sum(w.threads for w in wants), sum(w.memory for w in wants)
         enough = threads <= sum(p.threads for p in places) and memory <= sum(p.memory for p in places)
-        return not running or enough
+        return len(wants) == 1 or enough
 
 
 class Here(Executor):
@@ -134,15 +134,14 @@ class Here(Executor):
     in_order = True
 
     def __init__(self, work: Workspace) -> None:
+        super().__init__([Place(HERE)])
         self.relay, self.reporter = Relay(work.reporter), work.reporter
         self.work = replace(work, reporter=self.relay)
         self.errors: dict[str, Exception] = {}
-        self.places = [Place(HERE)]
 
-    def _send(self, place: Place, node: Node) -> Future[Outcome]:
+    def _send(self, place: Place, node: Node, share: int) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         outcome, error = attempt(node, self.work, self.relay, self.reporter)
-        self.errors.pop(node.key, None)  # it may go better the second time
         if error is not None:
             self.errors[node.key] = error
         future.set_result(outcome)
@@ -155,13 +154,14 @@ class Here(Executor):
 def check_sendable(jobs: Iterable[Job]) -> None:
     """Raises :class:`UserError` where another process could not load a job's method."""
     for method, job in {job.method: job for job in jobs}.items():
-        remedy = f"move it to a file (file.py:{method.__name__}), or run with --jobs 1"
+        why = ""
         if method.__module__ == "__main__" and not job.chosen.file:
-            raise UserError(f"method {job.name!r} is defined in a notebook or script, where other processes cannot "
-                            f"find it: {remedy}")  # fmt: skip
+            why = "is defined in a notebook or script, where other processes cannot find it"
         try:
             pickle.dumps(job)
         except Exception as error:
+            why = why or f"cannot be handed to other processes ({plainly(error)})"
+        if why:
             raise UserError(
-                f"method {job.name!r} cannot be handed to other processes ({plainly(error)}): {remedy}"
-            ) from error
+                f"method {job.name!r} {why}: move it to a file (file.py:{method.__name__}), or run with --jobs 1"
+            )

@@ -27,9 +27,7 @@ from ifsl_bench.scheduler.work import Outcome, Setting, packed, plainly, run_pac
 if TYPE_CHECKING:
     import loky
 
-STARTS = 3  # workers in a row that die before they are ready, after which nothing is tried any more
 MEMORY = 0.9  # of the memory that is free at the beginning, for all workers together
-LONG = 1 << 20  # bytes of a worker's log, after which it is begun anew
 
 
 class LocalWorkers(Executor):
@@ -47,46 +45,32 @@ class LocalWorkers(Executor):
     """
 
     def __init__(self, setting: Setting, count: int, devices: Sequence[int] | None = None) -> None:
-        self.setting = setting
         seen = [visible(device) for device in devices] if devices else [HERE]
         share, memory = max(1, setting.cores // count), MEMORY * psutil.virtual_memory().available / count
-        self.places = [Place(str(n), "", share, memory, seen[n % len(seen)]) for n in range(count)]
+        super().__init__([Place(str(n), "", share, memory, seen[n % len(seen)]) for n in range(count)])
+        self.setting = setting
         self._pools: dict[str, loky.ProcessPoolExecutor] = {}
-        self._ready: dict[str, Future[int]] = {}  # done when a pool's process has started
-        self._unready = 0  # starts that failed since one went well
         self._theirs, self._ours = Pipe(duplex=False)  # says nothing, and closes where this process ends
 
-    def _send(self, place: Place, node: Node) -> Future[Outcome]:
+    def _send(self, place: Place, node: Node, share: int) -> Future[Outcome]:
         with _no_interrupts():  # nor are they heard by what is started meanwhile
             if place.name not in self._pools:
-                self._start(place)
-            share = max(place.threads, node.wants.threads)
+                self._pools[place.name] = self._start(place)
             return self._pools[place.name].submit(run_packed, packed(node), node.key, self.setting, share)
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: Place) -> loky.ProcessPoolExecutor:
+        import loky
+
         # No modules from the current folder; and a process that has read large data has not lost memory.
         environment = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
         if place.device != HERE:
             environment["CUDA_VISIBLE_DEVICES"] = place.device
-        import loky
-        from loky.backend import resource_tracker
-
-        with _environment({"PYTHONWARNINGS": "ignore"}):  # no remarks as it cleans up after a parent that was killed
-            resource_tracker.ensure_running()
         about = self._theirs, self.setting, place.name
-        pool = loky.ProcessPoolExecutor(1, initializer=_begin_worker, initargs=about, env=environment)
-        self._pools[place.name] = pool
-        self._ready[place.name] = pool.submit(os.getpid)
+        return loky.ProcessPoolExecutor(1, initializer=_begin_worker, initargs=about, env=environment)
 
     def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
-        ready = self._ready.pop(place.name, None)
-        started = ready is not None and ready.done() and ready.exception() is None
-        self._unready = 0 if started else self._unready + 1
         if (pool := self._pools.pop(place.name, None)) is not None:
             pool.shutdown(wait=False, kill_workers=True)
-        if self._unready >= STARTS:
-            raise UserError(f"worker processes end as they start: run with --jobs 1, or see what they say in "
-                            f"{self.setting.home.logs / 'workers'}") from error  # fmt: skip
         if isinstance(error, BrokenExecutor):
             return Outcome(node.key, "lost", f"its worker {_end(str(error))}")
         return Outcome(node.key, "lost", f"its worker cannot be started ({plainly(error)})")
@@ -129,32 +113,18 @@ def _end_with(parent: Connection) -> None:
 def print_to(setting: Setting, name: str) -> None:
     """Sends what methods and libraries print in this process to a file: standard output is for tables.
 
-    It goes behind what is there, which may be of another run that is not over, until that is long.
+    Another run that is not over may write to the same one.
     """
     try:
         path = setting.home.logs / "workers" / f"{name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        if os.fstat(target).st_size > LONG:
-            os.ftruncate(target, 0)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o644)
     except OSError:
         target = os.open(os.devnull, os.O_WRONLY)
     sys.stdout.flush()
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
-
-
-@contextmanager
-def _environment(more: dict[str, str]) -> Iterator[None]:
-    """Variables that a process started inside inherits."""
-    before = dict(os.environ)
-    os.environ.update(more)
-    try:
-        yield
-    finally:
-        for name in more:
-            os.environ.pop(name) if name not in before else os.environ.update({name: before[name]})
 
 
 @contextmanager
@@ -174,7 +144,6 @@ def _no_interrupts() -> Iterator[None]:
 def visible(device: int) -> str:
     """Returns the name that CUDA_VISIBLE_DEVICES has for the device of a number."""
     if (there := torch.cuda.device_count()) <= device:
-        seen = f"sees {there} CUDA devices here, numbered from 0" if there else "sees no CUDA device here; --jobs N"
-        raise UserError(f"--devices {device}: PyTorch {seen}" + ("" if there else " is for the processor's cores"))
+        raise UserError(f"--devices {device}: PyTorch sees {there} CUDA devices here, numbered from 0")
     names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return names[device].strip() if names else str(device)

@@ -21,7 +21,7 @@ import msgspec
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.owners import writer
-from ifsl_bench.common.progress import Reporter, Stage, Unheard, figures_in_words
+from ifsl_bench.common.progress import Reporter, Stage, figures_in_words
 
 EVERY = 2.0  # seconds from one line of progress to the next
 BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
@@ -149,29 +149,23 @@ class Log(Reporter):
 
     def say(self, text: str) -> None:
         self.write("say", text)
-        with _listened_to():
-            self.to.say(text)
+        self.to.say(text)
 
     def warn(self, text: str) -> None:
         self.write("warn", text)
-        with _listened_to():
-            self.to.warn(text)
+        self.to.warn(text)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
-        with contextlib.ExitStack() as open_stage:
-            with _listened_to():
-                told = open_stage.enter_context(self.to.stage(title, total, done))
-            written = _Written(self, title, total, done, told)
-            yield written  # what goes wrong here is the stage's own
+        with self.to.stage(title, total, done) as shown:
+            written = _Written(self, title, total, done, shown)
+            yield written
             written.write("end")
-            with _listened_to():
-                open_stage.close()
 
 
 class _Written(Stage):
-    def __init__(self, log: Log, title: str, total: int, done: int, told: Stage) -> None:
-        self.log, self.title, self.total, self.done, self.told = log, title, total, done, told
+    def __init__(self, log: Log, title: str, total: int, done: int, shown: Stage) -> None:
+        self.log, self.title, self.total, self.done, self.shown = log, title, total, done, shown
         self.figures: dict[str, float] = {}
         self.last = 0.0  # time of the last line
         self.write("stage")
@@ -186,14 +180,4 @@ class _Written(Stage):
         if (now := time.monotonic()) - self.last >= EVERY:
             self.last = now
             self.write("advance")
-        with _listened_to():
-            self.told.advance(amount, **figures)
-
-
-@contextmanager
-def _listened_to() -> Iterator[None]:
-    """Turns the loss of the connection to who listens, and nothing else, into :class:`Unheard`."""
-    try:
-        yield
-    except ConnectionError as error:
-        raise Unheard("nobody listens") from error
+        self.shown.advance(amount, **figures)

@@ -6,7 +6,7 @@ from its last checkpoint; one that failed takes with it what waits for it, and n
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import math
 import queue
 import time
@@ -22,14 +22,20 @@ from ifsl_bench.scheduler.graph import Graph, Node
 from ifsl_bench.scheduler.logs import Event, Tail, log_path
 from ifsl_bench.scheduler.work import Outcome
 
-Rank = tuple[float, ...]
 TRIES = 3  # of a node whose worker dies, without coming further
 FURTHER = 0.01  # of a piece of work: what an attempt has to come beyond those before it to begin the count anew
 LOOK = 1.0  # seconds between two looks at the places and the logs
 
 
 class Watch:
-    """The base of those who are told of a run's progress; it ignores everything."""
+    """Hears of a run's progress, and reports nodes that are lost or fail: in this process stages report their own.
+
+    Args:
+        alone: whether one job is run, of which the end says why it failed.
+    """
+
+    def __init__(self, reporter: Reporter, alone: bool = False) -> None:
+        self.reporter, self.alone = reporter, alone
 
     def planned(self, graph: Graph) -> None:
         """Hears the whole graph before anything begins."""
@@ -42,19 +48,6 @@ class Watch:
 
     def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         """A node ended, or will be handed out ``again``."""
-
-
-class FailureWatch(Watch):
-    """Reports nodes that are lost or fail, and nothing else: in this process stages report their own progress.
-
-    Args:
-        alone: whether one job is run, of which the end says why it failed.
-    """
-
-    def __init__(self, reporter: Reporter, alone: bool = False) -> None:
-        self.reporter, self.alone = reporter, alone
-
-    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         if again:
             self.reporter.warn(f"{node}: {outcome.why}; it is run again, from its last checkpoint")
         elif outcome.how != "done" and not self.alone:
@@ -81,39 +74,30 @@ class _Attempts:
     """A node that has been handed out.
 
     Attributes:
-        count: how often, since an attempt came further than those before it.
         tail: of its log.
+        count: how often, since an attempt came further than those before it.
         reached: piece of work -> the share of it that was reached.
-        reached_before: the same when its worker died last; None before that.
+        counted: the sum of these when an attempt last came further.
     """
 
     tail: Tail
     count: int = 0
     reached: dict[str, float] = field(default_factory=dict)
-    reached_before: dict[str, float] | None = None
+    counted: float = 0.0
 
     def hear(self, event: Event) -> None:
         if event.total:
-            share = event.done / event.total
-            self.reached[event.text] = max(self.reached.get(event.text, 0.0), share)
+            self.reached[event.text] = max(self.reached.get(event.text, 0.0), event.done / event.total)
 
     def lost(self) -> None:
         """Counts anew if this attempt came further than those before it: a job of a queueing system that ends by its
         time limit, again and again, goes on from a later checkpoint each time."""
-        before = self.reached_before
-        if before is not None and any(
-            share >= before.get(work, 0.0) + FURTHER for work, share in self.reached.items()
-        ):  # fmt: skip
-            self.count = 1
-        self.reached_before = dict(self.reached)
+        if (reached := sum(self.reached.values())) >= self.counted + FURTHER:
+            self.count, self.counted = 1, reached
 
 
 def schedule(
-    graph: Graph,
-    executor: Executor,
-    home: Home,
-    watch: Watch | None = None,
-    before: Callable[[Node], None] | None = None,
+    graph: Graph, executor: Executor, home: Home, watch: Watch, before: Callable[[Node], None] = lambda node: None
 ) -> list[Failure]:
     """Runs all nodes of a graph; returns the jobs without a result, in their order.
 
@@ -121,7 +105,7 @@ def schedule(
         home: with the logs of the nodes, which tell of their progress.
         before: is called with each node once, before it is first handed out.
     """
-    return _Run(graph, executor, home, watch or Watch(), before or (lambda node: None)).to_the_end()
+    return _Run(graph, executor, home, watch, before).to_the_end()
 
 
 class _Run:
@@ -131,25 +115,18 @@ class _Run:
         self.graph, self.nodes, self.executor, self.home = graph, graph.nodes, executor, home
         self.watch, self.before = watch, before
         self.failures = {job: Failure(job, None, str(error)) for job, error in graph.refused.items()}
-        self.missing = {key: len(node.needs) for key, node in graph.nodes.items()}  # needs that are not done
+        self.missing = {key: set(node.needs) for key, node in graph.nodes.items()}  # needs that are not done
         self.waiting: dict[str, list[str]] = {}  # key -> nodes that need it
         for key, node in graph.nodes.items():
             for needed in node.needs:
                 self.waiting.setdefault(needed, []).append(key)
         self.order = {key: order for order, key in enumerate(graph.nodes)}
-        # Heaps: of nodes without and with an accelerator.
-        self.ready: dict[bool, list[tuple[Rank, str]]] = {False: [], True: []}
-        for key, count in self.missing.items():
-            if not count:
-                self._is_ready(key)
+        self.ready = sorted((key for key, needs in self.missing.items() if not needs), key=self._rank)
         self.running: set[str] = set()
         self.attempts: dict[str, _Attempts] = {}
         self.ends: queue.SimpleQueue[tuple[Node, Any]] = queue.SimpleQueue()  # with the futures
 
-    def _is_ready(self, key: str) -> None:
-        heapq.heappush(self.ready[self.nodes[key].wants.accelerator], (self._rank(key), key))
-
-    def _rank(self, key: str) -> Rank:
+    def _rank(self, key: str) -> tuple[float, ...]:
         """Lower ones go first: what many results wait for; then what ends a job; then what takes longest, as far as
         others like it have shown here, so that no worker is left alone with it in the end."""
         if self.executor.in_order:
@@ -161,31 +138,33 @@ class _Run:
     def to_the_end(self) -> list[Failure]:
         self.watch.planned(self.graph)
         looked = -math.inf
-        while self.running or any(self.ready.values()):  # places may have to be waited for
+        while self.running or self.ready:  # places may have to be waited for
             if time.monotonic() - looked >= LOOK:
                 self.executor.look()
                 for key in self.running:
                     self._listen(key)
                 looked = time.monotonic()
             self._hand_out()
-            if self.running or any(self.ready.values()):
+            if self.running or self.ready:
                 with suppress(queue.Empty):
                     self._ended(*self.ends.get(timeout=LOOK))
         return [self.failures[job] for job in sorted(self.failures)]
 
     def _hand_out(self) -> None:
-        full: set[bool] = set()  # where no more fit: among accelerators, among the others
-        while heads := [(heap[0], kind) for kind, heap in self.ready.items() if heap and kind not in full]:
-            (_, key), kind = min(heads)
+        """Begins what there is room for. Nothing passes a node for which there is none yet, but from one to the other
+        side of those that want an accelerator: what wants the whole machine would never begin."""
+        full: set[bool] = set()
+        for key in list(self.ready):
             node = self.nodes[key]
+            if node.wants.accelerator in full:
+                continue
             if all(job in self.failures for job in node.results):
-                heapq.heappop(self.ready[kind])
-            # Nothing passes a node for which there is no room yet: one that wants the whole machine would never begin.
-            elif not self.executor.fits(node):
-                full.add(kind)
-            else:
-                heapq.heappop(self.ready[kind])
+                self.ready.remove(key)
+            elif self.executor.fits(node):
+                self.ready.remove(key)
                 self._begin(node)
+            else:
+                full.add(node.wants.accelerator)
 
     def _begin(self, node: Node) -> None:
         self.running.add(node.key)
@@ -208,22 +187,19 @@ class _Run:
         outcome, attempts = self.executor.outcome(node, future), self.attempts[node.key]
         self._listen(node.key)
         self.running.discard(node.key)
+        again = False
         if outcome.how == "lost":
             attempts.lost()
-        again = outcome.how == "lost" and attempts.count < TRIES
-        if outcome.how == "lost" and not again:
-            outcome = replace(outcome, why=f"{outcome.why}, {TRIES} times")
+            again = attempts.count < TRIES
+            outcome = outcome if again else replace(outcome, why=f"{outcome.why}, {TRIES} times")
         self.watch.ended(node, outcome, again)
         if outcome.how == "done":
-            self._done(node)
+            for key in self.waiting.get(node.key, ()):
+                self.missing[key].discard(node.key)
+                if not self.missing[key]:
+                    bisect.insort(self.ready, key, key=self._rank)
         elif again:
-            self._is_ready(node.key)
+            bisect.insort(self.ready, node.key, key=self._rank)
         else:
             for job in node.results:
                 self.failures.setdefault(job, Failure(job, node, outcome.why))
-
-    def _done(self, node: Node) -> None:
-        for key in self.waiting.get(node.key, ()):
-            self.missing[key] -= 1
-            if not self.missing[key]:
-                self._is_ready(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import uuid
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,11 @@ class Setting:
     cores: int
     run: str
     curves: str = ""
+
+    @classmethod
+    def of(cls, work: Workspace, device: str) -> Setting:
+        """The setting of a run that begins."""
+        return cls(work.home, device, processor.cores(), uuid.uuid4().hex, str(work.curves or ""))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import platform
@@ -12,14 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-import ifsl_bench
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.own_code import own_code
 from ifsl_bench.common.owners import PARTIAL
 
-DAEMON = "DASK_DISTRIBUTED__WORKER__DAEMON=False"  # what a shell exports before it starts a worker
+ACCELERATOR = "GPU"  # the resource that a worker with one declares
 PACKAGES = ("ifsl_bench", "torch", "numpy", "numba", "distributed")  # that decide digits, or whether messages arrive
 
 
@@ -28,16 +27,13 @@ class MustHave:
     """The folders, versions and code that every worker must have.
 
     Attributes:
-        tokens: files in the home and results folders, and what is in them; "" for a folder that cannot be written to,
-            of which it is only asked that it is there.
-        versions: of Python and packages.
-        code: digest of the package's source files.
+        tokens: files in the home and results folders, and what is in them.
+        versions: of Python, packages and the code of this one.
         methods: each method's name, its description pickled, and the identity of its code.
     """
 
     tokens: Mapping[str, str]
     versions: Mapping[str, str]
-    code: str
     methods: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)
 
 
@@ -47,65 +43,45 @@ def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterat
     tokens = {}
     try:
         for folder in (home.cache, home.results):
-            with suppress(OSError):
+            with suppress(OSError):  # a read-only home that has all that is needed is a good one
                 folder.mkdir(parents=True, exist_ok=True)
-            file, token = folder / f"{PARTIAL}token-{secrets.token_hex(8)}", secrets.token_hex(8)
-            try:
+                file, token = folder / f"{PARTIAL}token-{secrets.token_hex(8)}", secrets.token_hex(8)
                 file.write_text(token)
                 tokens[str(file)] = token
-            except OSError:  # a read-only home that has all that is needed is a good one
-                tokens[str(folder)] = ""
-        yield MustHave(tokens, versions(), own_code(), tuple(methods))
+        yield MustHave(tokens, versions(), tuple(methods))
     finally:
-        for path, token in tokens.items():
-            if token:
-                Path(path).unlink(missing_ok=True)
+        for path in tokens:
+            Path(path).unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions in this process; "" for a package that it lacks."""
+    """Returns what decides digits in this process: versions, and the digest of this package's code."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in PACKAGES:
         try:
             installed[name] = version(name)
         except PackageNotFoundError:
-            installed[name] = ""
-    return installed
+            installed[name] = "not installed"
+    return {**installed, "code of ifsl_bench": own_code()[:12]}
 
 
-def unfit(wanted: MustHave) -> str:
+def unfit(wanted: MustHave, dask_worker: Any = None) -> str:
     """Says in one line why this process cannot work for a campaign; "" where it can."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
-    if differ := {name: mine for name, mine in versions().items() if mine != wanted.versions[name]}:
-        return "; ".join(
-            f"has {name} {mine}, this command has {wanted.versions[name]}: install the same on both"
-            if mine
-            else f"has no {name}, this command has {wanted.versions[name]}: install it there"
-            for name, mine in differ.items()
-        )
-    if multiprocessing.current_process().daemon:
-        return f"is daemonic, so it may start no processes of its own; start it with {DAEMON} in its environment"
-    return _folder_lacking(wanted.tokens) or _code_lacking(wanted)
-
-
-def _folder_lacking(tokens: Mapping[str, str]) -> str:
-    for name, token in tokens.items():
-        path = Path(name)
-        folder = path.parent if token else path
-        if not folder.is_dir():
-            return f"lacks the folder {folder}; mount it there, or choose another with --home or --results"
-        try:
-            content = path.read_text() if token else ""
-        except OSError as error:
-            content = f"({error})"
-        if content != token:
-            return f"has another folder at {folder} than here; mount the same one, or choose another with --home"
-    return ""
+    mine = versions()
+    if differ := [f"{name} {mine[name]} (the command: {other})" for name, other in wanted.versions.items()
+                  if mine[name] != other]:  # fmt: skip
+        return f"has {', '.join(differ)}: install the same on both"
+    for name, token in wanted.tokens.items():
+        with suppress(OSError):
+            if Path(name).read_text() == token:
+                continue
+        return (f"lacks the folder {Path(name).parent} of this machine, or has another one there; mount the same one, "
+                "or choose another with --home or --results")  # fmt: skip
+    return _code_lacking(wanted) or _accelerator_lacking(dask_worker)
 
 
 def _code_lacking(wanted: MustHave) -> str:
-    if own_code() != wanted.code:
-        return f"runs other code of ifsl_bench {ifsl_bench.__version__} than this machine; install the same on both"
     from ifsl_bench.plugin.method_source import method_source
 
     for name, description, source in wanted.methods:
@@ -118,8 +94,10 @@ def _code_lacking(wanted: MustHave) -> str:
     return ""
 
 
-def without_accelerator() -> bool:
-    """Tells whether this process sees no accelerator, whatever it was declared to have."""
+def _accelerator_lacking(dask_worker: Any) -> str:
     from ifsl_bench.backbone.device import choose_device
 
-    return choose_device("auto").type == "cpu"
+    declared = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR, 0) >= 1
+    if declared and choose_device("auto").type == "cpu":
+        return f"declares {ACCELERATOR}=1, but PyTorch sees none there"
+    return ""

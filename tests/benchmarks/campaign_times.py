@@ -118,7 +118,7 @@ def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
     else:
         workers = Here(work)
     try:
-        schedule(Graph(tuple(jobs), nodes), workers, work.home, Ends())
+        schedule(Graph(tuple(jobs), nodes), workers, work.home, Ends(work.reporter))
     finally:
         workers.close()
     later = ends[len(ends) // 4 :]  # both workers have opened what there is to open

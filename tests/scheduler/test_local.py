@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -21,13 +22,13 @@ from ifsl_bench.campaigns.run import numbers_in, run_campaign
 from ifsl_bench.campaigns.status import read_log
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter, Unheard
+from ifsl_bench.common.progress import LogReporter, Unheard
 from ifsl_bench.episodic import prepared as prepared
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.scheduler.executors import check_sendable
-from ifsl_bench.scheduler.graph import Node, Wants, graph_of
+from ifsl_bench.scheduler.graph import Node, Wants
 from ifsl_bench.scheduler.local_workers import LocalWorkers
 from ifsl_bench.scheduler.logs import Log
 from ifsl_bench.scheduler.work import Setting
@@ -252,15 +253,14 @@ def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):
     assert "times are those of one process on this machine's processor" in err
 
 
-@pytest.mark.parametrize("count", [1, 2])  # one at a time, a piece of work has as many tries as there are starts
-def test_workers_that_cannot_start_are_given_up(count, here, monkeypatch):
+def test_workers_that_cannot_start_are_given_up(here, monkeypatch):
     """As where a library that they import is broken."""
     work = api.workspace(here / "home", device="cpu")
     jobs = make_jobs(Request(["protonet"], ["clusters.toml:clusters-1shot"]))
     resource_tracker.ensure_running()  # which is started in the same way
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    workers = LocalWorkers(Setting(work.home, "cpu", 2, ""), count)
-    with pytest.raises(UserError, match="worker processes end as they start"):
+    workers = LocalWorkers(Setting(work.home, "cpu", 2, ""), 2)
+    with pytest.raises(UserError, match="its worker ended with status 1, 3 times"):
         run_campaign(jobs, work, executor=workers)
 
 
@@ -315,17 +315,15 @@ def test_a_broken_pipe_of_a_methods_own_is_its_failure_and_stops_nothing_else(he
     assert "1 of 2 jobs done, 1 failed" in call("status", *asked, "--home", "home")[1]
 
 
-class Deaf(Reporter):
-    """Its listener is gone."""
+class Closed(io.StringIO):
+    """Its reader is gone."""
 
-    def say(self, text):
+    def write(self, text):
         raise BrokenPipeError(32, "Broken pipe")
 
 
 def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
-    work = api.workspace(here / "home", device="cpu", reporter=Deaf())
-    jobs = make_jobs(Request(["imprint"], ["clusters.toml:clusters-5shot"]))
-    node = next(iter(graph_of(jobs, work).nodes.values()))
-    with pytest.raises(Unheard), Log(work.home, node.key, "it", Deaf()) as log:
+    home = Home.locate(here / "home")
+    with pytest.raises(Unheard), Log(home, "dig/1", "it", LogReporter(Closed())) as log:
         log.say("a word")
     assert read_log(log.path).state == "interrupted"

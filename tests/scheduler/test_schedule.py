@@ -14,7 +14,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.scheduler.graph import Graph, Node, Wants
 from ifsl_bench.scheduler.logs import Log
-from ifsl_bench.scheduler.loop import TRIES, schedule
+from ifsl_bench.scheduler.loop import TRIES, Watch, schedule
 from ifsl_bench.scheduler.work import Outcome
 
 JOBS = 4
@@ -103,7 +103,7 @@ def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
         bad = {key for key, how in ends.items() if "failed" in how or len(how) == TRIES}
         workers = Pretend(graph, chance, {key: list(how) for key, how in ends.items()}, size, in_order)
         before: list[str] = []
-        failures = schedule(graph, workers, NOWHERE, before=lambda node: before.append(node.key))  # noqa: B023
+        failures = schedule(graph, workers, NOWHERE, Watch(Mute()), before=lambda node: before.append(node.key))  # noqa: B023
         spoilt = {job for key in bad for job in graph.nodes[key].results}
         assert {failure.job for failure in failures} <= spoilt
         for job in range(JOBS):
@@ -128,7 +128,7 @@ def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
     given = {}
     for in_order in (False, True):
         workers = Pretend(graph, random.Random(0), {}, 1, in_order)
-        schedule(graph, workers, NOWHERE)
+        schedule(graph, workers, NOWHERE, Watch(Mute()))
         given[in_order] = workers.given
     assert given == {False: ["all", "two", "one"], True: ["one", "all", "two"]}
 
@@ -138,7 +138,7 @@ def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
     nodes = {"a": Node("a", None, (), Wants(1), (0, 1, 2)), "whole": Node("whole", None, (), Wants(2), (0, 1))}  # type: ignore[arg-type]
     nodes |= {str(n): Node(str(n), None, (), Wants(1), (3,)) for n in range(20)}  # type: ignore[arg-type]
     workers = Pretend(Graph((None,) * 4, nodes), random.Random(1), {}, 2, False)  # type: ignore[arg-type]
-    schedule(workers.graph, workers, NOWHERE)
+    schedule(workers.graph, workers, NOWHERE, Watch(Mute()))
     assert workers.given[:2] == ["a", "whole"]
 
 
@@ -146,7 +146,7 @@ def test_a_node_that_nobody_needs_any_more_is_not_begun():
     bad = Node("bad", None, (), Wants(), (0,))  # type: ignore[arg-type]
     other = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
     workers = Pretend(Graph((None,), {"bad": bad, "other": other}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
-    (failure,) = schedule(workers.graph, workers, NOWHERE)
+    (failure,) = schedule(workers.graph, workers, NOWHERE, Watch(Mute()))
     assert workers.given == ["bad"]
     assert (failure.node, failure.why) == (bad, "failed")
 
@@ -162,7 +162,7 @@ def test_what_takes_long_goes_first_where_equally_many_wait_for_it():
     nodes.append(node("end", ("a1",), last=True))
     graph = Graph((None,), {n.key: n for n in nodes})  # type: ignore[arg-type]
     workers = Pretend(graph, random.Random(0), {}, 1, False)
-    schedule(graph, workers, NOWHERE)
+    schedule(graph, workers, NOWHERE, Watch(Mute()))
     assert workers.given == ["d1", "b1", "b2", "c1", "c2", "a1", "end", "a2"]
 
 
@@ -190,6 +190,6 @@ def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tr
     node = Node("one", None, (), Wants(), (0,))  # type: ignore[arg-type]
     home = Home.locate(tmp_path)
     workers = Ended(Graph((None,), {"one": node}), list(places), home)  # type: ignore[arg-type]
-    failures = schedule(workers.graph, workers, home)
+    failures = schedule(workers.graph, workers, home, Watch(Mute()))
     assert len(workers.given) == tries
     assert bool(failures) == (tries == len(places))
