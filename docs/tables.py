@@ -47,7 +47,7 @@ CLAIM = re.compile(r"<!-- claim: (\S+) -->")
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 START = re.compile(r"<!-- (?P<kind>tables|differences): (?P<told>.*?)-->\n", re.S)
 BLOCK = re.compile(rf"(?P<start>{START.pattern})(?P<body>.*?){END}", re.S)
-GRID = re.compile(r"^(\S+)\n\n((?:\|.*\n)+)", re.M)  # a task's name, an empty line, a table
+GRID = re.compile(r"^(\S.*)\n\n((?:\|.*\n)+)", re.M)  # a title, an empty line, a table
 
 
 def printed(command: str, *more: str) -> str:

@@ -21,9 +21,9 @@ import numpy as np
 
 from ifsl_bench.board.asked import board_of, row_of
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
+from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import overall
-from ifsl_bench.board.measured import Row
+from ifsl_bench.board.measured import LAZY, Row, lazy_of
 from ifsl_bench.board.rank_intervals import LEVEL, Difference, holm
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.board.result_folder import CLAIMS, packaged_root
@@ -33,7 +33,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 
-ANY = "*"  # in place of B: every other row that is ranked with A
+ANY = "*"  # in place of B: every other row that is ranked with A; "lazy" is the model of A's A_0, in sessions
 Statement = tuple[str, str, float]  # A, B, c: A - B > c
 Key = tuple[str, str, str, str, float]  # task, metric, and such a statement
 
@@ -45,7 +45,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text: the sentence. ``{0.by:.1f}`` is the first difference in the direction that the sentence says, in points,
             ``{0.interval:.1f}`` the half-width of its interval, ``{0.mean:+.1f}`` A - B; ``{least.by:.0f}`` and
             ``{most.by:.0f}`` are the smallest and the largest difference.
-        rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``.
+        rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``, or ``"lazy"`` in sessions.
         says: of every A - B. "not told apart" asserts nothing of A and B, only that the data leave it open.
         margin: in points, of "equivalent".
     """
@@ -200,7 +200,7 @@ def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
             board = boards[task]
             first = row_of(board, a)
             family = Ranking(board.compared, claim.metric, setting_of(first)).family
-            rivals = family if b == ANY else [row_of(board, b)]
+            rivals = family if b == ANY else [lazy_of(first) if b == LAZY else row_of(board, b)]
             evidence += [_compared(claim, board, first, rival) for rival in rivals if rival is not first]
     return evidence
 
@@ -214,8 +214,12 @@ def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
 
 
 def _backbones(row: Row) -> set[str]:
-    """What the row's backbones are called, whatever the seed; pretrainings have keys like NAME-seed0-DIGEST."""
-    return {str(result.pretraining.get("key")).rpartition("-seed")[0] for result in row.results}
+    """What the row's backbones are called, whatever the seed; pretrainings have keys like NAME-seed0-DIGEST.
+
+    A head on the features of another pretraining has the backbone of that.
+    """
+    known = (result.pretraining for result in row.results)
+    return {str(about.get("features", about.get("key"))).rpartition("-seed")[0] for about in known}
 
 
 def claim_table(judged_claim: Judged) -> Table[Evidence]:
@@ -231,11 +235,13 @@ def claim_table(judged_claim: Judged) -> Table[Evidence]:
             "interval": rounded(gap.interval, 6), "fixed": evidence.fixed, "edge": edge,
         }  # fmt: skip
 
+    average = claim.metric == "acc" and all(evidence.a.units == "orders" for evidence in judged_claim.evidence)
+    heading = (AVERAGE if average else HEADINGS[claim.metric]).text
     columns: list[Column[Evidence]] = [
         Column("task", lambda e: e.task, fold=18),
         Column("A", lambda e: e.a.label, fold=18),
         Column("B", lambda e: e.b.label, fold=18),
-        Column(f"A - B, {HEADINGS[claim.metric].text}", lambda e: plus_minus(e.difference, "+")),
+        Column(f"A - B, {heading}", lambda e: plus_minus(e.difference, "+")),
         Column("held fixed", lambda e: e.fixed, fold=24, drop=1),
         Column(fields=record),
     ]

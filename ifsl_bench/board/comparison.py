@@ -92,6 +92,8 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     choices = {name: variance(a.choices(name, common or None) - b.choices(name, common or None)) for name in ours}
     differences = np.stack([ours[name] - theirs[name] for name in ours], 1)
     notes += holding_choices([a, b])
+    if a.units == "orders":
+        notes.append("every interval holds a bias, and options that were chosen on validation sequences, fixed")
     by_class = _over_classes(a, differences, np.array(list(choices.values())))
     if isinstance(by_class, str):
         notes.append(by_class)

@@ -221,9 +221,19 @@ class Row:
 class LazyRow(Row):
     """The model with the A_0 of a row in sessions which never answers with a novel class."""
 
+    @property
+    def edge(self) -> list[str]:
+        """No option: none matters to it."""
+        return []
+
     @cached_property
     def _counts(self) -> tuple[Counts | SessionCounts, ...]:
         return tuple(r.counts().lazy().compact() for r in self.results if isinstance(r, SessionResult))
+
+
+def lazy_of(row: Row) -> LazyRow:
+    """The lazy row of a row in sessions."""
+    return LazyRow(LAZY, COMPUTED, row.results)
 
 
 def lazy_rows(rows: Iterable[Row]) -> list[tuple[LazyRow, list[Row]]]:
@@ -232,7 +242,7 @@ def lazy_rows(rows: Iterable[Row]) -> list[tuple[LazyRow, list[Row]]]:
     for row in rows:
         if isinstance(row.results[0], SessionResult):
             groups.setdefault(f"{row.after()[0].mean:.2f}", []).append(row)
-    return [(LazyRow(LAZY, COMPUTED, group[0].results), group) for group in groups.values()]
+    return [(lazy_of(group[0]), group) for group in groups.values()]
 
 
 def variance(choices: np.ndarray) -> float:

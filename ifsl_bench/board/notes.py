@@ -21,7 +21,7 @@ BACKBONES = "ifsl_bench.backbones"  # the group of entry points
 OF_SESSIONS = [
     "Avg.: the mean accuracy after each session, A_0 to A_T; base and novel: after the last; lazy: the same base "
     "classifier (A_0), which never answers with a novel class; gain: how far Avg. is above that; bytes/class: what is "
-    "carried on for each novel class. A bias is held fixed.",
+    "carried on for each novel class. Intervals hold a bias, and options chosen on validation sequences, fixed.",
 ]
 CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes."
 

@@ -122,7 +122,7 @@ def _columns(board: Board, heading: str) -> list[Column[Split]]:
             if part not in entry.parts:
                 return ""
             value, low, high = _deviations(entry.parts[part])
-            return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+            return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
         def fields(entry: Split) -> dict[str, float | None]:
             name = f"sd_{'single' if part == ONE else part.replace(' ', '_')}"
@@ -148,7 +148,7 @@ def _sign() -> list[Column[Split]]:
     def text(entry: Split) -> str:
         assert entry.sign is not None
         chance, low, high = (100 * value for value in (entry.sign.chance, entry.sign.low, entry.sign.high))
-        return f"{chance:.0f}% [{low:.0f}, {high:.0f}]"
+        return f"{chance:.0f}% ({low:.0f}-{high:.0f}%)"
 
     def fields(entry: Split) -> dict[str, float | None]:
         assert entry.sign is not None

@@ -188,7 +188,7 @@ def test_the_command_splits_rows_and_differences_of_stored_rows(call):
     assert difference["sd_seed_by_order"] == pytest.approx(np.sqrt(max(0, ms_both - ms_rest) / 4), abs=1e-4)
     _, text, _ = call("variance", "glyphs-sessions", "--method", "teen,protonet")
     assert "wrong sign" in text
-    assert f"{100 * difference['wrong_sign']:.0f}% [" in text
+    assert f"{100 * difference['wrong_sign']:.0f}% (" in text
 
 
 def test_rows_that_no_seed_changes_have_no_variance_over_seeds(call):
