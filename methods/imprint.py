@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ifsl_bench.common.cosine import cosines, unit
+from ifsl_bench.common.cosine import cosines, direction, unit
 from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
 
 
@@ -17,13 +17,17 @@ class Imprint(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    looks_back = False
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
         return Learned(unit(support.class_means(self.ways)))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.class_logits(unit(self.base.weight), query)
+        return self.base.scale * cosines(query.features, unit(self.base.weight))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return self.base.scale * cosines(query.features, state)
+        return self.base.scale * (query.features @ direction(state).mT)
+
+    def compared(self, query: Query) -> Query:
+        return Query(direction(query.features), query.base_logits)

@@ -56,6 +56,7 @@ class LDA(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    looks_back = False
     space: ClassVar[Space] = {"shrinkage": Range(1e-4, 1.0, log=True), "form": Choices(("corrected", "slda", "fecam"))}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {
         "shrinkage": (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
@@ -99,12 +100,14 @@ class LDA(GrowingMethod):
         return Learned({"weight": weight, "offset": offset + self.get_buffer("excess") / images})
 
     def base_logits(self, query: Query) -> Tensor:
-        h = self.placed(query.features) - self.get_buffer("centre")  # [E, Q, D]
+        h = self.compared(query).features  # [E, Q, D]
         return h @ self.get_buffer("seen").T + self.get_buffer("offset")
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        h = self.placed(query.features) - self.get_buffer("centre")
-        return h @ state["weight"].mT + state["offset"].unsqueeze(-2)
+        return query.features @ state["weight"].mT + state["offset"].unsqueeze(-2)
+
+    def compared(self, query: Query) -> Query:
+        return Query(self.placed(query.features) - self.get_buffer("centre"), query.base_logits)
 
 
 def inverse(shrunk: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ifsl_bench.common.cosine import cosines, unit
+from ifsl_bench.common.cosine import cosines, direction, unit
 from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
 
 
@@ -19,12 +19,16 @@ class NCM(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    looks_back = False
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
         return Learned(unit(support.class_means(self.ways)))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.class_logits(unit(self.base.prototypes), query)
+        return self.base.scale * cosines(query.features, unit(self.base.prototypes))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return self.base.scale * cosines(query.features, state)
+        return self.base.scale * (query.features @ direction(state).mT)
+
+    def compared(self, query: Query) -> Query:
+        return Query(direction(query.features), query.base_logits)

@@ -17,6 +17,7 @@ class ProtoNet(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    looks_back = False
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
         return Learned(support.class_means(self.ways))  # [E, N, D]

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.cosine import cosines
+from ifsl_bench.common.cosine import cosines, direction
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
@@ -41,6 +41,7 @@ class TEEN(GrowingMethod):
 
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
     parallel_copies: ClassVar[bool] = True
+    looks_back = False
     space: ClassVar[Space] = {"alpha": Range(0.0, 1.0), "tau": Range(1.0, 100.0, log=True)}
 
     def __init__(self, base: Base, ways: int, *, alpha: float = 0.5, tau: float = 16.0) -> None:
@@ -59,7 +60,10 @@ class TEEN(GrowingMethod):
         return Learned((1 - self.alpha) * novel + self.alpha * alike)
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.class_logits(F.normalize(self.base.prototypes, dim=-1), query)
+        return self.base.scale * cosines(query.features, F.normalize(self.base.prototypes, dim=-1))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return self.base.scale * cosines(query.features, state)
+        return self.base.scale * (query.features @ direction(state).mT)
+
+    def compared(self, query: Query) -> Query:
+        return Query(direction(query.features), query.base_logits)

@@ -12,6 +12,11 @@ def unit(v: Tensor) -> Tensor:
     return v / (torch.linalg.vector_norm(v, dim=-1, keepdim=True) + 1e-5)
 
 
+def direction(v: Tensor) -> Tensor:
+    """``v / |v|`` along the last dimension; 0 of a zero vector."""
+    return F.normalize(v, dim=-1, eps=1e-30)
+
+
 def cosines(h: Tensor, weight: Tensor) -> Tensor:
     """cos(h, w) of features h [E, Q, D] and every weight w of [K, D] or [E, N, D]; 0 of a zero vector."""
-    return F.normalize(h, dim=-1, eps=1e-30) @ F.normalize(weight, dim=-1, eps=1e-30).mT
+    return direction(h) @ direction(weight).mT

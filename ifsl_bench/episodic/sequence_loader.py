@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,27 +18,51 @@ BASE_QUERIES, NOVEL_QUERIES = 25, 5  # of the episodes that stand for session 1:
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """E sequences of T sessions: a method sees ``supports``, ``base`` and ``novel``; the labels stay with the harness.
+    """E sequences of T sessions: a method sees supports and queries; the labels stay with the harness.
 
     Attributes:
-        supports: of sessions 1 to T.
+        pool: of the novel queries.
+        support_pool: of the supports.
+        support_rows: [E, T, S], those of each session's supports in their pool.
+        labels: [S], of a session's supports.
         base: base queries, [1, B, D]: those of all sequences.
         base_labels: [B].
         base_there: [E, B] bool; queries of hidden classes do not count.
-        novel: queries of the novel classes, [E, T N q, D], in the order of the classes.
-        novel_rows: [E, T N q], their rows in the pool.
+        novel_rows: [E, T N q], those of the queries of the novel classes, in the order of the classes.
         novel_there: [E, T N q] bool; false beyond the last query of a class that has fewer than others.
         hidden: [E, K] bool.
     """
 
-    supports: list[Support]
+    pool: FeaturePool
+    support_pool: FeaturePool
+    support_rows: Tensor
+    labels: Tensor
     base: Query
     base_labels: Tensor
     base_there: Tensor
-    novel: Query
     novel_rows: Tensor
     novel_there: Tensor
     hidden: Tensor
+
+    @cached_property
+    def novel(self) -> Query:
+        """Queries of the novel classes, [E, T N q, D]."""
+        return Query(*(rows_of(bank, self.novel_rows) for bank in (self.pool.features, self.pool.base_logits)))
+
+    @cached_property
+    def supports(self) -> list[Support]:
+        """Of sessions 1 to T."""
+        return [self._supports(rows, self.hidden) for rows in self.support_rows.unbind(1)]
+
+    def at_once(self) -> Support:
+        """The sessions of all sequences as E T episodes, those of a sequence behind one another."""
+        sessions = self.support_rows.shape[1]
+        return self._supports(self.support_rows.flatten(0, 1), self.hidden.repeat_interleave(sessions, 0))
+
+    def _supports(self, rows: Tensor, hidden: Tensor) -> Support:
+        bank = self.support_pool
+        features, base_logits = rows_of(bank.features, rows), rows_of(bank.base_logits, rows)
+        return Support(features, self.labels.expand(len(rows), -1), hidden, base_logits)
 
     def __len__(self) -> int:
         return len(self.hidden)
@@ -52,7 +77,7 @@ class SequenceBatch:
 
     def queries(self, sessions: int) -> Query:
         """Base queries, and those of the novel classes of the first so many sessions: [E, B + t N q, D]."""
-        count = self.novel.features.shape[1] * sessions // len(self.supports)
+        count = self.novel_rows.shape[1] * sessions // self.support_rows.shape[1]
         pairs = ((self.base.features, self.novel.features), (self.base.base_logits, self.novel.base_logits))
         return Query(*(torch.cat([b.expand(len(self), -1, -1), n[:, :count]], 1) for b, n in pairs))
 
@@ -86,25 +111,16 @@ class SequenceLoader:
         """Sequences ``start`` to ``start + count - 1``."""
         drawn, shape = self.sampler.sample(start, count), self.sampler.shape
         device = drawn.classes.device
-        labels = torch.arange(self.ways, device=device).repeat_interleave(self.sampler.shots).expand(count, -1)
-        supports = [
-            Support(
-                rows_of(self.support.features, rows.flatten(1)),
-                labels,
-                drawn.hidden,
-                rows_of(self.support.base_logits, rows.flatten(1)),
-            )
-            for rows in drawn.support.split(shape.ways, 1)
-        ]
         query = drawn.query.flatten(1)
-        rows = query.clamp_min(0)
         return SequenceBatch(
-            supports,
+            self.novel,
+            self.support,
+            drawn.support.reshape(count, shape.count, -1),
+            torch.arange(self.ways, device=device).repeat_interleave(self.sampler.shots),
             self.base,
             self.sampler.base_labels,
             ~drawn.hidden[:, self.sampler.base_labels],
-            Query(rows_of(self.novel.features, rows), rows_of(self.novel.base_logits, rows)),
-            rows,
+            query.clamp_min(0),
             query >= 0,
             drawn.hidden,
         )

@@ -58,6 +58,8 @@ class Sessions:
             self._base = method.base_logits(loader.base)[0]  # [B, K]
             pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
             self._novel = method.base_logits(pool)[0]  # [images, K]
+            if isinstance(method, GrowingMethod):
+                self._queries, self._pool = method.compared(loader.base), method.compared(pool)
         self._best = self._novel.max(-1).values
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
@@ -83,25 +85,21 @@ class Sessions:
     def _grown(self, method: GrowingMethod, batch: SequenceBatch) -> Answered:
         count, sessions = len(batch), self.sessions
         with answering(self.name, method):
-            learned: list[Learned] = []
-            for support in batch.supports:
-                query = Query(support.features, support.base_logits)
-                earlier = [method.class_logits(one.state, query) for one in learned]
-                learned.append(method.learn_classes(support, torch.cat(earlier, -1) if earlier else None))
-            states = [one.state for one in learned]
+            learned = _learned(method, batch)
+            states = [session.state for session in learned]
             novel, base = self._of_novel_classes(method, states, batch)
-        values, at = novel.unflatten(-1, (sessions, self.ways)).max(-1)  # [E, T N q, T]
         base = base.cummax(-1).values  # [E, B, T] the best of the sessions so far
-        values, at = (x.unflatten(1, (sessions, -1)) for x in (values, at))  # [E, T, N q, T]
-        highest = values.cummax(-1).values
-        own = torch.arange(self.ways, device=at.device).repeat_interleave(self.loader.sampler.queries)
-        place = torch.arange(sessions, device=at.device)
-        value, own_right = values[:, place, :, place], at[:, place, :, place] == own  # [T, E, N q]
+        logits = novel.unflatten(-1, (sessions, self.ways)).unflatten(1, (sessions, -1))  # [E, T, N q, T, N]
+        highest = logits.amax(-1).cummax(-1).values  # [E, T, N q, T]
+        own = torch.arange(self.ways, device=novel.device).repeat_interleave(self.loader.sampler.queries)
+        place = torch.arange(sessions, device=novel.device)
+        value, at = logits[:, place, :, place].max(-1)  # [T, E, N q], among the classes of the query's own session
+        own_right = at == own
         before = torch.cat([highest.new_full((1, *value.shape[1:]), -torch.inf), highest[:, place[1:], :, place[:-1]]])
         right = (own_right & (value > before)).movedim(0, 1)  # [E, T, N q]
         first, base_right = self._base_queries(batch)
         novel_base = self._novel_base(batch).unflatten(1, (sessions, -1))
-        self._check((base, highest, first, novel_base), count)
+        self._check((base[..., -1], highest[..., -1], first, novel_base), count)  # the best so far keep a NaN
         answers = Answers(
             base_right,
             _margin(first.unsqueeze(-1), base),
@@ -111,24 +109,24 @@ class Sessions:
             right.unsqueeze(-1) & (value.movedim(0, 1).unsqueeze(-1) == highest),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
-        return Answered(answers, _statistics([one.statistics for one in learned]), _bytes(states, count))
+        return Answered(answers, _statistics([session.statistics for session in learned]), _bytes(states, count))
 
     def _of_novel_classes(
         self, method: GrowingMethod, states: Sequence[State], batch: SequenceBatch
     ) -> tuple[Tensor, Tensor]:
         """Logits of novel queries [E, T N q, T N]; the best of each session's classes of base queries [E, B, T]."""
         count, sessions = len(batch), self.sessions
+        novel = Query(*(rows_of(bank[0], batch.novel_rows) for bank in (self._pool.features, self._pool.base_logits)))
         if not method.by_class:
-            base = Query(*(x.expand(count, -1, -1) for x in (batch.base.features, batch.base.base_logits)))
-            novel = torch.cat([method.class_logits(state, batch.novel) for state in states], -1)
-            return novel, torch.stack([method.class_logits(state, base).amax(-1) for state in states], -1)
-        columns = zip(*(leaves(state) for state in states), strict=True)
-        together = [None if parts[0] is None else torch.cat(parts, 1) for parts in columns]  # [E, T N, ...]
-        every = rebuild(states[0], together)
-        flat = rebuild(states[0], [None if x is None else x.flatten(0, 1).unsqueeze(0) for x in together])
-        base_logits = method.class_logits(flat, batch.base)[0]  # [B, E T N]
+            parts = (self._queries.features, self._queries.base_logits)
+            base = Query(*(part.expand(count, -1, -1) for part in parts))
+            of_novel = torch.cat([method.class_logits(state, novel) for state in states], -1)
+            return of_novel, torch.stack([method.class_logits(state, base).amax(-1) for state in states], -1)
+        every = _together(states)
+        flat = rebuild(every, [None if x is None else x.flatten(0, 1).unsqueeze(0) for x in leaves(every)])
+        base_logits = method.class_logits(flat, self._queries)[0]  # [B, E T N]
         best = base_logits.unflatten(-1, (count, sessions, self.ways)).amax(-1)
-        return method.class_logits(every, batch.novel), best.movedim(0, 1)
+        return method.class_logits(every, novel), best.movedim(0, 1)
 
     def _by_session(self, method: Method, batch: SequenceBatch) -> Answered:
         count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
@@ -191,6 +189,35 @@ def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             columns.setdefault(name, []).append(value)
     stacked = {name: torch.stack(values) for name, values in columns.items()}
     return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
+
+
+def _learned(method: GrowingMethod, batch: SequenceBatch) -> list[Learned]:
+    """What each session is learned as."""
+    if not method.looks_back:
+        whole, shape = method.learn_classes(batch.at_once(), None), batch.support_rows.shape[:2]
+        columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
+        statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
+        return [
+            Learned(
+                rebuild(whole.state, [None if x is None else x[t] for x in columns]),
+                {name: value[t] for name, value in statistics.items()},
+            )
+            for t in range(shape[1])
+        ]
+    learned: list[Learned] = []
+    for support in batch.supports:
+        query = method.compared(Query(support.features, support.base_logits))
+        states = [session.state for session in learned]
+        parts = [_together(states)] if states and method.by_class else states
+        earlier = [method.class_logits(state, query) for state in parts]
+        learned.append(method.learn_classes(support, torch.cat(earlier, -1) if earlier else None))
+    return learned
+
+
+def _together(states: Sequence[State]) -> State:
+    """The states of sessions, [E, N, ...] each, as that of one session of all their classes."""
+    columns = zip(*map(leaves, states), strict=True)
+    return rebuild(states[0], [None if parts[0] is None else torch.cat(parts, 1) for parts in columns])
 
 
 def _of_supports(support: Support) -> State:

@@ -250,9 +250,12 @@ class GrowingMethod(Method):
     Attributes:
         by_class: whether all tensors of what a session learned are [E, N, ...], and the logit of a class depends on its
             own rows alone; then sequences that have queries in common are one multiplication of matrices.
+        looks_back: whether a session is learned with a look at the logits of earlier ones; where not, all sessions of a
+            batch are learned by one call of :meth:`learn_classes`, as so many episodes, with None for ``earlier``.
     """
 
     by_class: bool = True
+    looks_back: bool = True
 
     @abstractmethod
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
@@ -265,17 +268,25 @@ class GrowingMethod(Method):
 
     @abstractmethod
     def class_logits(self, state: State, query: Query) -> Tensor:
-        """Logits [E, Q, N] of the classes of one session, from what it learned."""
+        """Logits [E, Q, N] of the classes of one session, from what it learned, of :meth:`compared` queries."""
+
+    def compared(self, query: Query) -> Query:
+        """Queries as :meth:`class_logits` compares them, as unit vectors, say: computed once for each image of a pool.
+
+        A query is transformed by itself; where not defined, it stays as it is.
+        """
+        return query
 
     def learn(self, support: Support, before: State | None = None) -> Learned:
         before = before or ()
-        query = Query(support.features, support.base_logits)
+        query = self.compared(Query(support.features, support.base_logits))
         earlier = torch.cat([self.class_logits(state, query) for state in before], -1) if before else None
         learned = self.learn_classes(support, earlier)
         return replace(learned, state=(*before, learned.state))
 
     def answer(self, state: State, query: Query) -> Prediction:
-        logits = [self.base_logits(query), *(self.class_logits(part, query) for part in state)]
+        compared = self.compared(query)
+        logits = [self.base_logits(query), *(self.class_logits(part, compared) for part in state)]
         return Prediction(torch.cat(logits, -1))
 
 

@@ -17,9 +17,14 @@ from ifsl_bench.backbone.networks import channels_last, make_backbone
 from ifsl_bench.data.sets import glyphs
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.loader import EpisodeLoader
+from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base
+from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.episodes import Sampler
+from ifsl_bench.protocol.sequences import Pools, SequenceSampler
+from ifsl_bench.protocol.sessions import SessionSpec
 from ifsl_bench.protocol.task import EpisodeSpec, Schedule
 
 D = 512
@@ -89,6 +94,50 @@ def test_evaluation(benchmark, name):
     if benchmark.stats:
         mean = benchmark.stats["mean"]
         note(benchmark, seconds_for_2000=mean, ratio_to_one_by_one=seconds(one_by_one) / 100 / (mean / 2000))
+
+
+@pytest.mark.parametrize("name", ["ncm", "imprint", "teen", "protonet", "lr"])
+def test_sequences(benchmark, name):
+    """Goals on two cores at the shape of tiny-features-sessions: 300 a second and 3 times the peer; 100 for LR.
+
+    The peer computes all logits of a sequence in NumPy, and an argmax after each session, on as many threads.
+    """
+    classes, sessions, ways, shots, count = 95, 9, 5, 5, 400
+    generator = torch.Generator().manual_seed(0)
+    base = Base(torch.randn(classes, D, generator=generator), torch.zeros(classes), torch.randn(classes, D), 10.0)
+
+    def pool(name: str, of: int, each: int) -> FeaturePool:
+        features = torch.randn(of, 1, D, generator=generator) + torch.randn(of, each, D, generator=generator)
+        features = features.flatten(0, 1)
+        return FeaturePool(name, features, features @ base.weight.T, np.arange(of + 1) * each, 1)
+
+    novel, queries = pool("novel", sessions * ways, 225), pool("base", classes, 36)
+    shape = SessionSpec(count=sessions, ways=ways)
+    sampler = SequenceSampler(("speed", "test", 0), shape, shots, Pools(novel.starts, queries.starts))
+    chosen, options, *_ = find_method(name)
+    loader, method = SequenceLoader(sampler, novel, queries), make_method(chosen.method, base, ways, options)
+    benchmark.pedantic(evaluate, (method, name, loader, range(count)), rounds=3, warmup_rounds=1)
+
+    def loop(count: int = 40) -> None:
+        drawn = sampler.sample(0, count)
+        seen, images, of_base = (x.numpy() for x in (base.prototypes, novel.features, queries.features))
+        labels = np.concatenate([sampler.base_labels.numpy(), classes + np.arange(sessions * ways).repeat(36)])
+        for support, query in zip(drawn.support.numpy(), drawn.query.numpy(), strict=True):
+            means = np.concatenate([seen, images[support].mean(1)])
+            x = np.concatenate([of_base, images[query.ravel()]])
+            logits = unit_rows(x) @ unit_rows(means).T
+            for t in range(1, sessions + 1):
+                met = classes + t * ways
+                rows = len(of_base) + t * ways * 36
+                (logits[:rows, :met].argmax(1) == labels[:rows]).sum()
+
+    if benchmark.stats:
+        rate = count / benchmark.stats["min"]
+        note(benchmark, sequences_per_second=rate, ratio_to_numpy_loop=rate * seconds(loop) / 40)
+
+
+def unit_rows(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
 def test_lwof_meta_training(benchmark, tmp_path):
