@@ -46,7 +46,7 @@ def data_list(home: str | None, style: str) -> None:
     from ifsl_bench.data.preparing import catalogue
 
     rows = catalogue.listing(readable(folders_of(home)))
-    show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint", "features"))], style)
+    show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint",))], style)
 
 
 @data.command(

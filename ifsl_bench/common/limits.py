@@ -157,12 +157,6 @@ PICKLE_BYTES = Limit(
     "text protocol (0), whose arrays are in memory whole: write it again in protocol 2 or later",
     "Of strings up to 4 KiB and of lines of text, which are copied into memory.",
 )
-PICKLE_TEXT = Limit(
-    1 << 31,
-    "holds more than {most} bytes of text, which no data set has; it is damaged or not to be trusted, get another copy",
-    "For Python 2, Python 3 writes an array as text: the largest of mini-ImageNet takes 1.2 GB so, in memory.",
-)
-
 # -- images
 
 PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})", "A pixel takes 4 to 12 bytes.")

@@ -46,7 +46,7 @@ def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, An
     where = tree.where(entry)
     value = load(tree.mapped(entry), where)
     if not isinstance(value, dict):
-        raise UserError(f"{where} holds a {type(value).__name__}, expected a dict with {', '.join(keys)}")
+        raise UserError(f"{where} holds {described(value)}, expected a dict with {', '.join(keys)}")
     named = {text(key): item for key, item in value.items()}
     if missing := [key for key in keys if key not in named]:
         raise UserError(f"{where} lacks {', '.join(missing)}; it has {', '.join(named) or 'nothing'}")
@@ -67,7 +67,7 @@ def integers(value: object, what: str, where: str) -> np.ndarray:
     Raises:
         UserError: it is something else.
     """
-    kind = f"a {type(value).__name__}"
+    kind = described(value)
     if isinstance(value, (list, tuple)):
         odd = next((i for i, v in enumerate(value) if type(v) is not int or abs(v) >= 1 << 62), None)
         if odd is None:
@@ -107,7 +107,7 @@ def labels_of(value: object, what: str, count: int, where: str) -> np.ndarray:
 def names_of(value: object, what: str, where: str) -> list[str]:
     """Names of classes, a list or an array of texts; raises :class:`UserError` where it is something else."""
     if not isinstance(value, (list, tuple, np.ndarray)):
-        raise UserError(f"{what} of {where} is a {type(value).__name__}, expected a list of names")
+        raise UserError(f"{what} of {where} is {described(value)}, expected a list of names")
     return [text(name) for name in (np.atleast_1d(value) if isinstance(value, np.ndarray) else value)]
 
 
@@ -118,7 +118,7 @@ def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHA
         UserError: it is something else.
     """
     if not isinstance(value, np.ndarray):
-        kind = f"a {type(value).__name__}"
+        kind = described(value)
     elif value.dtype != np.uint8 or value.shape[1:] != shape:
         kind = f"{value.dtype}{list(value.shape)}"
     else:
@@ -130,7 +130,6 @@ def copy_pools(
     to: Import,
     pools: Mapping[str, Rows],
     arrays: Mapping[str, np.ndarray],
-    bgr: bool = False,
     shape: tuple[int, int, int] = SHAPE,
     digests: bool = False,
 ) -> None:
@@ -138,7 +137,6 @@ def copy_pools(
 
     Args:
         arrays: of each pool, uint8 [n, H, W, 3].
-        bgr: whether their channels are blue, green, red; they are turned round.
         shape: of an image, [H, W, 3].
         digests: keep a number for each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
     """
@@ -148,7 +146,7 @@ def copy_pools(
             if to.writer.has(pool):
                 stage.advance(sum(map(len, groups.values())))
             else:
-                _copy_rows(to, pool, groups, arrays[pool], stage.advance, bgr, shape, digests)
+                _copy_rows(to, pool, groups, arrays[pool], stage.advance, shape, digests)
 
 
 def _copy_rows(
@@ -157,7 +155,6 @@ def _copy_rows(
     groups: Rows,
     source: np.ndarray,
     advance: Callable[[int], None],
-    bgr: bool,
     shape: tuple[int, int, int],
     digests: bool,
 ) -> None:
@@ -167,7 +164,7 @@ def _copy_rows(
         written = 0
         for start in range(0, len(rows), _BLOCK):
             block = source[rows[start : start + _BLOCK]]
-            images[start : start + len(block)] = block[..., ::-1] if bgr else block
+            images[start : start + len(block)] = block
             written += block.nbytes
             if written >= _RELEASE:
                 release(images)

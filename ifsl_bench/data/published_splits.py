@@ -136,12 +136,8 @@ def report_missing(to: Import, missing: Sequence[str], what: str) -> None:
         UserError: the user has not allowed it.
     """
     named = f"{', '.join(missing[:LISTED])}{', ...' if len(missing) > LISTED else ''}"
-    if not to.allow_partial:
-        raise UserError(
-            f"{to.origin} lacks {len(missing):,} {what} ({named}); get the whole, or add {to.partial_option} "
-            f"for a data set that is marked partial wherever it is used"
-        )
-    to.reporter.warn(f"{len(missing):,} images are missing: {named}")
+    refused = f"{to.origin} lacks {len(missing):,} {what} ({named}); get the whole"
+    to.accept_less(f"{len(missing):,} images are missing: {named}", refused)
 
 
 def check_pools(to: Import, what: str, expected: Counts, pools: Pools[Image]) -> None:

@@ -20,3 +20,8 @@ def dataset_source(name: str) -> DatasetSource:
     if not (isinstance(value, type) and issubclass(value, DatasetSource)):
         raise UserError(f"data set {name!r} is {value!r}, not a subclass of ifsl_bench.data.source.DatasetSource")
     return value()
+
+
+def is_made_here(name: str) -> bool:
+    """Returns whether a data set is registered, and made from nothing."""
+    return name in registry.names(registry.DATASETS) and not dataset_source(name).needs_source

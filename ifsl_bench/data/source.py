@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.pools import Dataset
 
 if TYPE_CHECKING:
     from ifsl_bench.data.read.archive import FileTree
@@ -73,16 +72,25 @@ class Import:
         Raises:
             UserError: they differ, and the user has not allowed it; both counts stand in the message.
         """
-        wrong = differences(expected, found)
-        if not wrong:
-            return
+        if wrong := "; ".join(differences(expected, found)):
+            self.accept_less(wrong, f"{self.origin} does not give all of {what}: {wrong}. Get the whole", "partial: ")
+
+    def accept_less(self, told: str, refused: str, kind: str = "") -> None:
+        """Warns of what is missing, and marks the data set as partial.
+
+        Args:
+            told: what it is; ``kind`` goes before it in the warning.
+            refused: the error, up to what the user can do instead of allowing it.
+
+        Raises:
+            UserError: the user has not allowed it.
+        """
         if not self.allow_partial:
             raise UserError(
-                f"{self.origin} does not give all of {what}: {'; '.join(wrong)}. Get the whole, or add "
-                f"{self.partial_option} for a data set that is marked partial wherever it is used"
+                f"{refused}, or add {self.partial_option} for a data set that is marked partial wherever it is used"
             )
-        self.reporter.warn(f"partial: {'; '.join(wrong)}")
-        self.mark_partial("; ".join(wrong))
+        self.reporter.warn(f"{kind}{told}")
+        self.mark_partial(told)
 
     def mark_partial(self, why: str) -> None:
         """Marks the data set as partial: in its manifest, its fingerprint and every result on it."""
@@ -159,10 +167,6 @@ class DatasetSource(ABC):
     def rough_seconds(self) -> float | None:
         """About how long building takes here, measured quickly; None where nobody knows."""
         return None
-
-    def details(self, dataset: Dataset) -> list[tuple[str, list[dict[str, object]]]]:
-        """Further tables (title, rows) for ``ifsl-bench data stats``."""
-        return []
 
 
 class Downloadable(DatasetSource):

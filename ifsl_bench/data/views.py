@@ -32,19 +32,21 @@ def chosen_classes(count: int, classes: int) -> np.ndarray:
     return np.sort(np.array(order[:count], dtype=np.int64))
 
 
-class _Rows:
-    """Some rows of a memory map, read when asked for."""
+class _View:
+    """Some rows of a memory map, [n, H, W, C], or its grey images with three equal channels, made when asked for."""
 
-    def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
-        self.images, self.rows = images, rows
-        self.shape = (len(rows), *images.shape[1:])
+    def __init__(self, images: np.ndarray, rows: np.ndarray | None = None, channels: int = 1) -> None:
+        self.images, self.rows, self.channels = images, rows, channels
+        count = len(images if rows is None else rows)
+        self.shape = (count, *images.shape[1:-1], channels * images.shape[-1])
         self.ndim, self.dtype = images.ndim, images.dtype
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.shape[0]
 
     def __getitem__(self, at: Any) -> np.ndarray:
-        return cast(np.ndarray, self.images[self.rows[at]])
+        images = self.images[at if self.rows is None else self.rows[at]]
+        return cast(np.ndarray, images if self.channels == 1 else np.repeat(images, self.channels, -1))
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class BaseSubset(Dataset):
             return pool
         rows = np.concatenate([np.arange(pool.starts[label], pool.starts[label + 1]) for label in self.kept])
         # Features are small, and are used as an array; images stay on the disk.
-        images = pool.images[rows] if pool.images.ndim == 2 else cast(np.ndarray, _Rows(pool.images, rows))
+        images = pool.images[rows] if pool.images.ndim == 2 else cast(np.ndarray, _View(pool.images, rows))
         counts = np.diff(pool.starts)[self.kept]
         return Pool(
             name,
@@ -131,25 +133,11 @@ class Crossed(Dataset):
             return self.base.pool(name)
         pool = replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
         if grey_beside_colour(self.base.shape, self.novel.shape):
-            return replace(pool, images=cast(np.ndarray, _Coloured(pool.images)))
+            return replace(pool, images=cast(np.ndarray, _View(pool.images, channels=3)))
         return pool
 
     def check_images(self, pool: str) -> None:
         (self.novel if pool in NOVEL else self.base).check_images(pool)
-
-
-class _Coloured:
-    """Grey images [n, H, W, 1] with three equal channels, made when asked for."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        self.images, self.shape = images, (*images.shape[:3], 3)
-        self.ndim, self.dtype = images.ndim, images.dtype
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, at: Any) -> np.ndarray:
-        return np.repeat(self.images[at], 3, -1)
 
 
 def grey_beside_colour(shape: Sequence[int], other: Sequence[int]) -> bool:

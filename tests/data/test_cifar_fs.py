@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import hashlib
-import io
 import pickle
 import tarfile
 from functools import cache, partial
@@ -192,19 +191,6 @@ def test_a_missing_file_and_two_copies_are_said(home, tmp_path, python2):
     write(tmp_path / "files" / "copy", python2)
     with pytest.raises(UserError, match=r"holds CIFAR-100 2 times .*; give one of them"):
         prepare(home, "cifar-fs", folder.parent, False, Reporter())
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("data_batch_1", "which is CIFAR-10;"), ("train.bin", "binary version"), ("train.mat", "for Matlab")],
-)
-def test_relatives_of_the_files_are_called_what_they_are(name, said, home, tmp_path):
-    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
-        member = tarfile.TarInfo(f"cifar/{name}")
-        member.size = 4
-        archive.addfile(member, io.BytesIO(b"abcd"))
-    with pytest.raises(UserError, match=said):
-        prepare(home, "cifar-fs", tmp_path / "cifar.tar.gz", False, Reporter())
 
 
 @pytest.fixture

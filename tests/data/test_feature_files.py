@@ -230,7 +230,7 @@ def test_too_little_is_found_when_it_is_prepared(change, message, features_folde
 
 def test_less_is_taken_where_it_is_allowed(features_folder, home, messages):
     keep(features_folder / "novel-val.npz", lambda y: y < 204)
-    with pytest.raises(UserError, match="for smaller episodes, of a task file of your own, add --allow-partial"):
+    with pytest.raises(UserError, match="make smaller episodes, of a task file of your own, or add --allow-partial"):
         prepare(home, "mine", features_folder, False, messages)
     assert prepare(home, "mine", features_folder, False, messages, allow_partial=True).partial
     assert any("novel/val has 4" in line for line in messages.warned)

@@ -115,9 +115,9 @@ def test_arrays_of_every_order_and_packing_are_read_as_numpy_reads_them(method, 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.array([0x110000, 1, 2, 3], np.uint32).view("<U1"), "label of row 0 is no text .*0x110000"),
-        (np.array([[65, 1], [65, 0xD800], [66, 66], [67, 67]], np.uint32).view("<U2")[:, 0], "label of row 1 .*0xd800"),
-        (np.array([[65, 1], [65, 0xD800], [66, 66], [67, 67]], ">u4").view(">U2")[:, 0], "label of row 1 .*0xd800"),
+        (np.array([0x110000, 1, 2, 3], np.uint32).view("<U1"), "a label is no text"),
+        (np.array([[65, 1], [65, 0xD800], [66, 66], [67, 67]], np.uint32).view("<U2")[:, 0], "a label is no text"),
+        (np.array([[65, 1], [65, 0xD800], [66, 66], [67, 67]], ">u4").view(">U2")[:, 0], "a label is no text"),
         (np.arange(4) + 0.5, "labels must be integers or strings"),
         (np.arange(4) > 1, "labels must be integers or strings"),
         (np.array([b"a", b"b", b"c", b"d"]), "labels must be integers or strings"),
@@ -150,9 +150,6 @@ def test_a_pickle_of_endless_strings_is_refused_and_one_of_large_arrays_is_not(m
     strings = [f"{i:0200}" for i in range(1_000)]
     with pytest.raises(UserError, match=r"x\.pkl holds more than 50,000 bytes of names and numbers"):
         load(pickle.dumps(strings), "x.pkl")
-    monkeypatch.setattr("ifsl_bench.data.read.unpickle.PICKLE_TEXT", limits.Limit(9_000, limits.PICKLE_TEXT.error, ""))
-    with pytest.raises(UserError, match=r"x\.pkl holds more than 9,000 bytes of text"):
-        load(pickle.dumps(["x" * 5_000, "y" * 5_000]), "x.pkl")
     arrays = [np.zeros(100_000, np.uint8) for _ in range(300)]
     assert len(load(pickle.dumps(arrays, 4), "x.pkl")) == 300
 

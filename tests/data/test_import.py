@@ -336,8 +336,8 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, monkeypatch):
         assert "\n" not in told
         assert re.search(r"2 of 36 images cannot be used: .*no image but an empty file; .*an HTML page", told)
         assert re.search(
-            r"Complete and kept: base/val, base/test, novel/train, novel/val \(0\.0 MB in .*/\.partial-toy\); the same "
-            r"command, or one with --allow-partial, goes on from there, --force starts anew$",
+            r"Complete and kept: base/val, base/test, novel/train, novel/val \(in .*/\.partial-toy\); the same "
+            r"command, with or without --allow-partial, goes on from there$",
             told,
         )
         assert _left(home) == _files_of("base/val", "base/test", "novel/train", "novel/val")
@@ -420,8 +420,8 @@ print(made.fingerprint)
     assert done.returncode == 0, done.stderr
     pools = ", ".join(POOLS[:-1])
     assert re.search(
-        rf"the file would be larger than this system allows .* Complete and kept: {pools} \(0\.0 MB in .*; the same "
-        rf"command goes on from there, --force starts anew\n",
+        rf"the file would be larger than this system allows .* Complete and kept: {pools} \(in .*; the same "
+        rf"command, with or without --allow-partial, goes on from there\n",
         done.stdout,
     )
     assert str(sorted(_files_of(*POOLS[:-1]))) in done.stdout

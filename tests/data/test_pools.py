@@ -146,7 +146,6 @@ def test_embedded_data_are_rebuilt_when_damaged_or_outdated(glyph_home, tmp_path
     assert ensure(home, spec, LogReporter(log)).fingerprint == fingerprint
     assert "base-val.images.npy" in log.getvalue()
     assert "building it again" in log.getvalue()
-    assert len(list(home.data.glob("glyphs.corrupt-*"))) == 1
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").unlink()
     write_sealed(folder / "manifest.json", {k: v for k, v in manifest.items() if k != "checksum"} | {"recipe": "older"})

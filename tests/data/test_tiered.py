@@ -6,7 +6,6 @@ import collections
 import io
 import pickle
 import re
-import struct
 import zipfile
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
@@ -70,21 +68,17 @@ def write_names(folder: Path) -> None:
     (folder / "synsets.txt").write_text("".join(f"{wnid}\n" for wnid in wnids) + "\n")
 
 
-def write_release(folder: Path, python2, arrays: tuple[str, ...] = (), content=None) -> Path:
-    """The attractor release's files; the images of ``arrays`` as .npz files in OpenCV's order of channels."""
+def write_release(folder: Path, python2, content=None) -> Path:
+    """The attractor release's files."""
     folder.mkdir(parents=True)
     write_names(folder)
     for i, (prefix, (images, labels)) in enumerate((content or values()).items()):
         keyed = {key.encode(): value for key, value in labels.items()} if i % 2 else labels
         dumped = python2(labels) if i == 2 else pickle.dumps(keyed, (2, 4, 0, 5, 3, 1)[i])
         (folder / f"{prefix}_labels.pkl").write_bytes(dumped)
-        if prefix in arrays:
-            np.savez(folder / f"{prefix}_images.npz", images=images[..., ::-1])
-        else:
-            pngs = [png(image).reshape((-1, 1) if n % 2 else -1) for n, image in enumerate(images)]
-            (folder / f"{prefix}_images_png.pkl").write_bytes(
-                python2(pngs) if i == 3 else pickle.dumps(pngs, (2, 4, 5, 0, 3, 1)[i])
-            )
+        pngs = [png(image).reshape((-1, 1) if n % 2 else -1) for n, image in enumerate(images)]
+        dumped = python2(pngs) if i == 3 else pickle.dumps(pngs, (2, 4, 5, 0, 3, 1)[i])
+        (folder / f"{prefix}_images_png.pkl").write_bytes(dumped)
     return folder
 
 
@@ -133,15 +127,6 @@ def test_the_release_makes_the_exact_pools(home, tmp_path, python2, exact, messa
     assert not dataset.partial
     assert any("files of Ren et al. (2019)" in line for line in messages.said)
     assert messages.warned == []
-
-
-@pytest.mark.parametrize("arrays", [("train_b",), tuple(PARTS)])
-def test_arrays_that_opencv_read_are_turned_round(arrays, home, tmp_path, python2, exact):
-    pngs = prepare(home, "tiered-imagenet", write_release(tmp_path / "png", python2), False, Reporter())
-    folder = write_release(tmp_path / "npz", python2, arrays)
-    dataset = prepare(Home.locate(tmp_path / "other"), "tiered-imagenet", folder, False, Reporter())
-    check_release(dataset)
-    assert dataset.fingerprint == pngs.fingerprint
 
 
 def test_counts_are_shown_side_by_side_and_partial_data_marked(home, tmp_path, python2, messages):
@@ -245,41 +230,6 @@ def test_wrong_image_files_are_named(dump, message, home, tmp_path, python2, exa
     folder = write_release(tmp_path / "files", python2)
     (folder / "val_images_png.pkl").write_bytes(dump())
     with pytest.raises(UserError, match=message):
-        prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
-
-
-def save_header(path: Path, key: str, text: str) -> None:
-    """An .npz file with an array of any description."""
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{key}.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n")
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        *[
-            (lambda path, text=text: save_header(path, "images", text), "is damaged")
-            for text in (
-                "-" * 9000 + "1",
-                "(" * 9000,
-                "[" * 300 + "]" * 300,
-                "{'descr': " + "-" * 5000 + "1}",
-                "{1: 2, 'a': 3}",
-                "{'descr': (), 'fortran_order': False, 'shape': (3, 2)}",
-            )
-        ],
-        (lambda path: path.write_bytes(b"<!doctype html><html>"), r"no readable \.npz file but an HTML page"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-50_000]), "is damaged"),
-        (lambda path: np.savez(path, pictures=np.zeros(3)), "lacks 'images'; it has pictures.npy"),
-        (lambda path: np.savez(path, images=np.zeros((12, 84, 84), np.uint8)), r"is uint8\[12, 84, 84\], expected"),
-        (lambda path: np.savez(path, images=np.zeros((9, 84, 84, 3), np.uint8)), "has 9 images, the labels .* are 12"),
-        (lambda path: np.savez(path, images=np.array([{}])), "damaged|expected"),
-    ],
-)
-def test_wrong_arrays_are_named(write, message, home, tmp_path, python2, exact):
-    folder = write_release(tmp_path / "files", python2, ("val",))
-    write(folder / "val_images.npz")
-    with pytest.raises(UserError, match=rf"val_images\.npz.*({message})"):
         prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
 
 

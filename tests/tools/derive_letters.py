@@ -86,6 +86,17 @@ def derive() -> list[Letter]:
     return sorted(chosen, key=lambda letter: (SIDES.index(letter.side), letter.codepoint))
 
 
+def components(face: str, codepoint: int) -> int:
+    """The number of simple glyphs that the face builds the letter from: 1 for a letter drawn by itself."""
+
+    def count(name: str) -> int:
+        glyph = glyphs[name]
+        return sum(count(part.glyphName) for part in glyph.components) if glyph.isComposite() else 1
+
+    glyphs = fonts.open_face(face)["glyf"]
+    return count(fonts.characters(face)[codepoint])
+
+
 def candidates() -> list[Letter]:
     """Uncomposed letters in the order in which look-alikes stay; `side` holds the stage here."""
     found = []
@@ -101,7 +112,7 @@ def candidates() -> list[Letter]:
         if not {"LETTER", "LIGATURE", "SYLLABICS"} & set(words):
             continue
         has = tuple(face for face in FACES if codepoint in fonts.characters(face))
-        if min(fonts.components(face, codepoint) for face in has) > 1:
+        if min(components(face, codepoint) for face in has) > 1:
             continue
         found.append(Letter(codepoint, name, script, SCRIPT_STAGE[script], has))
     return sorted(found, key=lambda letter: (STAGES.index(letter.side), -len(letter.faces), letter.codepoint))

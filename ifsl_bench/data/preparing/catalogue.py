@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -35,12 +35,10 @@ from ifsl_bench.protocol.task_files import own, packaged
 if TYPE_CHECKING:
     from PIL import ImageFont
 
-# Pixels of a picture's side, as far as the format allows them, and of all of it.
-LARGEST, MOST_PIXELS = {"PNG": 100_000, "JPEG": 65_500, "WEBP": 16_383}, 100_000_000
+MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
-NAME_WIDE = 112  # pixels of a line of a class's name on a contact sheet
-NAMES_WIDE, LINE_HIGH = 124, 12  # pixels on a contact sheet: of what the names of classes have, of a line of one
+NAMES_WIDE, LINE_WIDE, LINE_HIGH = 124, 18, 12  # of names on a contact sheet: pixels, letters of a line, its pixels
 
 
 def prepared_names(home: Home) -> list[str]:
@@ -62,14 +60,12 @@ def listing(home: Home) -> list[dict[str, str]]:
     registered = registry.names(registry.DATASETS)
     used = {task.dataset.name: task.dataset for task in packaged().values()}
     mine = {task.dataset.name for task in own(home).values()}
-    unfinished, features = unfinished_names(home), _feature_bytes(home)
+    unfinished = unfinished_names(home)
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
             state = "being imported" if is_locked(dataset_folder(home, name)) else "import unfinished"
-        row = {"data set": name, "state": state, "fingerprint": "", "size": "", "features": "", "what": ""}
-        if name in features:
-            row["features"] = f"{features[name] / 1e6:.1f} MB"
+        row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:
             row["what"] = plugin.problem or plugin.value.summary
@@ -88,17 +84,6 @@ def listing(home: Home) -> list[dict[str, str]]:
                 row |= {"state": state, "what": str(error)}
         rows.append(row)
     return rows
-
-
-def _feature_bytes(home: Home) -> dict[str, int]:
-    """Data set -> bytes of the features of its images in the cache; a folder there begins with the data set's name."""
-    names = sorted(prepared_names(home), key=len, reverse=True)
-    found: dict[str, int] = {}
-    for folder in home.features.glob("*"):
-        name = next((name for name in names if folder.name.startswith((f"{name}-", f"{name}+"))), None)
-        if name is not None:
-            found[name] = found.get(name, 0) + sum(path.stat().st_size for path in folder.glob("[!.]*/features.npy"))
-    return found
 
 
 def state_of(home: Home, name: str) -> str:
@@ -144,7 +129,7 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     """A prepared data set; one that needs no source is made now."""
     if (ready := prepared(home, name)) is not None:
         return ready
-    if name in registry.names(registry.DATASETS) and not registered.dataset_source(name).needs_source:
+    if registered.is_made_here(name):
         return prepare(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
     known = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
@@ -222,15 +207,14 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     """Classes and images of each pool, and the first classes by name."""
     rows = []
     for pool in _pools_of(dataset):
-        row = {"pool": pool, "classes": "", "images": "", "images per class": "= base/train", "first classes": ""}
+        each = "= base/train" if pool == "novel/train" else "missing"
+        row = {"pool": pool, "classes": "", "images": "", "images per class": each, "first classes": ""}
         if dataset.has(pool):
             entry = dataset.manifest["pools"][pool]
             counts, names = entry["statistics"], entry["classes"]
             shown = some([name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in names])
             row |= {"classes": f"{counts['classes']:,}", "images": f"{counts['images']:,}",
                     "images per class": _each(counts), "first classes": shown}  # fmt: skip
-        elif pool != "novel/train":
-            row["images per class"] = "missing"
         rows.append(row)
     return rows
 
@@ -246,34 +230,22 @@ def _each(counts: Mapping[str, int]) -> str:
 
 
 def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
-    """The paper's "Dataset Statistics" for any data set, and further tables of its plugin."""
+    """The paper's "Dataset Statistics" for any data set."""
     dataset = opened(home, name, reporter)
     rows: list[dict[str, object]] = []
     for pool in _pools_of(dataset):
         part, side = pool.split("/")
-        if not dataset.has(pool):
-            shared = pool == "novel/train"
-            each = "= base/train" if shared else "missing"
-            rows.append({"Classes": part, "Purpose": side, "N. Cls": "", "N. Img": "", "images per class": each,
-                         "mean": "", "std": ""})  # fmt: skip
-            continue
-        s = dataset.manifest["pools"][pool]["statistics"]
-        rows.append(
-            {
-                "Classes": part,
-                "Purpose": side,
-                "N. Cls": f"{s['classes']:,}",
-                "N. Img": f"{s['images']:,}",
-                "images per class": _each(s),
-                "mean": ", ".join(f"{v:.2f}" for v in s["mean"]),
-                "std": ", ".join(f"{v:.2f}" for v in s["std"]),
-            }
-        )
+        each = "= base/train" if pool == "novel/train" else "missing"
+        row = {"Classes": part, "Purpose": side, "N. Cls": "", "N. Img": "", "images per class": each}
+        row |= {"mean": "", "std": ""}
+        if dataset.has(pool):
+            facts = dataset.manifest["pools"][pool]["statistics"]
+            row |= {"N. Cls": f"{facts['classes']:,}", "N. Img": f"{facts['images']:,}"}
+            row |= {"images per class": _each(facts)}
+            row |= {name: ", ".join(f"{value:.2f}" for value in facts[name]) for name in ("mean", "std")}
+        rows.append({**row})
     mark = ", partial" if dataset.partial else ""
-    tables = [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
-    if name in registry.names(registry.DATASETS):
-        tables += registered.dataset_source(name).details(dataset)
-    return tables
+    return [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
 
 
 def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
@@ -298,7 +270,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
     side, across = dataset.shape[0] + 2, min(2, len(pools))  # and 18 pixels between blocks
     width = 16 + across * (NAMES_WIDE + images * side + 18)
     height = 16 + -(-len(pools) // across) * (classes * side + 18)
-    if max(width, height) > LARGEST[kind] or width * height > MOST_PIXELS:
+    if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
         raise UserError(f"{classes:,} classes with {images:,} images of each make a picture of {width:,} x {height:,} "
                         "pixels; ask for fewer with --classes and --images")  # fmt: skip
     blocks, rows = [], []
@@ -319,7 +291,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
         x, y = gap + i % columns * (width + gap), gap + i // columns * (height + gap)
         draw.text((x, y - 14), f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", 0, font)
         for row, name in enumerate(names):
-            lines = _lines(name, font, tile // LINE_HIGH or 1, _shared(name, pool.classes))
+            lines = _lines(name, tile // LINE_HIGH or 1)
             draw.text((x, y + 2 + row * tile), "\n".join(lines), 0, font, spacing=0)
     out = io.BytesIO()
     sheet.save(out, format=kind)
@@ -335,53 +307,11 @@ def _font() -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(file), 10, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _shared(name: str, names: Sequence[str]) -> int:
-    """Counts the words at the beginning of a name that another name has too."""
-    words = [one_line(other).split() for other in names]
-    mine = one_line(name).split()
-    return max((_alike(mine, other) for other in words if other != mine), default=0)
-
-
-def _alike(a: Sequence[str], b: Sequence[str]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _lines(name: str, font: ImageFont.FreeTypeFont, most: int, shared: int = 0) -> list[str]:
-    """A class's name in lines that fit beside a row of images.
-
-    Where these are too many, words after the first that other names have too are left out, and then the end.
-
-    Args:
-        shared: how many words at its beginning other names have too.
-    """
+def _lines(name: str, most: int) -> list[str]:
+    """A class's name in lines beside a row of images; where they are too many, without the words after the first."""
     words = one_line(name).split()
-    last = max(1, min(shared, len(words) - 1))  # of the words, the first to stay
-    for start in range(1, last + 1):
-        lines = _wrapped([f"{words[0]}…", *words[start:]] if start > 1 else words, font)
-        if len(lines) <= most:
+    for start in range(1, len(words) + 1):
+        shown = [f"{words[0]}…", *words[start:]] if start > 1 else words
+        if len(lines := textwrap.wrap(" ".join(shown), LINE_WIDE)) <= most:
             return lines
-    return [*lines[: most - 1], f"{lines[most - 1]}…"]
-
-
-def _wrapped(words: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
-    lines = [""]
-    for word in words:
-        for place, piece in enumerate(_pieces(word, font)):
-            longer = f"{lines[-1]}{'' if place or not lines[-1] else ' '}{piece}"
-            if font.getlength(longer) <= NAME_WIDE or not lines[-1]:
-                lines[-1] = longer
-            else:
-                lines.append(piece)
-    return lines
-
-
-def _pieces(word: str, font: ImageFont.FreeTypeFont) -> list[str]:
-    """A word in parts of which each fits into a line: up to a stroke, and cut only where that is too long."""
-    pieces = []
-    for part in re.findall(r"[^/_-]*[/_-]|[^/_-]+", word):
-        pieces.append("")
-        for character in part:
-            if pieces[-1] and font.getlength(pieces[-1] + character) > NAME_WIDE:
-                pieces.append("")
-            pieces[-1] += character
-    return pieces
+    return textwrap.wrap(name, LINE_WIDE)[:most]

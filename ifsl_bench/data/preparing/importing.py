@@ -51,7 +51,7 @@ def run(
         write(to)
 
     start = time.perf_counter()
-    with _telling_what_is_kept(folder, to, force):
+    with _telling_what_is_kept(folder, to):
         dataset = build(folder, source.name, recipe, fill, to.about, keys)
     if made_from is not None:
         _say_speed(dataset, to, complete, time.perf_counter() - start)
@@ -59,7 +59,7 @@ def run(
 
 
 @contextmanager
-def _telling_what_is_kept(folder: Path, to: Import, force: bool) -> Iterator[None]:
+def _telling_what_is_kept(folder: Path, to: Import) -> Iterator[None]:
     """Adds to an error what is left on the disk, and what becomes of it. Ctrl-C has a message of its own."""
     try:
         yield
@@ -67,12 +67,11 @@ def _telling_what_is_kept(folder: Path, to: Import, force: bool) -> Iterator[Non
         writer = getattr(to, "writer", None)  # none where building had not begun
         if writer is None or not writer.keys or not writer.pools:
             raise
-        size = sum(entry[part]["bytes"] for entry in writer.pools.values() for part in ("images", "labels"))
-        kind, anew = ("command", "--force") if to.tree else ("call", "force=True")
-        again = f"the same {kind} goes on from there" if to.allow_partial else (
-            f"the same {kind}, or one with {to.partial_option}, goes on from there")  # fmt: skip
-        told = f"Complete and kept: {', '.join(writer.pools)} ({size / 1e6:,.1f} MB in {unfinished(folder)}); {again}"
-        told += "" if force else f", {anew} starts anew"
+        kind = "command" if to.tree else "call"
+        told = (
+            f"Complete and kept: {', '.join(writer.pools)} (in {unfinished(folder)}); the same {kind}, with or without "
+            f"{to.partial_option}, goes on from there"
+        )
         if isinstance(error, UserError):
             raise type(error)(f"{error}. {told}") from error
         to.reporter.warn(told)

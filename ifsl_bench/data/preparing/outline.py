@@ -74,12 +74,11 @@ def novel_fingerprint(task: Task, home: Home) -> str:
 
 def _fingerprint(spec: DataSpec, home: Home) -> str | None:
     known, key = _known.get(), (home.data, spec.name)
-    if known is None or key not in known:
+    if known is None:
+        known = {}
+    if key not in known:
         dataset = prepared(home, spec.name)
-        found = dataset.fingerprint if dataset else None
-        if known is None:
-            return found or spec.fingerprint
-        known[key] = found
+        known[key] = dataset.fingerprint if dataset else None
     return known[key] or spec.fingerprint
 
 
@@ -93,17 +92,17 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
         UserError: the data have to be obtained first, have fewer base classes than the task wants, or its novel classes
             come from a data set that does not fit.
     """
-    mine, *others = (
-        _outline(spec, None if i else task.base_classes, home, lacking) for i, spec in enumerate(data_of(task, home))
-    )
-    for other in others:
-        if not (mine.shape and other.shape):
-            return Outline(mine.fingerprint, mine.shape, {}, False)
-        check_crossing(task.dataset.name, mine.shape, str(task.novel_from), other.shape, other.starts)
-        starts = {**mine.starts, **{pool: other.starts[pool] for pool in NOVEL}}
-        classes = {**mine.classes, **{pool: other.classes[pool] for pool in NOVEL if pool in other.classes}}
-        return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and other.prepared, classes)
-    return mine
+    first, *others = data_of(task, home)
+    mine = _outline(first, task.base_classes, home, lacking)
+    if not others:
+        return mine
+    novel = _outline(others[0], None, home, lacking)
+    if not (mine.shape and novel.shape):
+        return Outline(mine.fingerprint, mine.shape, {}, False)
+    check_crossing(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
+    starts = {**mine.starts, **{pool: novel.starts[pool] for pool in NOVEL}}
+    classes = {**mine.classes, **{pool: novel.classes[pool] for pool in NOVEL if pool in novel.classes}}
+    return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
 
 
 def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool) -> Outline:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
-from ifsl_bench.common.files import Home, mark_used, set_aside
+from ifsl_bench.common.files import Home, mark_used
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
@@ -45,7 +45,7 @@ def prepared(home: Home, name: str) -> Dataset | None:
     try:
         return open_dataset(dataset_folder(home, name))
     except CorruptFile as error:
-        if name in registry.names(registry.DATASETS) and not registered.dataset_source(name).needs_source:
+        if registered.is_made_here(name):
             return None
         raise CorruptFile(f"{error}; make it again with: {command(name)} --force") from error
 
@@ -69,29 +69,17 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
 
 
 def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
-    name, folder = spec.name, dataset_folder(home, spec.name)
-    if spec.fingerprint and is_prepared(home, name):
+    if spec.fingerprint and is_prepared(home, spec.name):
         with suppress(CorruptFile):
-            pinned = open_dataset(folder)
+            pinned = open_dataset(dataset_folder(home, spec.name))
             if pinned.fingerprint == spec.fingerprint:  # whatever made it
                 return pinned
-    source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
-    if source is None or source.needs_source:
-        if (ready := prepared(home, name)) is not None:
-            return ready
-        raise UserError(not_prepared(home, spec))
-    if (ready := _current(home, source)) is not None:  # before the lock, which a read-only folder does not grant
+    if registered.is_made_here(spec.name):
+        source = registered.dataset_source(spec.name)
+        return _prepared(home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter))
+    if (ready := prepared(home, spec.name)) is not None:
         return ready
-    with locked(folder, reporter.warn):
-        if is_prepared(home, name):
-            try:
-                dataset = open_dataset(folder)
-                if dataset.manifest["recipe"] == source.recipe():
-                    return dataset
-                reporter.warn(f"{folder} was made by another version; building it again")
-            except CorruptFile as error:
-                reporter.warn(f"{error}; building it again, the damaged copy is in {set_aside(folder)}")
-        return _build(home, source, None, reporter)
+    raise UserError(not_prepared(home, spec))
 
 
 def rough_seconds(name: str) -> float | None:
@@ -164,7 +152,7 @@ def prepare(
         source,
         force,
         reporter,
-        lambda ready: _check_same(source, ready, path),
+        lambda ready: _check_same(source, ready, path, reporter),
         lambda: _build(home, source, path, reporter, allow_partial, force),
     )
 
@@ -205,6 +193,7 @@ def prepare_objects(
             )
         if ready.partial and not allow_partial:
             raise UserError(f"{_there(ready)}; allow_partial=True accepts that, force=True builds it again")
+        reporter.say(f"{_there(ready)} (force=True builds it again)")
 
     def make() -> Dataset:
         to = Import(None, reporter, allow_partial, form.title)
@@ -228,49 +217,41 @@ def _prepared(
     make: Callable[[], Dataset],
 ) -> Dataset:
     """The data set as it was prepared before, unless ``check`` refuses it, or as ``make`` builds it; with its tasks."""
-    if not force and (ready := _current(home, source)) is not None:
+    own = cast("OwnData", source) if source.own else None
+    if not force and (ready := _current(home, source)) is not None:  # before the lock, which a read-only folder denies
         check(ready)
-        if not source.own or cast("OwnData", source).has_tasks(home, ready):
-            return _said(ready, reporter)
+        if own is None or own.has_tasks(home, ready):
+            return ready
     with locked(dataset_folder(home, source.name), reporter.warn):
-        dataset = None if force else _existing(home, source, check, reporter)
+        dataset = None if force else _current(home, source, reporter.warn)
         if dataset is None:
             dataset = make()
-        if source.own and not cast("OwnData", source).has_tasks(home, dataset):
-            cast("OwnData", source).write_tasks(home, dataset, reporter)
+        else:
+            check(dataset)
+        if own is not None and not own.has_tasks(home, dataset):
+            own.write_tasks(home, dataset, reporter)
         return dataset
 
 
-def _current(home: Home, source: DatasetSource) -> Dataset | None:
+def _current(home: Home, source: DatasetSource, warn: Callable[[str], None] = lambda _: None) -> Dataset | None:
     """The data set as it was prepared before; None where it is not there, damaged, or made by another version.
 
-    Nothing is locked: another process may be replacing it, and who gets None looks again under the lock.
+    Where no lock is held, another process may be replacing it: who gets None looks again under the lock.
+
+    Args:
+        warn: told why what is there is built again.
     """
+    if not is_prepared(home, source.name):
+        return None
     try:
-        dataset = open_dataset(dataset_folder(home, source.name)) if is_prepared(home, source.name) else None
-    except CorruptFile:
+        dataset = open_dataset(dataset_folder(home, source.name))
+    except CorruptFile as error:
+        warn(f"{error}; building it again")
         return None
     # What is the user's own has settings instead, which must not be replaced without a word.
-    same = dataset is not None and (source.own or dataset.manifest["recipe"] == source.recipe())
-    return dataset if same else None
-
-
-def _existing(
-    home: Home, source: DatasetSource, check: Callable[[Dataset], None], reporter: Reporter
-) -> Dataset | None:
-    """As :func:`_current`, with a word on damage and on success; the caller holds the lock.
-
-    Raises:
-        UserError: as ``check`` does.
-    """
-    if (dataset := _current(home, source)) is not None:
-        check(dataset)
-        return _said(dataset, reporter)
-    if is_prepared(home, source.name):
-        try:
-            open_dataset(dataset_folder(home, source.name))
-        except CorruptFile as error:
-            reporter.warn(f"{error}; building it again")
+    if source.own or dataset.manifest["recipe"] == source.recipe():
+        return dataset
+    warn(f"{dataset.folder} was made by another version; building it again")
     return None
 
 
@@ -279,33 +260,24 @@ def _there(dataset: Dataset) -> str:
     return f"{dataset.name} is prepared already{mark} in {dataset.folder}"
 
 
-def _said(dataset: Dataset, reporter: Reporter) -> Dataset:
-    reporter.say(f"{_there(dataset)} (--force builds it again)")
-    return dataset
-
-
-def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None) -> None:
-    """Raises :class:`UserError` where a data set was made with other settings, or from something else than ``path``.
-
-    One prepared before sources were recorded is taken as it is.
-    """
+def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, reporter: Reporter) -> None:
+    """Raises :class:`UserError` where a data set was made with other settings, or from something else than ``path``."""
     from ifsl_bench.data.read.archive import open_tree
 
     there = _there(dataset)
     remedy = "--force replaces it" + (", or choose another name" if source.own else "")
     if source.own and not cast("OwnData", source).made(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
-    made_from = dataset.manifest.get("about", {}).get("made_from")
-    if path is None or not isinstance(made_from, dict):
-        return
-    with open_tree(path) as tree:
-        if tree.identity() == made_from.get("identity"):
-            return
-        found = tree.content()
-        # What objects gave has an identity alone.
-        if "names" not in made_from or any(made_from.get(key, value) != value for key, value in found.items()):
-            name = dataset.manifest["about"].get("source")
-            raise UserError(f"{there}, from other files than {path} holds now (it was made from {name}); {remedy}")
+    if path is not None:
+        about = dataset.manifest["about"]
+        made_from = about.get("made_from", {})
+        with open_tree(path) as tree:
+            # The content is looked at where the files lie elsewhere; what objects gave has an identity alone.
+            same = tree.identity() == made_from.get("identity") or made_from.items() >= tree.content().items()
+        if not same:
+            told = f"from other files than {path} holds now (it was made from {about.get('source')})"
+            raise UserError(f"{there}, {told}; {remedy}")
+    reporter.say(f"{there} (--force builds it again)")
 
 
 def _build(

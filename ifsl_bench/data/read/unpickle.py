@@ -14,13 +14,13 @@ import math
 import mmap
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import PICKLE_BYTES, PICKLE_STEPS, PICKLE_TEXT
+from ifsl_bench.common.limits import PICKLE_BYTES, PICKLE_STEPS
 from ifsl_bench.data.read.file_tree import BAD_CONTENT, what_is
 
 INLINE = 1 << 12  # bytes; longer strings stay in the file
@@ -35,7 +35,8 @@ class Refused(Exception):
 
 
 def described(value: object) -> str:
-    return "an array" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    kind = "n array" if isinstance(value, np.ndarray) else " dict" if isinstance(value, dict) else ""
+    return f"a{kind or f' {type(value).__name__}'}"
 
 
 def _quoted(value: object) -> str:
@@ -48,7 +49,7 @@ class _Reader:
 
     def __init__(self, content: mmap.mmap | bytes, name: str) -> None:
         self.content, self.view, self.name = content, memoryview(content), name
-        self.at = self.steps = self.bytes = self.text_bytes = 0
+        self.at = self.steps = self.bytes = 0
 
     def read(self, count: int) -> bytes | memoryview:
         piece = self.view[self.at : self.at + count]
@@ -63,11 +64,6 @@ class _Reader:
         self._count(count)
         return bytes(piece)
 
-    def read_text(self, count: int) -> str:
-        self.text_bytes += count
-        PICKLE_TEXT.check(min(self.text_bytes, len(self.content)), self.name)  # a false length is found by `read`
-        return str(self.read(count), "utf-8", "surrogatepass")
-
     def readline(self) -> bytes:
         end = self.content.find(b"\n", self.at) + 1
         if not end:
@@ -79,6 +75,15 @@ class _Reader:
     def _count(self, size: int) -> None:
         self.bytes += size
         PICKLE_BYTES.check(self.bytes, self.name)
+
+
+class _Dict(dict[Any, Any]):
+    """A dict of strings and whole numbers: a tuple may hold tuples to any depth, and hashing it exhausts the stack."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        if not isinstance(key, (str, bytes, int)):
+            raise Refused(f"{described(key)} among keys, which are strings and whole numbers in data files")
+        super().__setitem__(key, value)
 
 
 class _Dtype:
@@ -139,18 +144,14 @@ def _none(*arguments: object) -> NoReturn:
     raise Refused(f"a call of numpy.ndarray with {len(arguments)} arguments")
 
 
-def _no_bytes() -> bytes:
-    return b""
-
-
 NAMES: dict[str, Callable[..., Any]] = {
     "numpy.ndarray": _none,
-    "numpy.dtype": lambda *arguments: _Dtype(*arguments),
+    "numpy.dtype": lambda *arguments: _Dtype(*arguments),  # no class, which a pickle might make without a call
     "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
     "numpy.core.multiarray.scalar": _scalar,
     "numpy.core.numeric._frombuffer": _frombuffer,
     "_codecs.encode": _encoded,
-    "builtins.bytes": _no_bytes,
+    "builtins.bytes": lambda: b"",
 }
 _Machine: Any = pickle._Unpickler
 
@@ -195,23 +196,15 @@ class _Unpickler(_Machine):
     def load_bytearray(self) -> None:
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
-    def load_binunicode(self) -> None:
-        self.append(self.reader.read_text(int.from_bytes(self.read(4), "little")))
-
-    def load_binunicode8(self) -> None:
-        self.append(self.reader.read_text(int.from_bytes(self.read(8), "little")))
-
-    def load_setitem(self) -> None:
-        _check_keys(self.stack[-2:-1])
-        super().load_setitem()
-
-    def load_setitems(self) -> None:
-        _check_keys(self.stack[::2])
-        super().load_setitems()
+    def load_empty_dictionary(self) -> None:
+        self.append(_Dict())
 
     def load_dict(self) -> None:
-        _check_keys(self.stack[::2])
-        super().load_dict()
+        items = self.pop_mark()
+        made = _Dict()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            made[key] = value
+        self.append(made)
 
     def load_set(self) -> NoReturn:
         raise Refused("a set; data files hold arrays, lists, dicts, strings and numbers")
@@ -220,23 +213,12 @@ class _Unpickler(_Machine):
         pickle.BUILD[0]: load_build,
         pickle.FRAME[0]: load_frame,
         pickle.BYTEARRAY8[0]: load_bytearray,
-        pickle.BINUNICODE[0]: load_binunicode,
-        pickle.BINUNICODE8[0]: load_binunicode8,
-        pickle.SETITEM[0]: load_setitem,
-        pickle.SETITEMS[0]: load_setitems,
+        pickle.EMPTY_DICT[0]: load_empty_dictionary,
         pickle.DICT[0]: load_dict,
         pickle.EMPTY_SET[0]: load_set,
         pickle.ADDITEMS[0]: load_set,
         pickle.FROZENSET[0]: load_set,
     }
-
-
-def _check_keys(keys: Sequence[object]) -> None:
-    """Raises :class:`Refused` where a key is neither a string nor a whole number: a tuple may hold tuples to any depth,
-    and hashing it would exhaust the stack."""
-    for key in keys:
-        if not isinstance(key, (str, bytes, int)):
-            raise Refused(f"{described(key)} among keys, which are strings and whole numbers in data files")
 
 
 def load(content: mmap.mmap | bytes, name: str) -> Any:

@@ -31,12 +31,6 @@ COUNTS = {
 }
 PARTS, META = ("train", "test"), "meta"  # the files of images, and the one that names the classes
 _FOLDER = "cifar-100-python"
-_OTHERS = {  # a file of each relative that people take for it
-    "data_batch_1": "CIFAR-10",
-    "data_batch_1.bin": "CIFAR-10",
-    "train.mat": "CIFAR-100 for Matlab",
-    "train.bin": "CIFAR-100's binary version",
-}
 
 
 def sides() -> Mapping[str, str]:
@@ -139,13 +133,3 @@ class CifarFS(PublishedData, Downloadable):
 
         download_url(CIFAR100.url, folder, CIFAR100.filename, CIFAR100.tgz_md5)
         return folder / CIFAR100.filename
-
-    def build(self, to: Import) -> None:
-        if self.form(to.files) is None:
-            for entry in to.files.entries:
-                if (other := _OTHERS.get(entry.name)) is not None:
-                    raise UserError(
-                        f"{to.files.path} holds {entry.path}, which is {other}; {self.name} is made from the Python "
-                        f"version of CIFAR-100, cifar-100-python.tar.gz"
-                    )
-        super().build(to)

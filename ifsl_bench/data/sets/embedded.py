@@ -35,28 +35,27 @@ class EmbeddedFeatures(DatasetSource):
         return FOLDER / f"{self.name}.safetensors"
 
     def recipe(self) -> str:
-        return f"embedded features {FORM}: {self._said()['sha256']}"
+        return f"embedded features {FORM}: {self._read()[0]['sha256']}"
 
     def outline(self) -> tuple[tuple[int, ...], Counts]:
-        said = self._said()
-        counts = {pool: Count(len(entry["counts"]), sum(entry["counts"])) for pool, entry in said["pools"].items()}
-        return tuple(said["shape"]), counts
+        facts, _ = self._read()
+        counts = {pool: Count(len(entry["counts"]), sum(entry["counts"])) for pool, entry in facts["pools"].items()}
+        return tuple(facts["shape"]), counts
 
     def rough_seconds(self) -> float:
         return 1.0
 
     def build(self, to: Import) -> None:
-        said = self._said()
-        to.reporter.say(f"{self.name}: {said['notice']}")
-        to.about |= {"source": self.file.name, "notice": said["notice"], "features_of": said["features_of"]}
-        arrays = self._arrays(said)
-        for pool, entry in said["pools"].items():
+        facts, arrays = self._read(arrays=True)
+        to.reporter.say(f"{self.name}: {facts['notice']}")
+        to.about |= {"source": self.file.name, "notice": facts["notice"], "features_of": facts["features_of"]}
+        for pool, entry in facts["pools"].items():
             labels = np.repeat(np.arange(len(entry["counts"])), entry["counts"])
-            with to.writer.pool(pool, labels, tuple(entry["classes"]), tuple(said["shape"])) as images:
+            with to.writer.pool(pool, labels, tuple(entry["classes"]), tuple(facts["shape"])) as images:
                 images[:] = arrays[pool]
 
-    def _said(self) -> dict[str, Any]:
-        """Reads the metadata of the file.
+    def _read(self, arrays: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The metadata of the file, and if asked for the bytes of each pool, uint8 [n, 2, D, 1].
 
         Raises:
             CorruptFile: it is missing or damaged.
@@ -65,25 +64,15 @@ class EmbeddedFeatures(DatasetSource):
 
         try:
             with safe_open(self.file, "np") as file:
-                said: dict[str, Any] = json.loads(file.metadata()[OURS])
-                if said["format"] != FORM or not is_printable(said["notice"]):
+                facts: dict[str, Any] = json.loads(file.metadata()[OURS])
+                if facts["format"] != FORM or not is_printable(facts["notice"]):
                     raise ValueError("of another format")
+                pools = {pool: file.get_tensor(pool) for pool in facts["pools"]} if arrays else {}
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
             raise CorruptFile(f"{self.file} is damaged or missing ({error}); install ifsl_bench again") from error
-        return said
-
-    def _arrays(self, said: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The bytes of each pool, uint8 [n, 2, D, 1], checked."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.file, "np") as file:
-                found = {pool: file.get_tensor(pool) for pool in said["pools"]}
-        except (OSError, SafetensorError) as error:
-            raise CorruptFile(f"{self.file} is damaged ({error}); install ifsl_bench again") from error
-        if checksum(found) != said["sha256"]:
+        if arrays and checksum(pools) != facts["sha256"]:
             raise CorruptFile(f"{self.file} is not what was written: its checksum differs; install ifsl_bench again")
-        return found
+        return facts, pools
 
 
 def checksum(pools: dict[str, np.ndarray]) -> str:

@@ -57,11 +57,7 @@ class FeatureFiles(Form):
         try:
             self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
         except UserError as error:
-            if not to.allow_partial:
-                told = f"for smaller episodes, of a task file of your own, add {to.partial_option}"
-                raise UserError(f"{error}; {told}") from error
-            to.reporter.warn(str(error))
-            to.mark_partial(str(error))
+            to.accept_less(str(error), f"{error}; make smaller episodes, of a task file of your own")
         with to.reporter.stage(f"importing features from {to.files.path.name}", len(pools)) as stage:
             for name, pool in pools.items():
                 if not to.writer.has(name):
@@ -103,8 +99,13 @@ def _surveyed(tree: FileTree) -> dict[str, _Pool]:
             continue
         where = tree.where(entry)
         features, labels = _read(tree, entry)
-        names, ids = np.unique(_labels(labels, where), return_inverse=True)
-        pools[pool] = found = _Pool(entry, features.shape[1], ids, tuple(str(name) for name in names))
+        values, ids = np.unique(_labels(labels, where), return_inverse=True)
+        try:
+            names = tuple(str(value) for value in values)
+            "".join(names).encode()
+        except (ValueError, SystemError) as error:  # numbers that stand for no character
+            raise UserError(f"{where}: a label is no text ({error})") from error
+        pools[pool] = found = _Pool(entry, features.shape[1], ids, names)
         first = pools["base/train"]
         if found.width != first.width:
             raise UserError(f"{where} has {found.width} features a row, {first.entry.name} has {first.width}")
@@ -219,15 +220,4 @@ def _labels(stored: Values, where: str) -> np.ndarray:
                 f"{where}: labels must be integers or strings, found {labels.dtype} with {labels[row]} in row {row}"
             )
         labels = labels.astype(np.int64)
-    if labels.dtype.kind == "U":
-        _check_text(labels, where)
     return labels
-
-
-def _check_text(labels: np.ndarray, path: str) -> None:
-    """Raises :class:`UserError` where labels, str [n], hold numbers that stand for no character."""
-    codes = np.ascontiguousarray(labels).view(np.dtype("u4").newbyteorder(labels.dtype.byteorder))
-    wrong = (codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0]) // (len(codes) // len(labels))
-        raise UserError(f"{path}: the label of row {row} is no text (it holds the code {int(codes[wrong][0]):#x})")

@@ -12,14 +12,14 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.limits import SPLIT_FILE, read_text
 from ifsl_bench.data.image_pools import T, divide, import_images
-from ifsl_bench.data.read.archive import Entry, FileTree, nfc, some
+from ifsl_bench.data.read.archive import FileTree, nfc, some
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_layout, is_image, nested
 from ifsl_bench.data.source import Form, Import
@@ -129,22 +129,13 @@ def tell_ignored(to: Import, split: Path | None = None) -> None:
     others = [entry for entry in to.files.entries if not is_image(entry.path)]
     if lost := [entry.path for entry in others if entry.lost]:
         told = f"{len(lost):,} links in {to.files.path} cannot be followed: {some(lost)}"
-        if not to.allow_partial:
-            raise UserError(f"{told}. Mend or remove them, or add {to.partial_option} to go on without them")
-        to.reporter.warn(told)
-        to.mark_partial(told)
+        to.accept_less(told, f"{told}. Mend or remove them")
     used = split.resolve() if split else None
     if ignored := [e for e in others if not (e.lost or (used and (to.files.path / e.path).resolve() == used))]:
-        endings = Counter(_ending(entry) for entry in ignored).most_common()
         to.reporter.warn(
             f"ignored {len(ignored):,} files that do not look like images: {some([e.path for e in ignored])}; "
-            f"by ending: {some([f'{ending} {count:,}' for ending, count in endings], 5)}; "
             f"images end in {', '.join(SUFFIXES)}"
         )
-
-
-def _ending(entry: Entry) -> str:
-    return PurePosixPath(entry.name).suffix.lower() or "none"
 
 
 def read_sides(path: Path) -> dict[str, str]:
@@ -194,10 +185,7 @@ def _listed(to: Import, classes: Mapping[str, Sequence[str]], split: Path) -> di
     missing = [name for name in sides if name not in classes]
     if missing:
         told = f"{len(missing)} of {len(sides)} classes in {split} have no images in {to.files.path}: {some(missing)}"
-        if not to.allow_partial:
-            raise UserError(f"{told}. Correct the file, or add --allow-partial to go on without them")
-        to.reporter.warn(told)
-        to.mark_partial(told)
+        to.accept_less(told, f"{told}. Correct the file")
     if extra := [name for name in classes if name not in sides]:
         to.reporter.say(f"{len(extra)} folders are not in {split} and left out: {some(extra)}")
     return {name: sides[name] for name in classes if name in sides}
@@ -210,10 +198,7 @@ def large_enough(to: Import, classes: Mapping[str, list[T]]) -> dict[str, list[T
     if small:
         shown = some([f"{name} ({count})" for name, count in small.items()])
         told = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
-        if not to.allow_partial:
-            raise UserError(f"{told}. Leave these classes out, or add {to.partial_option} to go on without them")
-        to.reporter.warn(told)
-        to.mark_partial(told)
+        to.accept_less(told, f"{told}. Leave these classes out")
     return {name: paths for name, paths in classes.items() if name not in small}
 
 
@@ -234,15 +219,12 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
     shared = counts["novel/train"] == 0
     need = {"base": 2 * WAYS if shared else 2, "novel/train": 0 if shared else WAYS,
             "novel/val": WAYS, "novel/test": WAYS}  # fmt: skip
-    if lacking := [side for side, least in need.items() if counts[side] < least]:
+    if any(counts[side] < least for side, least in need.items()):
         needed = ", ".join(f"{least} on {side}" for side, least in need.items() if least)
         given = ", ".join(f"{counts[side]} on {side}" for side in need if need[side] or counts[side])
-        empty = [side for side in lacking if not counts[side]] if where.startswith("the folders") else []
-        spelled = [" or ".join(repr(name) for name, of in SPELLED.items() if of == side) for side in empty]
-        missing = "".join(f"; there is no class in a folder {names}" for names in spelled)
         raise UserError(
             f"{WAYS}-way episodes need at least {sum(need.values())} classes, {needed}; there are "
-            f"{sum(counts.values())}: {given}, by {where}{missing}"
+            f"{sum(counts.values())}: {given}, by {where}"
         )
     # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.
     tenths = [len(paths) // 10 for name, paths in classes.items() if sides[name] == "base"]

@@ -11,16 +11,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
     SHAPE,
     SIZE,
     Rows,
-    copy_pools,
-    images_array,
     integers,
     list_items,
     listed,
@@ -32,7 +28,6 @@ from ifsl_bench.data.pickle_pools import (
 from ifsl_bench.data.published_splits import IlsvrcForm, PublishedData, check_pools, columns, held_out
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.source import Count, Form, Import
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
@@ -109,24 +104,8 @@ def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple
     return len(labels), {names[name]: rows for name, rows in groups.items()}
 
 
-def images_entry(tree: FileTree, prefix: str, what: str) -> Entry:
-    """The images of a pair of files: as PNGs if they are there, else decompressed."""
-    return tree.named(f"{prefix}_images_png.pkl") or tree.named(f"{prefix}_images.npz") or required(
-        tree, f"{prefix}_images_png.pkl", what)  # fmt: skip
-
-
-def npz_images(tree: FileTree, entry: Entry, count: int) -> np.ndarray:
-    """The images of an .npz file, uint8 [``count``, 84, 84, 3]; OpenCV read them, so they are blue, green, red."""
-    where = tree.where(entry)
-    with tree.readable(entry), tree.open(entry) as file:
-        images = images_array(npz_arrays(file, where, "images")["images"], "'images'", where)
-    if len(images) != count:
-        raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}")
-    return images
-
-
 class _Files(Form):
-    """Pairs of files, ``<prefix>_labels.pkl`` with classes by name and ``<prefix>_images_png.pkl`` or ``.npz``.
+    """Pairs of files, ``<prefix>_labels.pkl`` with classes by name and ``<prefix>_images_png.pkl``, a list of PNGs.
 
     Attributes:
         prefixes: prefix -> the sides of its classes.
@@ -146,7 +125,7 @@ class _Files(Form):
     def build(self, to: Import) -> None:
         tree = to.files
         entries = {prefix: required(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
-        images = {prefix: images_entry(tree, prefix, self.title) for prefix in self.prefixes}
+        images = {prefix: required(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.prefixes}
         names = class_names(tree, sides(), self.title)
         groups: dict[str, Rows] = {}
         counts: dict[str, int] = {}
@@ -154,17 +133,12 @@ class _Files(Form):
             counts[prefix], groups[prefix] = read_labels(tree, entry, names)
         pools, source = self.pools(groups, {prefix: tree.where(entry) for prefix, entry in entries.items()})
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
-        encoded = [pool for pool, prefix in source.items() if not images[prefix].name.endswith(".npz")]
-        if encoded:
-            import_images(
-                to,
-                {pool: listed(images[source[pool]].name, pools[pool]) for pool in encoded},
-                ImageSpec(SIZE),
-                lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
-            )
-        for pool in (pool for pool in pools if pool not in encoded and not to.writer.has(pool)):
-            array = npz_images(tree, images[source[pool]], counts[source[pool]])
-            copy_pools(to, {pool: pools[pool]}, {pool: array}, bgr=True)
+        import_images(
+            to,
+            {pool: listed(images[source[pool]].name, pools[pool]) for pool in source},
+            ImageSpec(SIZE),
+            lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
+        )
 
     def pools(
         self, groups: Mapping[str, Rows], where: Mapping[str, str]
@@ -206,7 +180,7 @@ class Files2018(_Files):
         "the files of Ren et al. (2018) and of learn2learn ({train,val,test}_{images_png,labels}.pkl)"
     )
     prefixes: ClassVar = {"train": ["train_a", "train_b"], "val": ["val"], "test": ["test"]}
-    own = ("train_labels.pkl", "train_images_png.pkl", "train_images.npz")
+    own = ("train_labels.pkl", "train_images_png.pkl")
 
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         if sides()[wnid] == "train_a":

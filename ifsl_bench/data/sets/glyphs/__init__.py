@@ -117,8 +117,6 @@ def render(letters: Sequence[Letter], indices: npt.NDArray[np.int64], seed: int)
 
     from ifsl_bench.data.sets.glyphs import fonts, rng, style
 
-    if len(letters) != len(indices):
-        raise ValueError(f"{len(letters)} letters but {len(indices)} indices: give one index for each letter")
     distinct = set(letters)
     key = {letter: rng.key_of(recipe(), seed, letter.codepoint) for letter in distinct}
     outlines = {letter: [fonts.outline(face, letter.codepoint) for face in letter.faces] for letter in distinct}
@@ -135,26 +133,12 @@ def fill(pool: GlyphPool, out: npt.NDArray[np.uint8], advance: Callable[[int], N
     """Write the pool's images into out [classes x per_class, 32, 32, 1], by class, then by index.
 
     advance(k) is called after k more images are written. One process does, since a core draws thousands a second.
-    Raises FontError as `render` does, ValueError for a wrong out.
+    Raises FontError as `render` does.
     """
     import numpy as np
 
-    images = len(pool.letters) * pool.per_class
-    if out.shape != (images, *IMAGE_SHAPE) or out.dtype != np.uint8:
-        raise ValueError(f"pool {pool.name} needs uint8 {(images, *IMAGE_SHAPE)}, but out is {out.dtype} {out.shape}")
     indices = np.arange(pool.first, pool.first + pool.per_class, dtype=np.int64)
     for label, letter in enumerate(pool.letters):
         start = label * pool.per_class
         out[start : start + pool.per_class] = render([letter] * pool.per_class, indices, SEED)
         advance(pool.per_class)
-
-
-def faces_per_script() -> list[tuple[str, str, int, int]]:
-    """(script, side, classes, faces that have any of these letters), in the order of the sides."""
-    groups: dict[tuple[str, str], list[Letter]] = {}
-    for letter in letters():
-        groups.setdefault((letter.script, letter.side), []).append(letter)
-    return [
-        (script, side, len(group), len({face for letter in group for face in letter.faces}))
-        for (script, side), group in groups.items()
-    ]

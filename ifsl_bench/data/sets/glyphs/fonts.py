@@ -105,17 +105,6 @@ def outline(face: str, codepoint: int) -> Outline:
     return Outline(joined[:, 0].copy(), joined[:, 1].copy(), np.concatenate(after))
 
 
-def components(face: str, codepoint: int) -> int:
-    """The number of simple glyphs that the face builds the letter from: 1 for a letter drawn by itself."""
-
-    def count(name: str) -> int:
-        glyph = glyphs[name]
-        return sum(count(part.glyphName) for part in glyph.components) if glyph.isComposite() else 1
-
-    glyphs = open_face(face)["glyf"]
-    return count(characters(face)[codepoint])
-
-
 def _contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
     """The glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
     glyph = glyphs[name]
