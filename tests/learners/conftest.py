@@ -15,16 +15,9 @@ from ifsl_bench.learners import Network, NetworkArgs, Regression, attention, fol
 from ifsl_bench.plugin.method import Support
 
 ORACLE = Path(__file__).parent.parent / "oracle"
-WAYS = 5
+WAYS, HIDDEN = 5, 40
 DECAY = float(np.float32(1e-5))  # stored in single precision; without an attractor it was 1e-3, LR and MLP alike
 DECAY_NONE = float(np.float32(1e-3))
-
-
-def fold_offset(u: Tensor, log_gamma: Tensor, weight_decay: float, rows: int) -> Tensor:
-    """What `fold` leaves out of the objective, for u [..., M or 1, D+1]: one number for each leading index."""
-    pull = 2 / rows * log_gamma.exp()
-    share = (u.square() * (pull * weight_decay / (pull + weight_decay))).sum((-2, -1)) / 2
-    return share * (rows // u.shape[-2])
 
 
 @dataclass
@@ -73,28 +66,23 @@ class Episode:
         queries = self.features.mean(1, keepdim=True) if mean else support.class_means(WAYS)
         return attention(queries, self.weight, self.meta[tau])
 
-    def regression(self, weight_decay: float = DECAY) -> tuple[Regression, Tensor]:
-        """The arguments, and what the folded objective leaves out."""
+    def regression(self) -> Regression:
         d = self.features.shape[2]
         if self.kind == "none":
             c, p = ridge(WAYS, d + 1, DECAY_NONE, self.features)
-            return Regression(self.features, self.labels, self.rest, c, p), torch.zeros(())
-        if self.kind == "static":
-            u = self.meta["attr"].expand(1, WAYS, -1)
+        elif self.kind == "static":
+            c, p = fold(self.meta["attr"].expand(1, WAYS, -1), self.meta["log_gamma"], DECAY, WAYS)
         else:
             u = self.shares("tau_qq") @ self.memory("kb2") + self.meta["h_attend_bias"]
-        c, p = fold(u, self.meta["log_gamma"], weight_decay, WAYS)
-        offset = fold_offset(u, self.meta["log_gamma"], weight_decay, WAYS)
-        return Regression(self.features, self.labels, self.rest, c, p), offset
+            c, p = fold(u, self.meta["log_gamma"], DECAY, WAYS)
+        return Regression(self.features, self.labels, self.rest, c, p)
 
-    def network(self, weight_decay: float = DECAY, hidden: int = 40) -> tuple[NetworkArgs, Tensor]:
+    def network(self) -> NetworkArgs:
         d = self.features.shape[2]
+        rows = WAYS, HIDDEN, WAYS
         if self.kind == "none":
-            (c1, p1), (c2, p2), (c3, p3) = (
-                ridge(rows, size, DECAY_NONE, self.features)
-                for rows, size in ((WAYS, hidden + 1), (1, d + 1), (WAYS, d))
-            )
-            offset = torch.zeros(())
+            sizes = (WAYS, HIDDEN + 1), (1, d + 1), (WAYS, d)
+            parts = [ridge(m, size, DECAY_NONE, self.features) for m, size in sizes]
         else:
             if self.kind == "static":
                 u1, u2 = self.meta["attr"].expand(1, WAYS, -1), self.meta["attr2"].expand(1, 1, -1)
@@ -106,16 +94,10 @@ class Episode:
                 u2 = shares_2 @ inner[:, : d + 1] + self.meta["h_attend_bias2"]
                 u3 = shares @ inner[:, d + 1 :] + self.meta["h_attend_bias3"]
             g1, g2, g3 = (self.meta["log_gamma" + s] for s in ("", "2", "3"))
-            # The stored third centre has one entry more than W_3; it faces a constant zero.
-            constant = (g3[-1].exp() * u3[..., -1].square()).mean()
-            u3, g3 = u3[..., :-1], g3[:-1]
-            (c1, p1), (c2, p2), (c3, p3) = (
-                fold(u, g, weight_decay, m) for u, g, m in ((u1, g1, WAYS), (u2, g2, hidden), (u3, g3, WAYS))
-            )
-            offset = constant + sum(
-                fold_offset(u, g, weight_decay, m) for u, g, m in ((u1, g1, WAYS), (u2, g2, hidden), (u3, g3, WAYS))
-            )
-        return NetworkArgs(self.features, self.labels, self.rest, c1, p1, c3, p3, c2, p2), offset
+            centres = (u1, g1), (u2, g2), (u3[..., :-1], g3[:-1])  # the third's last entry faces a constant zero
+            parts = [fold(u, g, DECAY, m) for (u, g), m in zip(centres, rows, strict=True)]
+        (c1, p1), (c2, p2), (c3, p3) = parts
+        return NetworkArgs(self.features, self.labels, self.rest, c1, p1, c3, p3, c2, p2)
 
     def joint(self, novel: Tensor) -> Tensor:
         """Novel logits [1, N, Q] beside the base classifier's: [Q, K+N]."""

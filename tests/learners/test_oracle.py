@@ -15,7 +15,6 @@ from ifsl_bench.solve import (
     GradientDescent,
     Implicit,
     Neumann,
-    Outcome,
     Unroll,
     measured,
     minimise,
@@ -48,67 +47,48 @@ def close(found, expected, within=FORMULA):
     torch.testing.assert_close(found, expected, rtol=within, atol=within * float(expected.abs().max()) + 1e-14)
 
 
-@pytest.mark.parametrize("point", ["init", "probe", "tight"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_lr_objective_its_parts_and_its_gradient(episode, kind, point):
-    e = episode(f"lr_{kind}")
-    args, offset = e.regression()
-    v = e.regression_point(f"{point}/w")
-    total = SoftmaxRegression().value(v, args) + offset
-    close(total.detach()[0], e.stored[f"{point}/inner_loss"])
-    if kind != "none":
-        pull, _ = e.regression(weight_decay=0.0)
-        close(((pull.precisions * (v - pull.centres).square()).sum() / 2).detach(), e.stored[f"{point}/reg_term"])
-    gradient = SoftmaxRegression().gradient(v, args).detach()[0]
-    expected = np.concatenate([e.stored[f"{point}/grad/w_class_b"].T, e.stored[f"{point}/grad/b_class_b"][:, None]], 1)
-    close(gradient, expected)
+def problem(e, learner):
+    """The inner problem, its arguments, and what makes a point of a stored one."""
+    if learner == "lr":
+        return SoftmaxRegression(), e.regression(), lambda key: (e.regression_point(key),)
+    return TanhNetwork(5), e.network(), e.network_point
 
 
 @pytest.mark.parametrize("point", ["init", "probe", "tight"])
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_mlp_objective_its_parts_and_its_gradient(episode, kind, point):
-    e = episode(f"mlp_{kind}")
-    args, offset = e.network()
-    v = e.network_point(f"{point}/w")
-    objective = TanhNetwork(5)
-    close((objective.value(v, args) + offset).detach().squeeze(), e.stored[f"{point}/inner_loss"])
-    if kind != "none":
-        pull, constant = e.network(weight_decay=0.0)
-        parts = (
-            (pull.output_precisions, v.output, pull.output_centres),
-            (pull.skip_precisions, v.skip, pull.skip_centres),
-            (pull.hidden_precisions, v.hidden, pull.hidden_centres),
-        )
-        reg = sum((p * (w - c).square()).sum() / 2 for p, w, c in parts) + constant
-        close(reg.detach().squeeze(), e.stored[f"{point}/reg_term"])
-    found = objective.gradient(v, args)
-    expected = e.network_point(f"{point}/grad")
-    for part, other in zip(found, expected, strict=True):
+def test_gradients_and_differences_of_the_objective(episode, learner, kind, point):
+    """What `fold` leaves out of the objective is one number at all points."""
+    e = episode(f"{learner}_{kind}")
+    objective, args, point_of = problem(e, learner)
+
+    def at(key):
+        v = point_of(key)
+        return v[0] if learner == "lr" else v
+
+    gradient = objective.gradient(at(f"{point}/w"), args)
+    for part, other in zip((gradient,) if learner == "lr" else gradient, point_of(f"{point}/grad"), strict=True):
         close(part.detach(), other)
+    here, there = (objective.value(at(f"{key}/w"), args).detach().squeeze() for key in (point, "tight"))
+    close(here - there, e.stored[f"{point}/inner_loss"] - e.stored["tight/inner_loss"])
 
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hessian_products(episode, learner, kind):
     e = episode(f"{learner}_{kind}")
-    if learner == "lr":
-        objective, args = SoftmaxRegression(), e.regression()[0]
-        v, d, jtv = (e.regression_point(f"probe/{k}") for k in ("w", "v", "jtv"))
-        found = [(d - objective.hessian(v, args).product(d)).detach()]
-        jtv = [jtv]
-    else:
-        objective, args = TanhNetwork(5), e.network()[0]
-        v, d, jtv = (e.network_point(f"probe/{k}") for k in ("w", "v", "jtv"))
-        found = [(a - b).detach() for a, b in zip(d, objective.hessian(v, args).product(d), strict=True)]
-    for part, other in zip(found, jtv, strict=True):
-        close(part, other)
+    objective, args, point_of = problem(e, learner)
+    v, d, jtv = (point_of(f"probe/{key}") for key in ("w", "v", "jtv"))
+    product = objective.hessian(v[0] if learner == "lr" else v, args).product(d[0] if learner == "lr" else d)
+    for a, b, other in zip(d, (product,) if learner == "lr" else product, jtv, strict=True):
+        close((a - b).detach(), other)
 
 
 @pytest.mark.parametrize("dtype", SOLVED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_lr_solution_and_logits(episode, kind, dtype):
     e = episode(f"lr_{kind}", dtype)
-    solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression()[0])
+    solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression())
     assert bool(solution.converged.all())
     expected = e.regression_point("tight/w")
     value = solution.value.detach()
@@ -124,7 +104,7 @@ def test_lr_solution_and_logits(episode, kind, dtype):
 @pytest.mark.parametrize("kind", ["static", "attn"])
 def test_lr_meta_gradients(episode, kind, linear, dtype):
     e = episode(f"lr_{kind}", dtype)
-    solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression()[0], Implicit(linear))
+    solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression(), Implicit(linear))
     e.query_loss(scores(solution.value, e.query)).backward()
     assert solution.adjoint.episodes == 1
     assert solution.adjoint.failed == 0
@@ -137,7 +117,7 @@ def test_lr_meta_gradients(episode, kind, linear, dtype):
 def test_mlp_meta_gradients_at_the_stored_solution(episode, kind, linear, dtype):
     e = episode(f"mlp_{kind}", dtype)
     linear = ConjugateGradient(1e-5, 5000) if linear is EXACT and dtype == torch.float32 else linear
-    solution = minimise(TanhNetwork(5), Stay(), e.network_point("tight/w"), e.network()[0], Implicit(linear))
+    solution = minimise(TanhNetwork(5), Stay(), e.network_point("tight/w"), e.network(), Implicit(linear))
     novel = activations(solution.value, e.query)[1]
     loss = e.query_loss(novel)
     close(loss.detach(), e.stored["tight/query_loss"], SOLVED[dtype])
@@ -159,7 +139,7 @@ def test_mlp_search_from_beside_the_stored_solution_returns_to_it(episode, kind)
     generator = torch.Generator().manual_seed(0)
     there = e.network_point("tight/w")
     near = Network(*(w + 1e-3 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in there))
-    solution = minimise(TanhNetwork(5), LBFGS(1e-6), near, e.network()[0])
+    solution = minimise(TanhNetwork(5), LBFGS(1e-6), near, e.network())
     assert bool(solution.converged.all())
     for found, expected in zip(solution.value, there, strict=True):
         # The stop, 1e-6 of the gradient beside the minimum, over a decay of 1e-5 along what the data leave free.
@@ -171,7 +151,7 @@ def test_unrolled_gradient_descent_trajectory_and_meta_gradients(episode):
     e = episode("bptt20_lr_attn")
     e.kind = "attn"
     start = with_start.regression_point("init/w")
-    args = e.regression()[0]
+    args = e.regression()
     for steps in range(1, 21):
         with torch.no_grad():
             v = minimise(SoftmaxRegression(), GradientDescent(1.0, steps), start, args).value[0]
@@ -185,7 +165,3 @@ def test_unrolled_gradient_descent_trajectory_and_meta_gradients(episode):
     close(loss.detach(), e.stored["query_loss"])
     loss.backward()
     assert e.worst("meta_grad") < FORMULA
-
-
-def test_outcomes_are_what_solvers_return():
-    assert Outcome.__dataclass_fields__.keys() == {"v", "converged", "steps", "gradient_norm", "objective"}
