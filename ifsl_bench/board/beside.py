@@ -121,17 +121,13 @@ def _fields(pair: Pair) -> dict[str, float | str | int | None]:
     }
 
 
-def _text(value: float | None) -> str:
-    return "" if value is None else f"± {value:g}"
-
-
 COLUMNS: tuple[Column[Pair], ...] = (
     Column(fields=lambda pair: {"task": pair.board.name}),
     Column("method", lambda pair: pair.row.label, lambda pair: {"method": pair.row.label}, fold=16),
     Column("Acc.", lambda pair: plus_minus(pair.row.summary()["acc"])),
     Column("printed", _printed),
     Column("difference", lambda pair: f"{pair.difference:+.2f}"),
-    Column("band", lambda pair: _text(pair.paper.band)),
+    Column("band", lambda pair: "" if pair.paper.band is None else f"± {pair.paper.band:g}"),
     Column("verdict", lambda pair: pair.verdict or "not comparable", fold=10),
     Column("Delta (printed)", _delta, drop=3),
     Column("seeds", lambda pair: str(len(pair.row.results)), drop=1),

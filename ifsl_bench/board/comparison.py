@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,63 +68,59 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     if reason := mismatch(a.results[0], b.results[0]):
         raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}")
     common = tuple(s for s in a.seeds if s in b.seeds)
-    ours, theirs = a.per_episode(common or None), b.per_episode(common or None)
-    ours = {name: values for name, values in ours.items() if name in theirs}
-    notes = [PARTIAL] if (on_part := a.partial or b.partial) else []
-    if common != a.seeds or common != b.seeds:
-        used = (
-            f"only those in common, {seeds_in_words(common)}"
-            if common
-            else "they have none in common, so all are averaged"
-        )
-        notes.append(f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}")
-    theirs_by_seed = {result.seed: result for result in b.results}
-    pairs = [(ours_at, theirs_by_seed[ours_at.seed]) for ours_at in a.results if ours_at.seed in theirs_by_seed]
-    by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in ours}
-    notes += [
-        f"seed {ours_at.seed}: the two start from backbones that were trained separately (another machine?)"
-        for ours_at, right in pairs
-        if ours_at.pretraining.get("key") == right.pretraining.get("key")
-        and ours_at.pretraining.get("sha256") != right.pretraining.get("sha256")
-    ]
-    if len(common) > 1 and a.one_pretraining and b.one_pretraining:
-        notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
-    choices = {name: variance(a.choices(name, common or None) - b.choices(name, common or None)) for name in ours}
-    differences = np.stack([ours[name] - theirs[name] for name in ours], 1)
-    notes += holding_choices([a, b])
-    if a.units == "orders":
-        notes.append("every interval holds a bias, and options that were chosen on validation sequences, fixed")
-    by_class = _over_classes(a, differences, np.array(list(choices.values())))
-    if isinstance(by_class, str):
-        notes.append(by_class)
-        of_classes, classes, effects = {}, 0, {}
-    else:
-        estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist())
-        of_classes, classes = dict(zip(ours, estimates, strict=True)), by_class.classes
-        effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
-    notes += [f"{note[0].lower()}{note[1:-1]}" for note in solve_notes({first: a.solves, second: b.solves})]
-    notes += [
-        f"there is also {_called(row)!r}, with {seeds_in_words(row.seeds)}"
-        for row in among
-        if row.label in (a.label, b.label) and row not in (a, b)
-    ]
+    seeds = common or None
+    ours, theirs = a.per_episode(seeds), b.per_episode(seeds)
+    names = [name for name in ours if name in theirs]
+    choices = {name: variance(a.choices(name, seeds) - b.choices(name, seeds)) for name in names}
+    by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in names}
+    differences = np.stack([ours[name] - theirs[name] for name in names], 1)
+    over = over_classes(differences, a.results[0].classes(), np.array(list(choices.values())))
+    by_class = over if isinstance(over, OverClasses) else None
+    estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist()) if by_class else ()
     return Comparison(
-        first,
-        second,
-        a.results[0].task,
-        len(next(iter(ours.values()))),
-        a.units,
-        on_part,
-        {name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in ours},
-        common,
-        by_seed,
-        {name: _over_seeds(values) for name, values in by_seed.items()},
-        {name: overall(a, b, among, name) for name in ours},
-        of_classes,
-        classes,
-        effects,
-        tuple(notes),
+        a=first,
+        b=second,
+        task=a.results[0].task,
+        count=len(differences),
+        units=a.units,
+        partial=a.partial or b.partial,
+        episodes={name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in names},
+        seeds=common,
+        by_seed=by_seed,
+        by_seed_interval={name: _over_seeds(values) for name, values in by_seed.items()},
+        overall={name: overall(a, b, among, name) for name in names},
+        over_classes=dict(zip(names, estimates, strict=False)),
+        classes=by_class.classes if by_class else 0,
+        effects=dict(zip(names, by_class.effects.tolist(), strict=True)) if by_class else {},
+        notes=tuple(_notes(a, b, common, among, "" if by_class else f"no interval over classes: {over}")),
     )
+
+
+def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classes: str) -> Iterator[str]:
+    first, second = _called(a), _called(b)
+    if a.partial or b.partial:
+        yield PARTIAL
+    if common != a.seeds or common != b.seeds:
+        used = f"only those in common, {seeds_in_words(common)}"
+        used = used if common else "they have none in common, so all are averaged"
+        yield f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}"
+    backbones_of_b = {result.seed: result.pretraining for result in b.results}
+    for result in a.results:
+        mine, other = result.pretraining, backbones_of_b.get(result.seed, result.pretraining)
+        if mine.get("key") == other.get("key") and mine.get("sha256") != other.get("sha256"):
+            yield f"seed {result.seed}: the two start from backbones that were trained separately (another machine?)"
+    if len(common) > 1 and a.one_pretraining and b.one_pretraining:
+        yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
+    yield from holding_choices([a, b])
+    if a.units == "orders":
+        yield "every interval holds a bias, and options that were chosen on validation sequences, fixed"
+    if classes:
+        yield classes
+    for note in solve_notes({first: a.solves, second: b.solves}):
+        yield f"{note[0].lower()}{note[1:-1]}"
+    for row in among:
+        if row.label in (a.label, b.label) and row not in (a, b):
+            yield f"there is also {_called(row)!r}, with {seeds_in_words(row.seeds)}"
 
 
 def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
@@ -136,12 +132,6 @@ def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
 def _called(row: Row) -> str:
     """The full name of a row; of a file the label alone, which names it."""
     return row.label if row.origin == FILE else row.full_name
-
-
-def _over_classes(a: Row, differences: np.ndarray, choices: np.ndarray) -> OverClasses | str:
-    """Of differences [n, m], to whose means choices add variances [m], or why there is no such interval."""
-    over = over_classes(differences, a.results[0].classes(), choices)
-    return f"no interval over classes: {over}" if isinstance(over, str) else over
 
 
 def _over_seeds(values: np.ndarray) -> Estimate:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 
 from ifsl_bench.board.result_file import Result, path_of
 from ifsl_bench.board.result_folder import stored
@@ -16,22 +17,17 @@ from ifsl_bench.common.wording import numbers_in_words
 
 @dataclass(frozen=True)
 class OwnRow:
-    """The results of one label on one task.
-
-    Attributes:
-        results: by seed, ascending; they need not belong together, as those of a table's row do.
-    """
+    """The results of one label on one task, by seed; they need not belong together, as those of a table's row do."""
 
     results: tuple[Result, ...]
 
     def record(self) -> dict[str, str]:
-        """What a list says of it."""
+        """Tells of it in a list."""
         first = self.results[0]
-        means = [result.summary["acc"]["mean"] for result in self.results]
         return {
             "task": first.task,
             "method": first.label,
-            "Acc.": f"{sum(means) / len(means):.2f}",
+            "Acc.": f"{fmean(result.summary['acc']['mean'] for result in self.results):.2f}",
             "seeds": numbers_in_words([result.seed for result in self.results]),
             "measured": f"{max(map(measured, self.results)):%Y-%m-%d %H:%M}",
         }
@@ -86,11 +82,10 @@ def remove(paths: Sequence[Path]) -> None:
 def to_remove(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
     """The files of a row, or of one of its seeds; raises :class:`UserError` where there is none."""
     rows, _ = own_rows(root, [task], [label])
-    if not rows:
+    results = {result.seed: path_of(root, result) for row in rows for result in row.results}
+    if not results:
         raise UserError(f"there are no results of {label} on {task} in {root}")
-    (row,) = rows
-    paths = [path_of(root, result) for result in row.results if seed in (None, result.seed)]
-    if not paths:
-        seeds = numbers_in_words([result.seed for result in row.results])
+    if seed is not None and seed not in results:
+        seeds = numbers_in_words(list(results))
         raise UserError(f"{label} on {task} has results of seeds {seeds} in {root}, and none of seed {seed}")
-    return paths
+    return [results[seed]] if seed is not None else list(results.values())

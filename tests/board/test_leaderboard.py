@@ -19,7 +19,7 @@ from ifsl_bench.board.asked import row_of
 from ifsl_bench.board.boards import load_board, load_variants
 from ifsl_bench.board.comparison import compare, p_value, verdict
 from ifsl_bench.board.episode_counts import counts_entry
-from ifsl_bench.board.latex import escaped, paper_tables
+from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.leaderboard import SHARED, leaderboard, overview, task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import notes_of, standing, standings
@@ -33,7 +33,6 @@ from ifsl_bench.board.show import row_table
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.page.gather import gather
 from ifsl_bench.page.html import page_html
-from ifsl_bench.plugin.bibliography import printed
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
 from tests.board.result_fields import PLAIN
@@ -101,24 +100,6 @@ def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch)
         row_of(board, "my.py:Other")
 
 
-def test_a_comparison_says_whose_rows_it_is_of():
-    other = row("b", [14.0] * 3, noise=2)
-    stored, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
-    found = compare(mine, other, [stored, mine, other])
-    assert (found.a, found.b) == ("a (yours)", "b (yours)")
-    assert "there is also 'a (stored)', with seeds 0, 1, 2" in found.notes
-    assert "a (yours)" in verdict(found)
-    both = compare(mine, stored, [stored, mine, other])
-    assert (both.a, both.b) == ("a (yours)", "a (stored)")
-    assert not [note for note in both.notes if "there is also" in note]
-    same = compare(mine, mine, [stored, mine, other])
-    assert [note for note in same.notes if "there is also" in note] == [
-        "there is also 'a (stored)', with seeds 0, 1, 2"
-    ], "once"
-    assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in both.notes)
-    assert compare(stored, other, [stored, other]).a == "a (stored)"
-
-
 def test_overall_is_over_episodes_and_seeds_together():
     a, b = row("a", [15, 15.4, 14.9], noise=1), row("b", [14, 15, 14.2], noise=2)
     d = accuracies(a) - accuracies(b)
@@ -176,19 +157,6 @@ def test_few_seeds_and_options_make_a_row_provisional():
     assert one.gap.models_fixed
     d = (accuracies(rows[2]) - accuracies(rows[0], 1)).mean(0)
     assert (one.gap.mean, one.gap.interval) == pytest.approx((d.mean(), stats.t.ppf(0.975, 399) * stats.sem(d)))
-
-
-def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(stored_rows):
-    """On a seed that was good for all, a row that is worse than the best has a higher mean than it."""
-    best = row("best", [17.0, 13.0, 13.0], noise=1)
-    lucky = row("lucky", [16.0], noise=1)
-    found = Ranking([lucky, best, row("other", [12.0, 11.0, 11.0], noise=2)]).places
-    assert lucky.summary()["acc"].mean > best.summary()["acc"].mean
-    assert [place.row.label for place in found] == ["best", "lucky", "other"]
-    assert found[1].gap.mean < 0
-    stored_rows(best, lucky)
-    text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
-    assert text.index(" best ") < text.index(" lucky "), "readers see it there too"
 
 
 def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
@@ -450,19 +418,6 @@ def test_latex_has_the_papers_layout(stored_rows, full):
         ("begin", "table"), ("begin", "center"), ("begin", "tabular"),
         ("end", "tabular"), ("end", "center"), ("end", "table"),
     ]  # fmt: skip
-
-
-def test_latex_ranks_rows_of_one_setting_in_it():
-    """Also where nobody has said the setting, as after a tuned run."""
-    board = load_board(packaged()["glyphs-5shot"], packaged_root())
-    tuned = board.in_setting("tuned-12")
-    bold = {place.row.label for place in tuned.ranking.places if place.top}
-    latex = paper_tables([replace(tuned, setting="paper")])
-    lines = {row.label: f"{escaped(printed(row.label))} & \\textbf" for row in tuned.rows}
-    assert {label for label, line in lines.items() if f"\n{line}" in latex} == bold
-    assert "tuned" in str(bold)
-    assert not re.search("(?m)^% Provisional", latex), "none is of another ranking"
-    assert re.search("(?m)^% Provisional.*tuned-12", paper_tables([board]))
 
 
 def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):

@@ -279,14 +279,6 @@ def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_pa
     assert mpl.rcParams["figure.facecolor"] == "red", "the user's settings are gone"
 
 
-def test_a_method_looks_the_same_whatever_stands_beside_it(board):
-    alone, _ = tradeoff.draw(shown(board, ["acastle"]))
-    beside, _ = tradeoff.draw(board)
-    for figure in (alone, beside):
-        (line,) = [line for line in figure.axes[0].lines if line.get_label() == "acastle"]
-        assert (line.get_color(), line.get_linestyle()) == (look_of("acastle").colour, ":")
-
-
 @pytest.mark.parametrize("kind", ["tradeoff", "validation"])
 def test_a_row_of_ones_own_is_told_from_the_stored_one(kind, board):
     mine = board.row("acastle")
@@ -315,17 +307,12 @@ def test_names_of_strangers_are_text(board, tmp_path, task):
         assert "<b>" not in svg
 
 
-def test_short_names_stay_different_and_fit():
+def test_names_are_short_and_different_and_wrapped_before_they_are_cut():
     names = ["GREEK LETTER XI (U+039E)", "GREEK LETTER MU (U+03BC)", "LAO LETTER SO TAM (U+1)",
              "LAO LETTER KHO TAM (U+2)", "n01", "LAO LETTER SO SUNG (U+3)"]  # fmt: skip
     assert short_names(names) == ["XI", "MU", "TAM", "KHO TAM", "n01", "SUNG"]
     assert short_names(["a (1)", "a (2)"]) == ["a (1)", "a (2)"]
     assert short_names(["same", "same"]) == ["same", "same"]
-    assert all(width_of(line) <= 0.5 for line in wrapped("a golden retriever", 0.5).split("\n"))
-    assert wrapped("dog", 0.5) == "dog"
-
-
-def test_names_are_wrapped_before_they_are_cut():
     assert wrapped("dog", 0.5) == "dog"
     assert wrapped("BIDENTAL PERCUSSIVE", 0.7) == "BIDENTAL\nPERCUSSIVE"
     for text in ("a golden retriever that barks", "Egyptologicalalef", "a", "", "W" * 40):
@@ -403,21 +390,6 @@ def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
     )
     nothing = {"PATH": "", "PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=nothing)
-
-
-def test_a_row_of_ones_own_is_placed_among_the_family_by_its_accuracy(measured, task, tmp_path, monkeypatch):
-    """Wherever it is: the family's ranks are their own, and its place is among the family and itself."""
-    board = load_board(task, measured / "results")
-    family = [place.row for place in board.ranking.places]
-    for at, one in enumerate(family):
-        results = tuple(msgspec.structs.replace(result, label="mine", method="mine") for result in one.results)
-        mine = replace(one, label="mine", results=results, origin="yours")
-        stored = tuple(replace(row, origin="stored") for row in family)
-        shown = of_rows(board, (*stored, mine))
-        found = lines(ranks.draw([shown])[0])
-        assert found["place of mine"][0, 0] in (at + 1, at + 2), "beside the row with the same hits"
-        places = [found[f"place of {row.label}"][0, 0] for row in family]
-        assert places == [1, 2, 3, 4]
 
 
 @pytest.fixture(scope="module")

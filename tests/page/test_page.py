@@ -21,7 +21,6 @@ from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.claims import Claim, judge, judged
 from ifsl_bench.board.columns import plus_minus
 from ifsl_bench.board.comparison import compare
-from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.leaderboard import ranked_table
 from ifsl_bench.board.rank_intervals import holm
 from ifsl_bench.board.ranking import Ranking
@@ -29,9 +28,8 @@ from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
-from ifsl_bench.page.gather import FINEST, _row, boards_with_variants, gather
+from ifsl_bench.page.gather import FINEST, boards_with_variants, gather
 from ifsl_bench.page.html import page_html, script_json
-from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 from tests.board.test_calibrated_results import result
@@ -194,33 +192,6 @@ def test_the_numbers_are_those_that_the_commands_print(call, results, board, tex
                 [one[name], one[f"{name}_interval"]], abs=6e-5
             )
         assert len(row.get("seeds", [])) == (one["seeds"] or 0)
-    status, out, _ = call("compare", "a", "b", "--task", TASK, "--results", str(results), "--format", "json")
-    assert status == 0
-    (one,) = [one for one in json.loads(out) if one["metric"] == "acc"]
-    numbers = {row["label"]: number for number, row in enumerate(data_of(text)["rows"])}
-    pairs = {(pair[0], pair[1]): pair for pair in data_of(text)["boards"][0]["pairs"]["acc"]}
-    pair = pairs[numbers["b"], numbers["a"]]
-    assert pair[2:5] == pytest.approx(
-        [-one["difference"], one["interval_overall"], one["p_overall"]], rel=5.1e-3, abs=2 * PAIRS
-    )
-
-
-def test_a_number_is_rounded_once():
-    """0.37496 is 0.37 in a table; of 0.375, which four digits make of it, a browser makes 0.38."""
-    (task,) = find(TASK)
-    entry = Entry(task, True, "x", {"acc": Estimate(60.37496, 0.37496)}, "stored")
-    assert [f"{value:.2f}" for value in _row(entry, False, {}, {}).values["acc"]] == ["60.37", "0.37"]
-
-
-def test_a_row_of_yours_is_compared_with_the_stored_family_alone(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: results)
-    for seed in range(3):
-        write(tmp_path, made("mine", seed, gap=2.2))
-        write(tmp_path, made("too", seed, gap=2.0))
-    page = gather([load_board(find(TASK)[0], tmp_path)])
-    pairs = {tuple(page.rows[n].label for n in (p.a, p.b)) for p in page.boards[0].pairs["acc"]}
-    assert {pair for pair in pairs if "mine" in pair} == {("mine", other) for other in ("a", "b", "c", HOSTILE)}
-    assert len(pairs) == 6 + 4 + 4
 
 
 def test_points_curves_seeds_and_costs_follow_from_the_results(board, text):

@@ -190,26 +190,15 @@ def test_methods_know_the_contract_and_the_solvers_only(path):
             assert not name.startswith("ifsl_bench.methods"), f"{path.name} imports another plugin"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "solve").glob("*.py")), ids=lambda p: p.name)
-def test_solvers_import_torch_and_numpy_only(path):
-    names = imports(path)
-    assert top(names) <= {"torch", "numpy", "ifsl_bench"}
-    assert all(n.startswith("ifsl_bench.solve") for n in names if n.startswith("ifsl_bench"))
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "learners").glob("*.py")), ids=lambda p: p.name)
-def test_learners_import_the_solvers_torch_and_numpy_only(path):
-    names = imports(path)
-    assert top(names) <= {"torch", "numpy", "ifsl_bench"}
-    allowed = (
-        "ifsl_bench.kernels",
-        "ifsl_bench.solve",
-        "ifsl_bench.learners",
-        "ifsl_bench.plugin",
-        "ifsl_bench.protocol",
-        "ifsl_bench.common",
-    )
-    assert all(n.startswith(allowed) for n in names if n.startswith("ifsl_bench"))
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [("solve", ("solve",)), ("learners", ("kernels", "solve", "learners", "plugin", "protocol", "common"))],
+)
+def test_mathematics_imports_torch_and_numpy_only(folder, allowed):
+    for path in (PACKAGE / folder).glob("*.py"):
+        names = imports(path)
+        assert top(names) <= {"torch", "numpy", "ifsl_bench"}, path
+        assert all(name.split(".")[1] in allowed for name in names if name.startswith("ifsl_bench.")), path
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))

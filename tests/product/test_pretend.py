@@ -154,19 +154,6 @@ def test_counts_launches_waits_and_bytes():
             call()
             assert counts.waits.total() == 1, name
             assert all(" at tests/product/test_pretend.py:" in place for place in counts.waits)
-        free = {
-            "where": lambda: torch.where(z > 1, z, 0.0),
-            "masked_fill": lambda: z.masked_fill(z > 1, 0.0),
-            "put": lambda: z.__setitem__(z > 1, 0.0),
-            "index": lambda: z[:, torch.arange(2, device=DEVICE)],
-            "zeros": lambda: z.new_zeros(3) + torch.full((3,), 2.0, device=DEVICE),
-            "copy": lambda: torch.empty_like(z).copy_(z),
-        }
-        for name, call in free.items():
-            counts.clear()
-            call()
-            assert counts.waits.total() == 0, name
-            assert 0 < counts.launches.total() < 4, name
         counts.clear()
         z.cpu()
         assert counts.bytes_down == 2 * 3 * 3 * 4
