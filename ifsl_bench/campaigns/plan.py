@@ -17,7 +17,7 @@ from ifsl_bench.data.preparing.outline import Outline, data_of, outline_of, reme
 from ifsl_bench.data.preparing.prepare import not_prepared, rough_seconds
 from ifsl_bench.data.preparing.prepare import prepared as prepared_data
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.jobs.evaluating import stages_of
+from ifsl_bench.jobs.evaluating import Evaluate, stages_of
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Features, PrepareData, Stage
 from ifsl_bench.jobs.rates import roughly, seconds_together
@@ -31,11 +31,10 @@ LONG = 50  # lines, from which the tasks of a plan are together
 
 @dataclass(frozen=True)
 class Step:
-    """One stage, or a job's result that is stored already or cannot be made.
+    """A stage; that of a job's result stands for a job that is done, or cannot be.
 
     Attributes:
-        key: of its node in the graph.
-        of: the stage, or the job.
+        key: of its node in the graph; "" for such a job.
         state: "cached", "to do", "missing" (data that have to be obtained first) or "cannot be run".
         why: the result that is there is out of date, the data are missing, or the job cannot be run.
         node: of the graph; None where nothing is to be done.
@@ -45,7 +44,7 @@ class Step:
     """
 
     key: str
-    of: Stage | Job
+    stage: Stage
     state: str
     why: str = ""
     node: Node | None = None
@@ -55,7 +54,7 @@ class Step:
 
     @property
     def kind(self) -> str:
-        return "result" if isinstance(self.of, Job) else self.of.kind
+        return self.stage.kind
 
     @property
     def seconds(self) -> float | None:
@@ -66,22 +65,12 @@ class Step:
     def jobs(self) -> tuple[int, ...]:
         return self.node.results if self.node else ()
 
-    def told(self, seeds: str) -> str:
-        return f"result {self.of.told(seeds)}" if isinstance(self.of, Job) else self.of.told(seeds)
-
-    def __str__(self) -> str:
-        return f"result {self.of}" if isinstance(self.of, Job) else str(self.of)
-
     @property
     def seed(self) -> int | None:
-        return self.of.seed if isinstance(self.of, Job) else self.of.shown_seed
+        return self.stage.shown_seed
 
-    @property
-    def family(self) -> Hashable:
-        """The same for steps that are one line for readers."""
-        if isinstance(self.of, Job):
-            return (self.of.task.name, self.why or self.of.label)
-        return self.of.family
+    def __str__(self) -> str:
+        return str(self.stage)
 
 
 @dataclass(frozen=True)
@@ -148,9 +137,9 @@ def plan_of(
         outlines: dict[str, Outline] = {}
         for index, job in enumerate(jobs):
             if index in graph.stored:
-                steps[f"stored {job}"] = Step(f"stored {job}", job, CACHED)
+                steps[str(job)] = Step("", Evaluate(job), CACHED)
             elif (error := graph.refused.get(index)) is not None:
-                steps[f"refused {job}"] = Step(f"refused {job}", job, REFUSED, str(error))
+                steps[str(job)] = Step("", Evaluate(job), REFUSED, str(error))
             else:
                 if job.task.hash not in outlines:
                     outlines[job.task.hash] = outline_of(job.task, quiet.home, lacking)
@@ -224,7 +213,7 @@ def is_long(plan: Plan) -> bool:
 
 
 def _families(plan: Plan) -> list[list[Step]]:
-    return _grouped(_shown(plan), lambda step: step.family)
+    return _grouped(_shown(plan), lambda step: step.stage.family)
 
 
 def _shown(plan: Plan) -> list[Step]:
@@ -243,13 +232,13 @@ def _work(step: Step) -> Hashable:
     """Equal for steps that differ in task, seed and options alone."""
     if step.kind in ("meta-training", "trial"):
         return f"{'trials of' if step.kind == 'trial' else step.kind} {step.row}"
-    return {"evaluation": "evaluating", "features": "features", "result": "results"}.get(step.kind, step.family)
+    return {"evaluation": "evaluating", "features": "features"}.get(step.kind, step.stage.family)
 
 
 def _work_title(plan: Plan, steps: Sequence[Step]) -> str:
     tasks = {plan.jobs[index].task.name for step in steps for index in step.jobs}
     work = _work(steps[0])
-    if steps[0].why or not isinstance(work, str) or work == steps[0].family:
+    if steps[0].why or not isinstance(work, str) or work == steps[0].stage.family:
         return _title(steps)
     return work + (f" on {len(tasks)} tasks" if len(tasks) > 1 else "")
 
@@ -265,9 +254,9 @@ def _title(steps: Sequence[Step]) -> str:
     """The stage of a family, with all its seeds; trials are counted."""
     first = steps[0]
     if len(steps) > 1 and first.kind == "trial":
-        return str(first.family)
+        return str(first.stage.family)
     seeds = {step.seed for step in steps if step.seed is not None}
-    return first.told(f", seeds {numbers_in_words(seeds, 2)}") if len(seeds) > 1 else str(first)
+    return first.stage.told(f", seeds {numbers_in_words(seeds, 2)}") if len(seeds) > 1 else str(first)
 
 
 def whys_of(plan: Plan) -> dict[str, str]:
@@ -301,7 +290,7 @@ def notes_of(plan: Plan) -> list[str]:
 
 def document(plan: Plan) -> dict[str, Any]:
     """Lists jobs, nodes and totals for programs, as JSON takes them."""
-    outdated = {step.jobs[0]: step.why for step in plan.steps if step.kind == "evaluation" and step.why}
+    outdated = {step.jobs[0]: step.why for step in plan.steps if step.kind == "evaluation" and step.jobs and step.why}
     stored = set(plan.graph.stored)
 
     def job(index: int, planned: Job) -> Mapping[str, Any]:
@@ -328,7 +317,7 @@ def document(plan: Plan) -> dict[str, Any]:
                 "jobs": list(step.jobs),
             }
             for step in plan.steps
-            if step.kind != "result"
+            if step.key
         ],
         "workers": plan.workers,
         "seconds": round(plan.seconds, 3),

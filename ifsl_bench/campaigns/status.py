@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +21,7 @@ from ifsl_bench.scheduler.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, e
 from ifsl_bench.store.stored import kept_of
 
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"
-OFF = 60.0  # seconds by which a machine's clock is off, from which times in its logs are corrected
-COPIED = 86400.0  # above which the log is a copy, and no clock is wrong
+ORDER = (RUNNING, FAILED, OUTDATED, MISSING, DONE)  # of the rows
 SILENT = 120.0  # seconds without a line, after which what runs on another machine may have been killed
 MOST = 1 << 20  # bytes of a log that are read, from its end
 
@@ -33,7 +33,7 @@ class LogState:
     Attributes:
         state: "running", "failed", "done", or "interrupted", if by a signal that nobody wrote down.
         host: the machine.
-        since: when it began, in UTC, "2026-01-31T12:00:00Z".
+        since: when it began by that machine's clock, in UTC, "2026-01-31T12:00:00Z".
         last: the last event, in words.
         silent: seconds since that.
     """
@@ -66,59 +66,38 @@ class JobState:
 def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     """The state of each job; a stage that several jobs wait for is told of each."""
     with remembered():
-        return _status_of(jobs, work)
+        graph = graph_of(jobs, replace(work, reporter=Mute()), lacking=True)
+        states = {index: JobState(jobs[index], DONE) for index in graph.stored}
+        states |= {index: JobState(jobs[index], MISSING, str(error)) for index, error in graph.refused.items()}
+        now = now_at(work.home.logs)
+        logs: dict[int, list[tuple[Node, LogState]]] = {}
+        for key, node in graph.nodes.items():
+            if (log := read_log(log_path(work.home, key), now)) is not None:
+                for index in node.results:
+                    logs.setdefault(index, []).append((node, log))
+        return [states.get(index) or _state(job, logs.get(index, ()), work) for index, job in enumerate(jobs)]
 
 
-def _status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
-    quiet = replace(work, reporter=Mute())
-    graph = graph_of(jobs, quiet, lacking=True)
-    stored = set(graph.stored)
-    now = now_at(work.home.logs)
-    logs = {key: log for key in graph.nodes if (log := read_log(log_path(work.home, key), now)) is not None}
-    waited: dict[int, list[Node]] = {}
-    for node in graph.nodes.values():
-        for index in node.results:
-            waited.setdefault(index, []).append(node)
-    states: list[JobState] = []
-    for index, job in enumerate(jobs):
-        if index in stored:
-            states.append(JobState(job, DONE))
-        elif (error := graph.refused.get(index)) is not None:
-            states.append(JobState(job, MISSING, str(error)))
-        else:
-            mine = [(node, logs[node.key]) for node in waited.get(index, ()) if node.key in logs]
-            states.append(_state(job, mine, kept_of(job, work.home).outdated, work))
-    return states
-
-
-def _state(job: Job, logs: Sequence[tuple[Node, LogState]], outdated: str, work: Workspace) -> JobState:
+def _state(job: Job, logs: Sequence[tuple[Node, LogState]], work: Workspace) -> JobState:
     for state in (RUNNING, FAILED):  # a stage that failed and runs again is running
         for node, log in reversed(logs):
             if log.state == state:
                 why = log.last if state == FAILED else ""
                 return JobState(job, state, why, str(node), log, log_path(work.home, node.key))
-    if outdated:
+    if outdated := kept_of(job, work.home).outdated:
         return JobState(job, OUTDATED, outdated)
     if logs and logs[-1][1].state == INTERRUPTED:
         node, log = logs[-1]
-        return JobState(
-            job,
-            MISSING,
-            f"interrupted: {log.last.removeprefix('interrupted: ')}",
-            str(node),
-            None,
-            log_path(work.home, node.key),
-        )
+        why = f"interrupted: {log.last.removeprefix('interrupted: ')}"
+        return JobState(job, MISSING, why, str(node), None, log_path(work.home, node.key))
     return JobState(job, MISSING)
 
 
 def read_log(path: Path, now: float | None = None) -> LogState | None:
     """Reads the last run from a log; None where there is no log, or no beginning in it.
 
-    Machines' clocks may be an hour apart, so all is held against the file system's, by which the log was last written.
-
     Args:
-        now: by that clock, in seconds, see :func:`now_at`; asked for, if not given.
+        now: by the file system's clock, since machines' own may be an hour apart; asked for, if not given.
     """
     try:
         with open(path, "rb") as file:
@@ -141,54 +120,36 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
         state = INTERRUPTED
     silent = max(0.0, (now_at(path.parent) if now is None else now) - facts.st_mtime)
     text = one_line(str(last)) if last is not begun else ""
-    return LogState(state, begun.host, _corrected(begun, last, facts.st_mtime), text, silent)
-
-
-def _corrected(begun: Event, last: Event, changed: float) -> str:
-    """Returns when a stage began, in UTC, corrected by the file system's clock where the writer's clock was off."""
-    off = datetime.timedelta(seconds=changed - last.time.timestamp())
-    is_wrong = OFF < abs(off.total_seconds()) < COPIED
-    return f"{begun.time + off if is_wrong else begun.time:%Y-%m-%dT%H:%M:%SZ}"
+    return LogState(state, begun.host, f"{begun.time:%Y-%m-%dT%H:%M:%SZ}", text, silent)
 
 
 def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
     """Makes a row of jobs that differ in seed alone, or wait for one stage."""
-    families: dict[tuple[str, ...], list[JobState]] = {}
+    families: dict[tuple[str, str, str], list[JobState]] = {}
     for job_state in states:
-        what = (
-            job_state.stage
-            if job_state.stage and job_state.state in (RUNNING, FAILED)
-            else f"{job_state.job.label} on {job_state.job.task.name}"
-        )
+        of_stage = job_state.state in (RUNNING, FAILED)
+        what = job_state.stage if of_stage else f"{job_state.job.label} on {job_state.job.task.name}"
         families.setdefault((job_state.state, what, job_state.why), []).append(job_state)
-    order = {state: place for place, state in enumerate((RUNNING, FAILED, OUTDATED, MISSING, DONE))}
     rows = []
-    for (state, what, why), members in sorted(families.items(), key=lambda item: order[item[0][0]]):
-        log = members[0].log if state == RUNNING else None
-        seeds = sorted({job_state.job.seed for job_state in members})
-        if what != members[0].stage:
+    for (state, what, why), members in sorted(families.items(), key=lambda family: ORDER.index(family[0][0])):
+        first, seeds = members[0], sorted({member.job.seed for member in members})
+        if state not in (RUNNING, FAILED):
             what += f", seed{'s' * (len(seeds) > 1)} {numbers_in_words(seeds)}"
         row = {"state": state, "what": what, "jobs": str(len(members)), "where": "", "since": "", "how far": why}
-        if log:
+        if state == RUNNING and (log := first.log):
             quiet = f" (no word for {log.silent / 60:.0f} min: it may have been killed)" if log.silent > SILENT else ""
-            row |= {
-                "where": log.host,
-                "since": log.since.replace("T", " ").replace("Z", " UTC"),
-                "how far": log.last + quiet,
-            }
-        elif members[0].file is not None:
-            row["how far"] = f"{why} (log: {members[0].file})"
+            since = log.since.replace("T", " ").replace("Z", " UTC")
+            row |= {"where": log.host, "since": since, "how far": log.last + quiet}
+        elif first.file is not None:
+            row["how far"] = f"{why} (log: {first.file})"
         rows.append(row)
     return rows
 
 
 def summary_of(states: Sequence[JobState]) -> str:
     """Counts the states in a line: "3 of 18 jobs done, 2 running, 13 missing"."""
-    counts = {
-        state: sum(job_state.state == state for job_state in states)
-        for state in (DONE, RUNNING, FAILED, OUTDATED, MISSING)
-    }
-    more = [f"{count:,} {state}" for state, count in counts.items() if count and state != DONE]
+    counts = Counter(job_state.state for job_state in states)
+    more = [f"{counts[state]:,} {state}" for state in ORDER if counts[state] and state != DONE]
     return ", ".join([f"{counts[DONE]:,} of {len(states):,} jobs done", *more])
 
 

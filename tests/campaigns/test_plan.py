@@ -255,19 +255,6 @@ def test_a_log_that_is_no_log_says_nothing(tmp_path):
     assert read_log(path).last == "\\x1b[2J"
 
 
-def test_a_log_is_held_against_the_clock_of_its_file_system_whatever_the_machines_say(tmp_path, monkeypatch):
-    ahead = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)  # on the machine that writes
-    early = Event(ahead - datetime.timedelta(minutes=10), "begun", "x", host="node7", writer="node7.01234567-1-1")
-    late = Event(ahead, "advance", "x", 1, 2)
-    (tmp_path / "x.log").write_bytes(b"\n".join(map(msgspec.json.encode, (early, late))))
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + 3600)  # and on this one
-    found = read_log(tmp_path / "x.log")
-    assert found.silent < 60
-    since = datetime.datetime.strptime(f"{found.since[:-1]}+0000", "%Y-%m-%dT%H:%M:%S%z")
-    assert abs(since.timestamp() - (real() - 600)) < 30
-
-
 def test_what_lost_its_command_is_interrupted_and_has_not_failed(tmp_path):
     log(tmp_path / "x.log", begun("h"), ("interrupted", {"text": "nobody listens"}))
     assert read_log(tmp_path / "x.log").state == "interrupted"
