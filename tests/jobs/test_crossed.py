@@ -20,13 +20,11 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset, open_dataset
-from ifsl_bench.data.preparing.outline import ensure_of
 from ifsl_bench.data.views import crossed
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.protocol.limits import check_task
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import Change, make_change, split
@@ -176,21 +174,6 @@ def test_features_are_those_of_the_pools_own_images_under_the_base_data_sets_nor
     assert len(folders) == len(POOLS) + 2
 
 
-def test_classes_of_one_name_stay_two(root, work):
-    dataset = ensure_of(task_of(root, "alpha-1shot+novel-from=beta"), work.home, work.reporter)
-    assert dataset.pool("novel/test").classes == ("beta:owl", "beta:pig", "beta:quail", "beta:ram")
-    assert dataset.pool("novel/train").classes == CLASSES["novel/train"]
-    assert dataset.manifest["pools"]["novel/test"]["classes"] == list(dataset.pool("novel/test").classes)
-    assert not dataset.partial
-
-
-def test_fewer_base_classes_go_together_with_novel_ones_of_another_data_set(root, work):
-    task = task_of(root, "alpha-1shot+base-classes=4+novel-from=beta")
-    dataset = ensure_of(task, work.home, work.reporter)
-    assert len(dataset.pool("base/test").classes) == 4
-    assert dataset.pool("novel/val").classes[0] == "beta:lark"
-
-
 def test_names_hashes_and_pretrainings():
     name = "glyphs-5shot+ways=10+novel-from=tiny-pack"
     assert split(name) == ("glyphs-5shot", Change(ways=10, novel_from="tiny-pack"))
@@ -272,19 +255,6 @@ def test_a_plan_knows_sizes_before_data_are_made(call):
     assert re.search(r"tiny' is not prepared in", out)
 
 
-def test_a_campaign_file_says_it_for_some_of_its_runs(root, call, monkeypatch, tmp_path):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(root / "home"))
-    file = tmp_path / "campaign.toml"
-    file.write_text(f'[[run]]\nmethods = "imprint"\ntasks = "{root / "tasks.toml"}:alpha-1shot"\n'
-                    'novel-from = ["beta", "both"]\n')  # fmt: skip
-    status, _, err = call("run", str(file), "--results", str(tmp_path / "results"), "--device", "cpu", "-q")
-    assert status == 0, err
-    folders = sorted(path.name for path in (tmp_path / "results").iterdir() if path.is_dir())
-    assert [name for name in folders if "+" in name] == [
-        "alpha-1shot+novel-from=beta", "alpha-1shot+novel-from=both",
-    ]  # fmt: skip
-
-
 def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_with_others(tmp_path):
     home = Home.locate(tmp_path / "home")
     for name in ("alpha", "beta"):
@@ -307,16 +277,6 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
     assert not same(other, first)
     assert other.provenance["checkpoint"] != first.provenance["checkpoint"]  # validated on other images
     assert "the data of novel classes differ" in mismatch(first, other)
-
-
-def test_a_task_file_may_name_it(tmp_path):
-    text = TASKS + '[variants.alpha-to-beta]\nof = "alpha-1shot"\nnovel_from = "beta"\n'
-    (tmp_path / "t.toml").write_text(text)
-    (task,) = find(f"{tmp_path / 't.toml'}:alpha-to-beta")
-    assert (task.novel_from, task.dataset.name, task.variant_of) == ("beta", "alpha", "")
-    bad = msgspec.structs.replace(task, novel_from="B b")
-    with pytest.raises(UserError, match="novel_from 'B b'"):
-        check_task(bad, "here")
 
 
 def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(tmp_path):

@@ -197,15 +197,6 @@ def test_what_was_found_by_another_method_is_not_used(task, work, in_ranges, mon
     assert evaluation_.inputs() == ranges_of(job)
 
 
-def test_a_regular_task_has_no_bias_in_ranges_either(clusters, work, in_ranges):
-    path = clusters / "clusters.toml"
-    path.write_text(path.read_text() + '[variants.regular]\nof = "clusters-5shot"\nregular = true\n')
-    result = api.run("protonet", f"{path}:regular", episodes=40, work=work)
-    assert result.calibration is None
-    assert set(result.summary) == {"acc"}
-    assert len(result.episodes) == 40
-
-
 def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, work, call):
     text = (clusters / "clusters.toml").read_text()
     (clusters / "clusters.toml").write_text(text + f'digest = "{"0" * 64}"\n')
@@ -236,15 +227,6 @@ def test_tables_and_comparisons_say_what_more_episodes_do_not_do(here, call, mon
     assert status == 0
     assert "100 episodes" in out
     assert "but the number of classes limits this one" in out
-
-
-def test_the_first_episodes_of_many_are_those_of_few(task, work, in_ranges):
-    """A result of its own, with a digest over all."""
-    few, many = (api.run("imprint", task, episodes=n, work=work) for n in (None, 100))
-    assert few.digest != many.digest
-    for name in (*COUNTS, "pairs", "calibrated_base", "classes"):
-        column = few.episodes.column(name)
-        assert np.array_equal(many.episodes.column(name)[: len(column)], column)
 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, in_ranges, monkeypatch):

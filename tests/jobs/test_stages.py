@@ -10,21 +10,18 @@ import types
 
 import pytest
 
-import ifsl_bench
 from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.common.sealed import read_sealed, write_sealed
-from ifsl_bench.jobs import evaluating
-from ifsl_bench.jobs.evaluating import Evaluate, stages_of
+from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.preparation import Pretrain
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.jobs.training import MetaTrain
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.find_method import Chosen, find_method
+from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.store.reproduce import run_unstored
 
@@ -144,21 +141,6 @@ def test_a_file_is_enough_to_try_a_method(task, work, file):
     assert api.run(f"{file}:Means", task, options={"temperature": 5}, work=work).episodes != result.episodes
 
 
-def test_the_command_line_takes_a_file(call, file, clusters, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
-    monkeypatch.chdir(file.parent)
-    where = f"{clusters / 'clusters.toml'}:clusters-5shot"
-    status, out, err = call("run", "--method", "own.py:Means", "--task", where, "--device", "cpu", "-q")
-    assert (status, err) == (0, "")
-    assert "Means: rank 1 of 1" in out or "Means is the only measured row" in out
-
-
-def test_a_registered_class_keeps_its_registered_name(task, work):
-    lwof = registry.method("lwof")
-    assert find_method(lwof) == (Chosen("lwof", lwof), {})
-    assert ifsl_bench.run(registry.method("protonet"), task, work=work).label == "protonet"
-
-
 @pytest.mark.parametrize(
     ("said", "message"),
     [
@@ -251,7 +233,6 @@ BROKEN = {
         r"cannot be made: .*line",
     ),
     "other arguments": ("def __init__(self, base):\n        super().__init__(base, 5)", r"cannot be made: .*TypeError"),
-    "tune": ("tune = [1]", r"X.tune is not read any more; give X.space a Range or Choices for each option"),
     "space": ("space = {'a': (1, 2)}", r"X.space is .*, expected option -> ifsl_bench.Range or ifsl_bench.Choices"),
     "grid": ("grid = {'a': (1, 2)}", r"X.grid names 'a', which is no option of its space"),
     "defaults": (
@@ -275,12 +256,6 @@ def test_a_faulty_method_is_one_line_that_names_the_place(kind, task, work, tmp_
     with pytest.raises(UserError, match=message) as found:
         api.run_job(*jobs_of([f"{tmp_path / 'own.py'}:X"], task, work), work)
     assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize("arguments", [([], "glyphs-5shot"), ("lr", 3), (None, "glyphs-5shot")])
-def test_arguments_of_other_types_are_said_to_be(arguments, work):
-    with pytest.raises(UserError, match="not "):
-        api.run(*arguments, work=work)
 
 
 @pytest.mark.parametrize("changed", [{}, {"method": "{path}"}])
@@ -311,18 +286,3 @@ def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypat
     assert features.cached(work.home)
     monkeypatch.setattr("ifsl_bench.jobs.preparation.features_sha256", lambda home, key: "another")
     assert not features.cached(work.home)
-
-
-def test_the_commit_is_that_of_the_checkout():
-    root = str(evaluating.Path(ifsl_bench.__file__).resolve().parents[1])
-    if not (evaluating.Path(root) / ".git").exists():
-        pytest.skip("this is no checkout")
-    head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-    assert evaluating.commit().removesuffix("+changes") == head.strip()
-
-
-def test_progress_names_the_job_and_not_the_class(task, work, file, capsys):
-    (job,) = jobs_of([f"{file}:Means"], task, work)
-    assert str(Evaluate(job)) == "evaluating Means on clusters-5shot, seed 0: 60 episodes"
-    run_unstored(job, api.workspace(work.home.cache, device="cpu", reporter=LogReporter()))
-    assert "evaluating Means on clusters-5shot" in capsys.readouterr().err

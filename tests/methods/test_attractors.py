@@ -225,14 +225,6 @@ def test_hiding_a_base_class_is_removing_it(method):
     torch.testing.assert_close(alone[..., len(shown) :], logits[..., contract.K :], rtol=SOLVED, atol=SOLVED)
 
 
-def test_without_base_logits_the_softmax_is_over_the_novel_classes(method):
-    support, query = contract.make_episodes(method.base)
-    alone = Support(support.features, support.labels, support.hidden, support.base_logits[..., :0])
-    logits = method(alone, Query(query.features, query.base_logits[..., :0])).logits
-    assert logits.shape == (contract.E, contract.Q, N)
-    assert torch.isfinite(logits).all()
-
-
 def test_dropout_is_drawn_once_an_episode_in_training_alone(monkeypatch):
     base = contract.make_base()
     support, query = contract.make_episodes(base)

@@ -20,7 +20,6 @@ from sklearn.covariance import OAS
 from torch import nn
 
 from ifsl_bench.backbone.features import Moments
-from ifsl_bench.campaigns.expansion import method_names
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
@@ -188,15 +187,6 @@ def test_lda_says_what_it_lacks(oracle):
         method("lda", still)
 
 
-def test_all_is_these_methods_too_and_the_paper_is_not():
-    def nobody(said: str) -> None:
-        assert "anil" in said
-
-    later = {"teen", "lda", "subspace", "castle", "acastle"}
-    assert later <= set(method_names(["all"], nobody))
-    assert not later & set(method_names(["paper"], nobody))
-
-
 def fixed_base(z) -> Base:
     return base_of(z, weight=z["in/w_base"], bias=z["in/b_base"])
 
@@ -317,11 +307,3 @@ def test_castle_draws_initial_values_as_the_released_code():
     assert method("castle", Base(weight, torch.zeros(40), weight)).to_key.std().item() == pytest.approx(
         math.sqrt(2 / (128 + 128)), rel=0.05
     )
-
-
-def test_castle_drops_in_training_alone(oracle):
-    z = oracle("castle_s5")
-    made = castle(z, "castle")
-    given = episode(z, made.base)
-    assert not torch.equal(made.train()(*given).logits, made(*given).logits)
-    assert torch.equal(made.eval()(*given).logits, made(*given).logits)

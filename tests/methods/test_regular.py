@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.leaderboard import task_table
-from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import read
 from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.plugin import registry
@@ -194,34 +189,3 @@ def test_accuracy_is_that_of_a_plain_loop(clusters, task):
         nearest = ((queries[:, None] - means) ** 2).sum(-1).argmin(1)
         hits = int((nearest == drawn.query_labels[e].numpy() - 8).sum())
         assert result.episodes.novel_alone[e] == hits
-
-
-def test_results_of_regular_tasks_are_checked_and_compared(clusters, task, call):
-    work = api.workspace(clusters / "home", device="cpu")
-    a, b = (api.run(method, task("regular"), work=work) for method in ("protonet", "imprint"))
-    found = compare(Row("a", "yours", (a,)), Row("b", "yours", (b,)))
-    assert set(found.episodes) == {"acc"}
-    assert found.episodes["acc"].mean == pytest.approx(
-        a.summary["acc"]["mean"] - b.summary["acc"]["mean"], abs=1.1e-6
-    )  # stored with six decimals
-    path = work.home.results / "regular" / "protonet.seed-0.json"
-    value = json.loads(path.read_text())
-    for change, message in (
-        (lambda v: v["episodes"]["novel_alone"].__setitem__(0, 25), "joint hits differ from hits alone"),
-        (lambda v: v["episodes"]["base_alone"].__setitem__(0, 1), "episodes.base_alone has hits outside 0..0"),
-        (lambda v: v["summary"].__setitem__("delta", {"mean": 0.0, "interval": 0.0}), "summary.delta does not follow"),
-    ):
-        bad = json.loads(json.dumps(value))
-        if "novel_alone" in message or "joint hits" in message:
-            bad["episodes"]["novel_joint"][0] = 3
-        change(bad)
-        path.write_text(json.dumps(bad))
-        with pytest.raises(CorruptFile, match=message):
-            read(path)
-    path.write_text(json.dumps(value))
-    for command in (["show", str(path)], ["compare", "protonet", "imprint", "--task", task("regular"), "--home",
-                                          str(clusters / "home")]):  # fmt: skip
-        status, out, err = call(*command)
-        assert status == 0, err
-        assert "Acc." in out
-        assert "nan" not in out.lower()
