@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 
+Kept = TypeVar("Kept")
 RANGE = 10_000  # episodes that are evaluated in one go
 FIRST = 8  # test episodes that the contract is checked on in every run
 
@@ -222,16 +223,7 @@ class Calibrate(EvaluationStage):
 
     def kept(self, home: Home) -> tuple[Bias | None, str] | None:
         """Reads the bias that was found, if it is there and of the same method; a damaged one is found again."""
-        found = _read(self.file(home), self.made_of(home))
-        try:
-            if found is None:
-                return None
-            value = found["bias"]
-            points, resampled = (np.array(found[name], dtype=np.float64) for name in ("points", "resampled"))
-            bias = None if value is None else Bias(float(value), int(found["validation_episodes"]), points, resampled)
-            return bias, str(found["why"])
-        except (KeyError, TypeError, ValueError):
-            return None
+        return _read(self.file(home), self.made_of(home), _bias_of)
 
     def amount(self, data: Outline, work: Workspace) -> Amount:
         return evaluation_amount(self.job, len(self.job.task.evaluation.halves[0]), work)
@@ -284,14 +276,12 @@ class EvaluateRange(EvaluationStage):
 
     def kept(self, home: Home, bias: Bias | None) -> Part | None:
         """Reads what was found with this bias, if it is of the same method; damaged files are made again."""
-        found = _read(self.file(home), self._made_of(home, bias))
-        try:
-            if found is None:
-                return None
-            evaluated = evaluated_of(found, self.stop - self.start, bias)
-            return Part(evaluated, float(found["seconds"]), str(found["place"]), str(found["device"]))
-        except (KeyError, TypeError, ValueError):
-            return None
+
+        def part(content: dict[str, Any]) -> Part:
+            evaluated = evaluated_of(content, self.stop - self.start, bias)
+            return Part(evaluated, float(content["seconds"]), str(content["place"]), str(content["device"]))
+
+        return _read(self.file(home), self._made_of(home, bias), part)
 
     def _made_of(self, home: Home, bias: Bias | None) -> str | None:
         made_of = self.made_of(home)
@@ -331,10 +321,17 @@ def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
         remove(Calibrate(job, model).folder(home))
 
 
-def _read(file: Path, made_of: str | None) -> dict[str, Any] | None:
+def _bias_of(content: dict[str, Any]) -> tuple[Bias | None, str]:
+    value = content["bias"]
+    points, resampled = (np.array(content[name], dtype=np.float64) for name in ("points", "resampled"))
+    bias = None if value is None else Bias(float(value), int(content["validation_episodes"]), points, resampled)
+    return bias, str(content["why"])
+
+
+def _read(file: Path, made_of: str | None, read: Callable[[dict[str, Any]], Kept]) -> Kept | None:
     """Reads what a stage left, if it is there, whole, and made of the same."""
     try:
         content = read_sealed(file)
-    except (FileNotFoundError, CorruptFile):
+        return read(content) if made_of is not None and content.get("made_of") == made_of else None
+    except (FileNotFoundError, CorruptFile, KeyError, TypeError, ValueError):
         return None
-    return content if made_of is not None and content.get("made_of") == made_of else None

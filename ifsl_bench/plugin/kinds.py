@@ -71,37 +71,27 @@ def typed(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     Raises:
         ValueError: one is of another type; text is read as nothing else here.
     """
-    found = []
+    typed_values = []
     for value in values:
-        for one in alternatives(kind):
-            try:
-                found.append(_strictly(one, value))
-                break
-            except msgspec.ValidationError:
-                continue
-        else:
-            raise ValueError(f"{value!r} is not {spelled(kind)}")
-    return tuple(found)
-
-
-def typed_range(kind: Any, given: Range) -> Range:
-    """A range with both ends as the type has them, so that a whole number is tried where the option is one.
-
-    Raises:
-        ValueError: the type has no numbers, or none at the range's ends.
-    """
-    low, high = given.low, given.high
-    numbers = [one for one in alternatives(kind) if one in (int, float)]
-    if numbers == [int] and all(isinstance(end, float) and end.is_integer() for end in (low, high)):
-        low, high = int(low), int(high)
-    for one in numbers:
         try:
-            return Range(_strictly(one, low), _strictly(one, high), given.log)
+            typed_values.append(_strictly(kind, value))
         except msgspec.ValidationError:
-            continue
-    raise ValueError(f"{given} is no range of {spelled(kind)}")
+            raise ValueError(f"{value!r} is not {spelled(kind)}") from None
+    return tuple(typed_values)
 
 
 def typed_spread(kind: Any, given: Range | Choices) -> Range | Choices:
-    """See :func:`typed` and :func:`typed_range`."""
-    return typed_range(kind, given) if isinstance(given, Range) else Choices(typed(kind, given.values))
+    """A range or choices with every value as the type has it, so that a whole number is tried where the option is one.
+
+    Raises:
+        ValueError: as :func:`typed`; or the type has no numbers, or none at the range's ends.
+    """
+    if isinstance(given, Choices):
+        return Choices(typed(kind, given.values))
+    low, high = given.low, given.high
+    if float not in alternatives(kind) and all(float(end).is_integer() for end in (low, high)):
+        low, high = int(low), int(high)
+    try:
+        return Range(*typed(kind, (low, high)), given.log)
+    except ValueError:
+        raise ValueError(f"{given} is no range of {spelled(kind)}") from None

@@ -7,9 +7,8 @@ in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.protocol.variants`. This modul
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -27,7 +26,6 @@ from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTrai
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, in_sessions, merged
 
 ALL = "ifsl-bench tasks"  # where all tasks are listed
-_LOOKED_AT = 100  # files of the current folder, for a task whose file was not named
 
 
 class _TaskEntry(Strict, frozen=True):
@@ -214,35 +212,5 @@ def _named(name: str, home: Home | None) -> list[Task]:
         return [packaged()[name]]
     known = {**packaged(), **own(home or Home.locate())}
     if name not in known:
-        if told := _forgotten(name, home or Home.locate(), known.values()):
-            raise UserError(f"unknown task {name!r}: {told}")
         raise unknown("task", name, known, see=ALL)
     return [known[name]]
-
-
-def _forgotten(name: str, home: Home, known: Iterable[Task]) -> str:
-    """What to tell someone who names a task whose file, data set or results are there; empty where none is."""
-    for path in sorted(path for path in Path().glob("*.toml") if path.is_file())[:_LOOKED_AT]:
-        try:
-            tasks = parse(text_of(path, "task file", TASK_FILE), str(path))
-        except UserError:  # another kind of file, most likely
-            continue
-        if any(task.name == name for task in tasks):
-            return f"it is one of the file {path}; say {path}:{name}, or {path} for all of its tasks"
-    data = next((part for part in _beginnings(name) if os.path.exists(home.data / part / "manifest.json")), "")
-    if data and all(task.dataset.name != data for task in known):
-        return (
-            f"data set {data!r} is prepared and has no tasks here; give the path of your task file, as in {data}.toml, "
-            f"or write one: ifsl-bench tasks new {data} --data {data}"
-        )
-    if is_plain(name) and any(map(os.path.isdir, (home.results / name, *home.results.glob(f"{name}+*")))):
-        return f"results of it are in {home.results}, and its file is not here; give its path, as in FILE.toml:{name}"
-    return ""
-
-
-def _beginnings(name: str) -> Iterator[str]:
-    """ "my-data" and "my" of "my-data-5shot"."""
-    while "-" in name:
-        name = name.rpartition("-")[0]
-        if re.fullmatch(NAME, name):
-            yield name

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.reference import MEANING, TABLES, keys, task_text
 from ifsl_bench.protocol.sessions import SessionSpec
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Schedule
@@ -117,33 +114,3 @@ def test_new_writes_a_file_that_runs_as_the_data_need_it(here, call):
         assert status == 2
         assert message in err
     assert not Path("more.toml").exists()
-
-
-def test_a_forgotten_file_is_named(here, minimal_task):
-    home = Home.locate()
-    with pytest.raises(UserError, match="unknown task 'd-1shot'; did you mean"):
-        find("d-1shot", home=home)
-    (home.results / "d-1shot+ways=4").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"unknown task 'd-1shot': results of it are in .*, as in FILE\.toml:d-1shot"):
-        find("d-1shot", home=home)
-    Path("pyproject.toml").write_text("[project]\nname = 'x'\n")
-    Path("broken.toml").write_text("[")
-    os.mkfifo("pipe.toml")
-    Path("mine.toml").write_text(minimal_task)
-    with pytest.raises(
-        UserError, match=r"unknown task 'd-1shot': it is one of the file mine\.toml; say mine\.toml:d-1shot"
-    ):
-        find("d-1shot", home=home)
-
-
-def test_data_without_tasks_are_named(here):
-    home = Home.locate()
-    with pytest.raises(UserError, match="did you mean 'clusters-5shot' or 'clusters-1shot'"):
-        find("clusters-2shot", home=home)
-    for path in [Path("clusters.toml"), *home.tasks.glob("*.toml")]:
-        path.unlink()
-    with pytest.raises(UserError, match=r"data set 'clusters' is prepared and has no tasks here; .*tasks new clusters"):
-        find("clusters-5shot", home=home)
-    shutil.rmtree(home.data / "clusters")
-    with pytest.raises(UserError, match="unknown task 'clusters-5shot'; did you mean"):
-        find("clusters-5shot", home=home)
