@@ -92,6 +92,7 @@ def typed_spread(kind: Any, given: Range | Choices) -> Range | Choices:
     if float not in alternatives(kind) and all(float(end).is_integer() for end in (low, high)):
         low, high = int(low), int(high)
     try:
-        return Range(*typed(kind, (low, high)), given.log)
+        low, high = typed(kind, (low, high))
+        return Range(low, high, given.log)
     except ValueError:
         raise ValueError(f"{given} is no range of {spelled(kind)}") from None
