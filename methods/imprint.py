@@ -17,6 +17,7 @@ class Imprint(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    order_free: ClassVar[bool] = True
     looks_back = False
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
 

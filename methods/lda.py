@@ -56,6 +56,7 @@ class LDA(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    order_free: ClassVar[bool] = True
     looks_back = False
     space: ClassVar[Space] = {"shrinkage": Range(1e-4, 1.0, log=True), "form": Choices(("corrected", "slda", "fecam"))}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {

@@ -19,6 +19,7 @@ class NCM(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    order_free: ClassVar[bool] = True
     looks_back = False
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:

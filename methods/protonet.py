@@ -17,6 +17,7 @@ class ProtoNet(GrowingMethod):
     """
 
     parallel_copies: ClassVar[bool] = True
+    order_free: ClassVar[bool] = True
     looks_back = False
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:

@@ -41,6 +41,7 @@ class TEEN(GrowingMethod):
 
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
     parallel_copies: ClassVar[bool] = True
+    order_free: ClassVar[bool] = True
     looks_back = False
     space: ClassVar[Space] = {"alpha": Range(0.0, 1.0), "tau": Range(1.0, 100.0, log=True)}
 

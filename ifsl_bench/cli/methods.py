@@ -78,9 +78,11 @@ def _check(name: str, style: str) -> None:
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin.contract import check_contract
     from ifsl_bench.plugin.find_method import find_method
+    from ifsl_bench.plugin.session_contract import check_session_rules
 
     chosen, meant = find_method(name)
-    checks = list(check_contract(chosen.name, chosen.method, meant))
+    asked = chosen.name, chosen.method, meant
+    checks = [*check_contract(*asked), *check_session_rules(*asked)]
     rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
     show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:

@@ -48,8 +48,9 @@ from ifsl_bench.jobs.training import (
     say_place,
     to_evaluate,
 )
-from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated, check_sessions
+from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.session_contract import check_sessions
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 

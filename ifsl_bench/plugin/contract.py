@@ -7,7 +7,7 @@ of :data:`RULES` on made-up episodes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,13 +23,11 @@ from ifsl_bench.plugin.method import (
     Prediction,
     Query,
     Support,
-    answering,
     ask,
     check_prediction,
     masked_logits,
 )
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.solve.tree import leaves
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
 TOLERANCE = 1e-4
@@ -281,61 +279,6 @@ def check_repeated(given: Asked, answers: Tensor) -> None:
     if differs(given, given.logits(), answers):
         raise UserError(f"method {given.name!r} breaks the contract: after the evaluation it answers its first "
                         f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
-
-
-@torch.no_grad()
-def check_sessions(name: str, method: Method, supports: Sequence[Support], query: Query) -> None:
-    """Holds a method that learns session by session against the rules of sessions.
-
-    Args:
-        supports: of the first sessions, two at least.
-        query: of all of these.
-
-    Raises:
-        UserError: a session changes the state before it; the state grows with the number of support images; an answer
-            depends on the other sequences; or one session is answered otherwise than the same episode.
-    """
-    with answering(name, method):
-        first = method.learn(supports[0]).state
-        before = [x.clone() for x in leaves(first) if x is not None]
-        second = method.learn(supports[1], first).state
-        after = [x for x in leaves(first) if x is not None]
-        if not all(map(torch.equal, before, after)):
-            raise broken(name, "learning a session changes the state of the sessions before it")
-        one = [_one_image(support, method.ways) for support in supports[:2]]
-        lean = method.learn(one[1], method.learn(one[0]).state).state
-        if [None if x is None else x.shape for x in leaves(lean)] != [
-            None if x is None else x.shape for x in leaves(second)
-        ]:
-            raise broken(name, "its state grows with the number of support images")
-        whole = method.answer(second, query).logits
-        alone = [_of_first(support) for support in supports[:2]]
-        state = method.learn(alone[1], method.learn(alone[0]).state).state
-        part = method.answer(state, Query(query.features[:1], query.base_logits[:1])).logits
-        episode, session = method(supports[0], query), method.answer(first, query)
-    check_prediction(name, episode, whole.shape[0], whole.shape[1], whole.shape[2] - method.ways)
-    searches = any(key.startswith("solver_") for key in episode.statistics)
-    masked = supports[0].hidden
-    asked = Asked(name, method, supports[0], query, masked, searches)
-    if differs(replace(asked, masked=masked[:1]), part, whole[:1]):
-        raise broken(name, "the answer to a sequence depends on the other sequences in its batch")
-    if differs(asked, session.logits, episode.logits):
-        raise broken(name, "one session is answered otherwise than the same episode")
-
-
-def broken(name: str, what: str) -> UserError:
-    return UserError(f"method {name!r} breaks the contract: {what}")
-
-
-def _one_image(support: Support, ways: int) -> Support:
-    """The first image of each class."""
-    at = torch.arange(0, support.features.shape[1], support.features.shape[1] // ways)
-    return Support(support.features[:, at], support.labels[:, at], support.hidden, support.base_logits[:, at])
-
-
-def _of_first(support: Support) -> Support:
-    """The first sequence."""
-    return Support(support.features[:1], support.labels[:1], support.hidden[:1], support.base_logits[:1])
 
 
 def _rounding(rule: Callable[[Asked], str], given: Asked) -> bool:

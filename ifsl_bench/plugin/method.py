@@ -160,6 +160,7 @@ class Method(nn.Module, ABC):
             of PyTorch's or NumPy's, no hook, no attribute of the class or the module. Nor may a method keep what it was
             given: that memory is used for the next episodes. It holds for the class that says it, not for its
             subclasses, which may do more.
+        order_free: whether the answer after the last session is the same in whatever order the sessions came.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which
             methods are told apart, has not changed.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
@@ -173,6 +174,7 @@ class Method(nn.Module, ABC):
     requires: ClassVar[Mapping[str, str]] = {}
     transductive: ClassVar[bool] = False
     parallel_copies: ClassVar[bool] = False
+    order_free: ClassVar[bool] = False
     revision: ClassVar[int] = 0
     bibtex: ClassVar[str] = ""
 

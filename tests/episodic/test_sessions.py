@@ -20,10 +20,10 @@ from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.episodic.session_answers import Sessions
 from ifsl_bench.episodic.session_hits import Answers, count
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.contract import check_sessions
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query
 from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.session_contract import check_session_rules, check_sessions
 from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
 from ifsl_bench.protocol.sessions import SessionSpec
@@ -243,6 +243,38 @@ class Differs(Stepwise):
         return Prediction(2 * super().answer(state, query).logits)
 
 
+class Fades(Stepwise):
+    order_free = True
+
+    def learn(self, support, before=None):
+        return super().learn(support, None if before is None else before / 2)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_keep_the_rules_on_made_up_sequences(name):
+    chosen, options, *_ = find_method(name)
+    rules = dict(check_session_rules(name, chosen.method, options))
+    assert len(rules) == 4 + chosen.method.order_free
+    assert not any(rules.values()), rules
+
+
+def test_the_ten_lines_of_the_manual_run_in_sessions_and_in_episodes(call, tmp_path, monkeypatch):
+    """Also held against all rules; and a method with ``forward`` alone has none of sessions."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text(encoding="utf-8")
+    code = next(part for part in page.split("```python\n") if part.startswith("# session_means.py")).split("```")[0]
+    (tmp_path / "session_means.py").write_text(code, encoding="utf-8")
+    status, out, err = call("methods", "--check", "session_means.py:SessionMeans")
+    assert status == 0, err
+    assert "Learning a session leaves the state before it as it is" in " ".join(out.split())
+    for task in ("tiny-features-sessions", "tiny-features-5shot"):
+        row = "run", "--method", "session_means.py:SessionMeans", "--task", task, "--device", "cpu", "--episodes", "8"
+        status, out, err = call(*row)
+        assert status == 0, err
+        assert "SessionMeans" in out
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -250,9 +282,11 @@ class Differs(Stepwise):
         (Hoards, "its state grows with the number of support images"),
         (Peeks, "the answer to a sequence depends on the other sequences in its batch"),
         (Differs, "one session is answered otherwise than the same episode"),
+        (Fades, "the answer depends on the order of sessions, against order_free"),
     ],
 )
 def test_each_rule_of_sessions_is_held(kind, message, base):
+    assert message in [broken for _, broken in check_session_rules("m", kind, {})], "methods --check says so too"
     loader = loader_of(base)
     with pytest.raises(UserError, match=message):
         check_sessions("m", make_method(kind, base, 2, {}), loader.batch(0, 4).supports, loader.episodes(4).query)

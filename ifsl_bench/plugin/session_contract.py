@@ -1,0 +1,155 @@
+"""The rules for methods that learn session by session, held against a method's states and answers.
+
+Every run in sessions looks at its first sequences (:func:`check_sessions`); ``ifsl-bench methods --check NAME`` goes
+through all rules on made-up sequences (:func:`check_session_rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin.contract import Asked, differs, made_up
+from ifsl_bench.plugin.method import Method, Query, State, Support, answering, check_prediction
+from ifsl_bench.solve.tree import leaves
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A method with two sessions that it has to learn one after the other.
+
+    Attributes:
+        query: of the classes of both sessions.
+        searches: whether an inner search finds its answers, to its own tolerance.
+    """
+
+    name: str
+    method: Method
+    supports: Sequence[Support]
+    query: Query
+    searches: bool = False
+
+    def state(self, supports: Sequence[Support] | None = None) -> State:
+        """What the method carries on after these sessions, both where not given."""
+        state: State = None
+        for support in supports or self.supports:
+            state = self.method.learn(support, state).state
+        return state
+
+    def differ(self, found: Tensor, expected: Tensor) -> bool:
+        """Whether logits [E, Q, C] differ beyond rounding, or of a search beyond its tolerance."""
+        first = self.supports[0]
+        asked = Asked(self.name, self.method, first, self.query, first.hidden[: len(found)], self.searches)
+        return differs(asked, found, expected)
+
+
+def leaves_earlier_states(given: Learner) -> str:
+    """Learning a session leaves the state before it as it is."""
+    first = given.state(given.supports[:1])
+    before = [x.clone() for x in leaves(first) if x is not None]
+    given.method.learn(given.supports[1], first)
+    after = [x for x in leaves(first) if x is not None]
+    changed = not all(map(torch.equal, before, after))
+    return "learning a session changes the state of the sessions before it" if changed else ""
+
+
+def carries_no_images(given: Learner) -> str:
+    """The state is as large for one support image of a class as for more."""
+    lean = given.state([_one_image(support, given.method.ways) for support in given.supports])
+    sizes = [[None if x is None else x.shape for x in leaves(state)] for state in (lean, given.state())]
+    return "" if sizes[0] == sizes[1] else "its state grows with the number of support images"
+
+
+def sees_one_sequence(given: Learner) -> str:
+    """The answer to a sequence does not depend on the others in its batch."""
+    whole = given.method.answer(given.state(), given.query).logits
+    query = Query(given.query.features[:1], given.query.base_logits[:1])
+    alone = given.method.answer(given.state([_of_first(support) for support in given.supports]), query).logits
+    broken = "the answer to a sequence depends on the other sequences in its batch"
+    return broken if given.differ(alone, whole[:1]) else ""
+
+
+def begins_as_episode(given: Learner) -> str:
+    """One session is answered as the episode of the same support set."""
+    episode = given.method(given.supports[0], given.query)
+    session = given.method.answer(given.state(given.supports[:1]), given.query)
+    broken = "one session is answered otherwise than the same episode"
+    return broken if given.differ(session.logits, episode.logits) else ""
+
+
+def keeps_order_free(given: Learner) -> str:
+    """A method that declares so answers alike in whatever order sessions come."""
+    if not given.method.order_free:
+        return ""
+    ways = given.method.ways
+    logits = given.method.answer(given.state(), given.query).logits
+    turned = given.method.answer(given.state(given.supports[::-1]), given.query).logits
+    base, first, second = turned.split([turned.shape[-1] - 2 * ways, ways, ways], -1)
+    broken = "the answer depends on the order of sessions, against order_free"
+    return broken if given.differ(torch.cat([base, second, first], -1), logits) else ""
+
+
+RULES = (leaves_earlier_states, carries_no_images, sees_one_sequence, begins_as_episode, keeps_order_free)
+
+
+@torch.no_grad()
+def check_sessions(name: str, method: Method, supports: Sequence[Support], query: Query) -> None:
+    """Holds a method that learns session by session against the rules of sessions.
+
+    Args:
+        supports: of the first sessions, two at least.
+        query: of all of these.
+
+    Raises:
+        UserError: it breaks one; says which.
+    """
+    with answering(name, method):
+        episode = method(supports[0], query)
+        (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
+        check_prediction(name, episode, episodes, queries, classes + method.ways)
+        searches = any(key.startswith("solver_") for key in episode.statistics)
+        given = Learner(name, method, supports[:2], query, searches)
+        answer = method.answer(given.state(), query)
+        check_prediction(name, answer, episodes, queries, classes + 2 * method.ways)
+        for rule in RULES:
+            if broken := rule(given):
+                raise UserError(f"method {name!r} breaks the contract: {broken}")
+
+
+@torch.no_grad()
+def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every rule of sessions, on made-up sequences: what it says, and how the method breaks it, or "".
+
+    Nothing where the method says how it answers an episode alone.
+
+    Raises:
+        UserError: it gives no answers that could be held against a rule.
+    """
+    if kind.keeps_supports():
+        return
+    asked = made_up(name, kind, options, 5, False, False)
+    whole = asked.support
+    later = replace(whole, features=whole.features.roll(1, 0), base_logits=whole.base_logits.roll(1, 0))
+    with answering(name, asked.method):
+        searches = any(key.startswith("solver_") for key in asked.answer().statistics)
+        given = Learner(name, asked.method, (whole, later), asked.query, searches)
+        for rule in RULES:
+            if rule is keeps_order_free and not asked.method.order_free:
+                continue
+            yield (rule.__doc__ or "").strip().rstrip("."), rule(given)
+
+
+def _one_image(support: Support, ways: int) -> Support:
+    """The first image of each class."""
+    at = torch.arange(0, support.features.shape[1], support.features.shape[1] // ways)
+    return Support(support.features[:, at], support.labels[:, at], support.hidden, support.base_logits[:, at])
+
+
+def _of_first(support: Support) -> Support:
+    """The first sequence."""
+    return Support(support.features[:1], support.labels[:1], support.hidden[:1], support.base_logits[:1])
