@@ -11,7 +11,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import learner_of
 from ifsl_bench.learners.attractor import ridge
 from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, fixed_class
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 
 
@@ -33,6 +33,8 @@ class Ridge(GrowingMethod):
         weight_decay: of all fast weights, biases included; chosen on validation episodes unless given, from a grid of
             this suite: 1e-13 to 1e-1 by half powers of ten. The authors' code has one number each: 1e-5 for LR at
             1 shot on mini-ImageNet and 0 on tiered-ImageNet, 1e-5 for MLP at 1 shot, 1e-3 at 5 shots.
+        memory: in sessions, ``none`` keeps the fast weights of earlier sessions as they are; ``supports`` keeps all
+            supports, and solves for all novel classes anew in each session. In episodes they are the same.
     """
 
     parallel_copies: ClassVar[bool] = True
@@ -41,8 +43,9 @@ class Ridge(GrowingMethod):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
 
     def __init__(
-        self, base: Base, ways: int, *, learner: Literal["lr", "mlp"] = "lr", weight_decay: float = 1e-3
-    ) -> None:
+        self, base: Base, ways: int, *, learner: Literal["lr", "mlp"] = "lr", weight_decay: float = 1e-3,
+        memory: Memory = "none",
+    ) -> None:  # fmt: skip
         super().__init__(base, ways)
         if not 0 < weight_decay < float("inf"):
             raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import WEIGHT_DECAYS, DualNewton, Regression, SoftmaxRegression, fixed_class, statistics
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.solve.minimise import minimise
 
@@ -42,13 +42,17 @@ class Subspace(GrowingMethod):
         gamma: of the distance from the span; in their script for five shots, 1 in the loop over seeds and 0.03 in the
             single command below it.
         weight_decay: of W and b; chosen from the grid of LR on validation episodes unless given.
+        memory: in sessions, ``none`` keeps the fast weights of earlier sessions as they are; ``supports`` keeps all
+            supports, and solves for all novel classes anew in each session. In episodes they are the same.
     """
 
     parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True), "gamma": Range(1e-6, 100.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
 
-    def __init__(self, base: Base, ways: int, *, gamma: float = 0.03, weight_decay: float = 1e-3) -> None:
+    def __init__(
+        self, base: Base, ways: int, *, gamma: float = 0.03, weight_decay: float = 1e-3, memory: Memory = "none"
+    ) -> None:
         super().__init__(base, ways)
         for name, value in (("gamma", gamma), ("weight_decay", weight_decay)):
             if not 0 < value < math.inf:

@@ -166,7 +166,8 @@ def evaluate(
     found: list[Evaluated] = []
     evaluated: Callable[[Method, Any, slice], Evaluated]
     if isinstance(loader, SequenceLoader):
-        sessions = Sessions(method, name, loader, supports_kept or method.keeps_supports())
+        kept = supports_kept or method.keeps_supports(method.__dict__.get("_made_with", {}))
+        sessions = Sessions(method, name, loader, kept)
         evaluated = partial(_of_sequences, sessions, bias=bias)
     else:
         evaluated = partial(_evaluated, name, loader.sampler.shape, bias=bias)

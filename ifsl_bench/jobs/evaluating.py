@@ -124,7 +124,7 @@ class Evaluate(EvaluationStage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(counts, sampler.class_draws(job.episodes), ready.supports_kept),
+            episodes=counts_entry(counts, sampler.class_draws(job.episodes), job.supports_kept),
             summary=summary_entry(summarise(counts.per_episode(), counts.quantile)),
             solver=found.described(),
             pretraining=backbone.entry(),

@@ -109,6 +109,11 @@ class Job:
         return {**self.method.defaults(self.task), **self.given}
 
     @property
+    def supports_kept(self) -> bool:
+        """Whether a sequence's sessions are learned from all supports so far."""
+        return self.task.sessions is not None and self.method.keeps_supports(self.options)
+
+    @property
     def said(self) -> dict[str, Any]:
         """All values that a label has to tell apart."""
         training = {f"train.{key}": value for key, value in self.training.changes().items()}
@@ -218,6 +223,9 @@ def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
+            if job.supports_kept and task.sessions and task.sessions.memory == "none":
+                raise UserError(f"{job.label} keeps the supports of all sessions, and {task.name} is for methods that "
+                                f"keep none (memory = \"none\" in its [sessions])")  # fmt: skip
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
             jobs.append(job if job.searched else replace(job, trials=0))

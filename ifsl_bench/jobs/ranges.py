@@ -94,11 +94,6 @@ class Ready:
         """The test episodes; raises :class:`UserError` where the task is in sessions."""
         return self.prepared.episodes("test", self.place.device)
 
-    @property
-    def supports_kept(self) -> bool:
-        """Whether a sequence's sessions are learned from all supports so far."""
-        return self.job.task.sessions is not None and self.job.method.keeps_supports()
-
     def asked(self) -> Asked:
         """The method with its first test episodes; of sequences, with the first sessions of these."""
         loader = self.loader("test")
@@ -110,7 +105,7 @@ class Ready:
     def check_sessions(self) -> None:
         """Holds a method that learns session by session against the contract, on the first sequences."""
         loader = self.loader("test")
-        if isinstance(loader, SequenceLoader) and not self.supports_kept and loader.sampler.shape.count > 1:
+        if isinstance(loader, SequenceLoader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
             batch = loader.batch(0, min(FIRST, self.job.episodes))
             check_sessions(self.job.name, self.method, batch.supports[:2], loader.episodes(len(batch)).query)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import FEW, Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import FEW, Base, GrowingMethod, Learned, Memory, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.solve.linear import Neumann
@@ -50,6 +50,8 @@ class AttractorMethod(GrowingMethod):
         converge: whether t-bptt goes on to the minimum in evaluation, or stops after ``steps`` steps there too.
         gamma: initial exp(log_gamma); in tasks of one shot the default is 0.1.
         weight_decay: of all fast weights; the default is the released code's.
+        memory: in sessions, ``none`` keeps the fast weights of earlier sessions as they are; ``supports`` keeps all
+            supports, and solves for all novel classes anew in each session. In episodes they are the same.
     An option that ``gradient`` does not read is refused unless it has its default.
     """
 
@@ -78,6 +80,7 @@ class AttractorMethod(GrowingMethod):
         rate: float = 1.0,
         converge: bool = True,
         weight_decay: float = WEIGHT_DECAY,
+        memory: Memory = "none",
     ) -> None:
         super().__init__(base, ways)
         if not 0 <= weight_decay < float("inf"):

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -112,6 +113,8 @@ class Prediction:
     adjoint: AdjointReport | None = None
 
 
+Memory = Literal["none", "supports"]  # of earlier sessions' images
+SUPPORTS: Memory = "supports"
 LEARNING = ("learn", "learn_classes")  # the methods that say how a session is learned
 State = Tree
 """What a method carries from session to session: tensors [E, ...], in dicts, lists and tuples."""
@@ -210,9 +213,11 @@ class Method(nn.Module, ABC):
         return name, set()
 
     @classmethod
-    def keeps_supports(cls) -> bool:
+    def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Whether sessions need the supports of earlier ones: where a class says how it answers an episode, not how it
-        learns a session."""
+        learns a session, or has an option ``memory`` that is ``supports``."""
+        if options.get("memory") == SUPPORTS:
+            return True
         says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())
         return says.isdisjoint(LEARNING)
 

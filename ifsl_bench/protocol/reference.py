@@ -53,6 +53,7 @@ MEANING = {
     "tasks.[name].sessions.queries": "query images of each novel class; where absent, as many as a base class has",
     "tasks.[name].sessions.listed": "whether the classes are those of a published list",
     "tasks.[name].sessions.published": "the list to the letter: its order, its supports",
+    "tasks.[name].sessions.memory": "none: methods that keep the supports of earlier sessions are refused",
     "episode.ways": "novel classes of an episode",
     "episode.novel_queries": "query images of each novel class",
     "episode.base_queries": "query images of base classes, in all; 0: regular few-shot learning, without base classes",
@@ -83,6 +84,7 @@ MEANING = {
     "variants.[name].sessions.queries": "query images of each novel class; where absent, as many as a base class has",
     "variants.[name].sessions.listed": "whether the classes are those of a published list",
     "variants.[name].sessions.published": "the list to the letter: its order, its supports",
+    "variants.[name].sessions.memory": "none: methods that keep the supports of earlier sessions are refused",
     "variants.[name].digest": "of the test episodes; a run on others is refused",
     "variants.[name].title": "what tables call it",
 }

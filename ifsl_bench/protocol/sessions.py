@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -17,6 +19,7 @@ class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``listed``: the classes are those of a published list. Supports come from a pool of their own, novel/support; no
     class is left for validation, so that its sequences are of base classes, hidden as such, and of base/val's images.
     ``published``: the list to the letter, its order and its supports.
+    ``memory``: "none" refuses methods that keep the supports of earlier sessions.
     """
 
     count: int
@@ -26,6 +29,7 @@ class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     queries: int | None = None
     listed: bool = False
     published: bool = False
+    memory: Literal["none", "supports"] = "supports"
 
     @property
     def classes(self) -> int:

@@ -188,6 +188,8 @@ class Task(Strict, frozen=True):
             del value["novel_from"]
         if self.sessions is None:
             del value["sessions"]
+        elif self.sessions.memory == "supports":
+            del value["sessions"]["memory"]
         if self.pretraining.seed is None:
             del value["pretraining"]["seed"]
         if self.pretraining.weights is None:

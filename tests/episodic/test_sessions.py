@@ -163,6 +163,58 @@ def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixe
     assert logits[:, K + 2 :] == pytest.approx(expected, abs=1e-3)
 
 
+@torch.no_grad()
+def test_lr_that_keeps_supports_solves_for_all_novel_classes_anew(base):
+    """SciPy on all supports so far; and the state is these supports."""
+    decay, loader = 0.05, loader_of(base)
+    chosen, options, *_ = find_method("lr")
+    method = make_method(chosen.method, base, 2, {**options, "weight_decay": decay, "memory": "supports"}).double()
+    batch, counts = loader.batch(0, 1), evaluate(method, "lr", loader, range(1)).counts
+    labels = [*batch.base_labels.tolist(), *(K + n // loader.sampler.queries for n in range(batch.novel_rows.shape[1]))]
+    for t in (1, 2, 3):
+        support = batch.together(t)
+        x, y, fixed = (part[0].numpy() for part in (support.features, support.labels, support.base_logits))
+
+        def joint(w: np.ndarray, rows: np.ndarray, base_logits: np.ndarray, count: int = 2 * t) -> np.ndarray:
+            w = w.reshape(count, D + 1)
+            return np.concatenate([base_logits, rows @ w[:, :-1].T + w[:, -1]], 1)
+
+        def objective(w: np.ndarray, x=x, y=y, fixed=fixed, joint=joint) -> float:
+            z = joint(w, x, fixed)
+            loss = (np.logaddexp.reduce(z, 1) - z[np.arange(len(y)), K + y]).mean()
+            return float(loss + decay / 2 * (w**2).sum())
+
+        best = optimize.minimize(objective, np.zeros(2 * t * (D + 1)), method="BFGS", options={"gtol": 1e-7}).x
+        query = batch.queries(t)
+        answers = joint(best, query.features[0].numpy(), query.base_logits[0].numpy()).argmax(1)
+        right = int((answers == labels[: len(answers)]).sum())
+        assert abs(int(counts.hits[0][np.tril_indices(4)[0] == t].sum()) - right) <= 1, "a query on the boundary"
+    assert counts.state_bytes == 3 * 2 * SHOTS * (8 * D + 8)
+
+
+@pytest.mark.parametrize("name", ["lr", "mlp", "lr+s", "lr+a", "subspace"])
+@torch.no_grad()
+def test_solved_methods_may_keep_supports(name, base):
+    """One session is the same either way; later ones are not."""
+    chosen, options, *_ = find_method(name)
+    loader = loader_of(base)
+    found = []
+    for memory in ("none", "supports"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            made = make_method(chosen.method, base, 2, {**options, "memory": memory}).double().eval()
+        found.append(evaluate(made, name, loader, range(4)).counts)
+    assert (found[0].hits[:, :3] == found[1].hits[:, :3]).all()
+    assert (found[0].hits[:, 3:] != found[1].hits[:, 3:]).any()
+
+
+def test_a_published_task_refuses_methods_that_keep_supports(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    status, _, err = call("run", "--method", "lr", "--set", "memory=supports", "--task", "mini-sessions-published")
+    assert status == 2
+    assert "lr.memory=supports keeps the supports of all sessions, and mini-sessions-published is for methods" in err
+
+
 class Forward(Method):
     """Class means by Euclidean distance, an episode at once."""
 
