@@ -159,7 +159,7 @@ PICKLE_BYTES = Limit(
 )
 # -- images
 
-PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})", "A pixel takes 4 to 12 bytes.")
+PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})", "A pixel takes 4 to 20 bytes.")
 SCANS = Limit(
     500,
     "has {value} scans, more than {most}; it is made to take hours to decode",

@@ -269,13 +269,7 @@ def test_what_is_no_archive_is_called_what_it_is(content, words, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        (b"just text " * 1000, "a file of no known kind"),
-        (pickle.dumps({"a": 1}), "a Python pickle"),
-        (pickle.dumps(b"x" * 20_000), "a Python pickle"),
-        (b"", "an empty file"),
-    ],
-    ids=["text", "small", "large", "empty"],
+    [(b"just text " * 1000, "a file of no known kind"), (pickle.dumps({"a": 1}), "a Python pickle")],
 )
 @pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)])
 def test_compressed_things_that_are_no_tar_archive(tmp_path, content, words, name, pack):
@@ -283,15 +277,6 @@ def test_compressed_things_that_are_no_tar_archive(tmp_path, content, words, nam
     inside = f"is compressed by {name}, but what is inside is no tar archive but {words}"
     with open_tree(tmp_path / "x") as tree, pytest.raises(UserError, match=inside):
         _ = tree.entries
-
-
-def test_damage_in_the_first_block_of_a_compressed_archive_is_no_wrong_kind(tmp_path):
-    content = bytearray(gzip.compress(os.urandom(5000)))
-    content[12] ^= 0xFF
-    for broken in (content, content[:200]):
-        (tmp_path / "x.gz").write_bytes(broken)
-        with open_tree(tmp_path / "x.gz") as tree, pytest.raises(UserError, match=r"damaged|cut short|truncated"):
-            _ = tree.entries
 
 
 def test_encrypted_files_are_said_to_be(tmp_path):

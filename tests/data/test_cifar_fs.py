@@ -17,7 +17,6 @@ import pytest
 from torchvision.datasets import CIFAR100
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
@@ -115,26 +114,6 @@ def test_the_official_files_make_the_pools(home, tmp_path, python2, small, messa
     assert not dataset.partial
     assert messages.warned == []
     assert any("Python version of CIFAR-100" in line for line in messages.said)
-
-
-def test_other_protocols_and_keys_give_the_same_data(home, tmp_path, python2, small):
-    content = values()
-    folder = write(tmp_path / "renamed", python2, content)  # the folder's name does not matter
-    for name, value in content.items():
-        (folder / name).write_bytes(pickle.dumps({key.encode(): v for key, v in value.items()}, 4))
-    other = prepare(Home.locate(tmp_path / "other"), "cifar-fs", write(tmp_path / "again", python2), False, Reporter())
-    assert prepare(home, "cifar-fs", folder, False, Reporter()).fingerprint == other.fingerprint
-
-
-def test_true_counts_are_asked_for_and_fewer_are_marked(home, tmp_path, python2):
-    assert {pool: (c.classes, c.images) for pool, c in cifar_fs.COUNTS.items()} == {
-        "base/train": (64, 30_720), "base/val": (64, 3_840), "base/test": (64, 3_840),
-        "novel/val": (16, 9_600), "novel/test": (20, 12_000),
-    }  # fmt: skip
-    folder = write(tmp_path / "cifar-100-python", python2)
-    with pytest.raises(UserError, match=r"base/train should have 64 classes with 30,720 images and has 64 classes wi"):
-        prepare(home, "cifar-fs", folder, False, Reporter())
-    assert prepare(home, "cifar-fs", folder, False, Reporter(), allow_partial=True).partial
 
 
 def test_images_that_repeat_another_are_named_by_file_and_row(home, tmp_path, python2, small, messages):

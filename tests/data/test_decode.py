@@ -77,17 +77,6 @@ def test_32_bit_greyscale_has_no_known_range(scale):
         decode_module.rgb(wide)
 
 
-def test_16_bit_png_is_known_by_its_format():
-    """Older versions of Pillow have it as 32-bit numbers; an image that is turned forgets its format."""
-    pixels = np.arange(576, dtype=np.int32).reshape(24, 24) * 113
-    for image in (Image.fromarray(pixels), Image.fromarray(pixels.astype(np.uint16))):
-        np.testing.assert_array_equal(np.asarray(decode_module.rgb(image, "PNG"))[..., 2], pixels >> 8)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = decode(encoded(Image.fromarray(pixels.astype(np.uint16)), exif=exif), ImageSpec(24, upright=True))
-    np.testing.assert_array_equal(turned[..., 0], np.rot90(pixels >> 8, -1))
-
-
 def test_what_is_transparent_is_laid_on_white():
     pixels, alpha = picture(), np.full((24, 24, 1), 255, np.uint8)
     alpha[:12], alpha[12:18] = 0, 128
@@ -192,28 +181,3 @@ def test_a_progressive_jpeg_counts_at_its_full_size(monkeypatch, progressive, he
     monkeypatch.setattr(decode_module, "_pixels", SimpleNamespace(of=lambda count: nullcontext(asked.append(count))))
     decode(encoded(picture(600, 800), "JPEG", progressive=progressive), ImageSpec(24, "crop"))
     assert asked == [held]
-
-
-@pytest.mark.parametrize("kind", ["RGBA", "LA", "P", "RGB"])
-def test_transparency_in_strips_gives_the_pixels_of_the_whole(monkeypatch, kind):
-    generator = np.random.default_rng(0)
-    image = Image.fromarray(generator.integers(0, 256, (37, 24, 4), dtype=np.uint8))
-    options: dict = {}
-    if kind == "P":
-        image, options = image.convert("RGB").quantize(16), {"transparency": bytes(range(0, 256, 16))}
-    elif kind == "RGB":
-        image = image.convert("RGB")
-        options = {"transparency": image.getpixel((3, 30))}
-    elif kind == "LA":
-        image = image.convert("LA")
-    content = encoded(image, **options)
-    with Image.open(io.BytesIO(content)) as found:
-        whole = found.convert("RGBA")
-    white = Image.new("RGBA", whole.size, (255, 255, 255, 255))
-    expected = np.asarray(Image.alpha_composite(white, whole).convert("RGB"))
-    monkeypatch.setattr(decode_module, "_STRIP", 24 * 5)
-    np.testing.assert_array_equal(
-        decode(content, ImageSpec(24, "crop")), decode(encoded(expected), ImageSpec(24, "crop"))
-    )
-    with Image.open(io.BytesIO(content)) as found:
-        np.testing.assert_array_equal(np.asarray(decode_module.rgb(found)), expected)

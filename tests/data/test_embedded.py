@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,9 +12,9 @@ import pytest
 import torch
 
 from ifsl_bench.backbone import weights
-from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
+from ifsl_bench.backbone.pretrain import pretraining_key
 from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import registered
@@ -172,16 +171,3 @@ def test_a_damaged_file_is_named(used, made, tmp_path, monkeypatch):
     (tmp_path / path.name).write_bytes(content[:100])
     with pytest.raises(CorruptFile, match="damaged or missing"):
         ensure(home, used[3].dataset, Reporter())
-
-
-def test_weights_of_other_features_do_not_fit(used):
-    """A task with another fingerprint has another key, for which nothing comes with the package."""
-    home, _, _, task, _ = used
-    other = msgspec.structs.replace(task, dataset=msgspec.structs.replace(task.dataset, mean=(0.1,)))
-    with pytest.raises(UserError, match="come with its features, as they are"):
-        pretrain(home, other, ensure(home, task.dataset, Reporter()), "linear", 0, torch.device("cpu"), Reporter())
-
-
-def test_files_are_small(made):
-    for path in Path(made[0]).rglob("*.safetensors"):
-        assert path.stat().st_size < 40e6

@@ -90,15 +90,6 @@ def test_arrays_of_numpy_in_a_pt_file_are_read(kind, features_folder, home):
     np.testing.assert_array_equal(pool.images, features.astype(np.float32))
 
 
-def test_a_parameter_is_a_tensor(features_folder, home):
-    rows = torch.nn.Parameter(torch.randn(60, 16))
-    (features_folder / "novel-test.npz").unlink()
-    torch.save({"features": rows, "labels": torch.arange(60) // 12 + 900}, features_folder / "novel-test.pt")
-    assert torch.load(features_folder / "novel-test.pt", weights_only=True)["features"].requires_grad
-    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
-    np.testing.assert_array_equal(pool.images, rows.detach().numpy())
-
-
 # -- files that are none
 
 
@@ -266,18 +257,6 @@ def test_a_data_set_of_features_has_tasks_and_they_run(features_folder, home, ca
     status, out, err = call("run", "--method", "imprint", "--task", "mine-5shot", "--dry-run")
     assert status == 0, err
     assert "pretraining none" in out
-
-
-@pytest.mark.parametrize(("scale", "rate"), [(0.1, 0.1), (1, 0.05), (30, 0.0001)])
-def test_larger_features_have_a_smaller_rate(scale, rate, features_folder, home):
-    """Of clusters with a mean square of about two."""
-    for path in features_folder.glob("*.npz"):
-        with np.load(path) as file:
-            content = {"features": scale * file["features"], "labels": file["labels"]}
-        np.savez(path, **content)
-    prepare(home, "mine", features_folder, False, Reporter())
-    found = find("mine-5shot", home=home)[0].pretraining.schedule.rate
-    assert rate / 3 < found <= 3 * rate
 
 
 def test_features_on_one_side_of_the_origin_are_told(features_folder, home, messages):

@@ -130,19 +130,6 @@ def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     assert "unknown task 'birds-5shot'" in err
 
 
-def test_folder_and_archives_give_one_fingerprint(birds, tmp_path):
-    home, options = Home.locate(tmp_path / "home"), OwnOptions(size=16, split_seed=3)
-    write_birds(tmp_path / "photos2", images=30)
-    found = set()
-    for source in (
-        tmp_path / "photos2",
-        Path(shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "photos2")),
-        Path(shutil.make_archive(str(tmp_path / "b"), "gztar", tmp_path, "photos2")),
-    ):
-        found.add(prepare(home, "birds", source, True, Reporter(), own=options).fingerprint)
-    assert len(found) == 1
-
-
 def test_seeded_sides():
     names = [f"class {i}" for i in range(100)]
     sides = seeded_sides(names, 0)

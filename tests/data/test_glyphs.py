@@ -117,18 +117,6 @@ def test_letter_is_inside_and_covers_enough() -> None:
     assert share.max() < 0.9
 
 
-def test_pools() -> None:
-    pools = glyphs.pools()
-    assert list(pools) == ["base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test"]
-    base = [pools[f"base/{side}"] for side in ("train", "val", "test")]
-    assert base[0].letters == base[1].letters == base[2].letters
-    spans = [set(range(pool.first, pool.first + pool.per_class)) for pool in base]
-    assert len(set.union(*spans)) == sum(len(span) for span in spans)
-    held = [{letter.codepoint for letter in pool.letters} for pool in [base[0], *list(pools.values())[3:]]]
-    assert len(set.union(*held)) == sum(len(letters) for letters in held) == len(LETTERS)
-    assert 30_000 <= sum(len(pool.letters) * pool.per_class for pool in pools.values()) <= 40_000
-
-
 def test_recipe_follows_what_determines_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     before = glyphs.recipe()
     assert len(before) == 64

@@ -248,14 +248,6 @@ def test_another_source_is_not_ignored(toy, tmp_path):
     assert prepare(home, "toy", moved, False, Reporter()).fingerprint != first.fingerprint
 
 
-def test_features_of_the_same_shapes_are_told_apart(write_features, tmp_path):
-    """Names and sizes of these files are equal; only what is in them differs."""
-    home = Home.locate(tmp_path / "home")
-    prepare(home, "mine", write_features(tmp_path / "a", seed=0), False, Reporter())
-    with pytest.raises(UserError, match=r"from other files than .*b holds now .*; --force replaces it, or choose"):
-        prepare(home, "mine", write_features(tmp_path / "b", seed=1), False, Reporter())
-
-
 def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, monkeypatch, write_features):
     home = Home.locate(tmp_path / "home")
     mine = write_features(tmp_path / "features")
@@ -350,25 +342,6 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, monkeypatch):
     assert dataset.fingerprint == fresh.fingerprint
     assert dataset.manifest["pools"] == fresh.manifest["pools"]
     assert _left(home) == {path.name for path in fresh.folder.iterdir()}
-
-
-def test_pools_made_where_less_is_allowed_are_not_taken_for_whole_ones(toy, tmp_path, monkeypatch):
-    """A strict import leaves base/train; an indulgent one adds base/val and, without an image, base/test."""
-    (toy / "base/test/b/1.png").write_bytes(b"")
-    home = Home.locate(tmp_path / "home")
-    _interrupted_once(monkeypatch, 2)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter())
-    decoded = _interrupted_once(monkeypatch, 4)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
-    assert decoded == [8, 8, 7, 4]
-    assert _left(home) == _files_of("base/train", "base/val", "base/test")
-    decoded = _interrupted_once(monkeypatch, 0)
-    told = "1 of 36 images cannot be used: .* Complete and kept: base/train, base/val, novel/train,"
-    with pytest.raises(UserError, match=told):
-        prepare(home, "toy", toy, False, Reporter())
-    assert decoded == [8, 8, 4, 4, 4]
 
 
 def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp_path, monkeypatch):

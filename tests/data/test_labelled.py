@@ -237,14 +237,6 @@ def test_what_cannot_be_right_is_refused_in_one_line(work, change, message):
     assert not (work.home.data / "mine").exists()
 
 
-@pytest.mark.parametrize("name", ["Mine", "a/b", "", 3, "tiny", "tiny-pack"])
-def test_impossible_names_are_refused(work, name):
-    with pytest.raises(UserError):
-        ifsl_bench.from_learn2learn(make(), name=name, work=work)
-    with pytest.raises(UserError, match="a task 'mini-held-out-1shot' already, on data set 'mini-imagenet-held-out'"):
-        ifsl_bench.from_learn2learn(make(), name="mini-held-out", work=work)
-
-
 def test_the_same_image_on_two_sides_is_told(work):
     sides = make()
     sides[2].images[0] = sides[0].images[5]

@@ -120,12 +120,6 @@ class Silent:
         return lambda *_: None
 
 
-def test_images_above_that_depth_are_named(tmp_path):
-    root = written(tmp_path / "x", [*CHARACTERS, "alphabet 9"])
-    with open_tree(root) as tree, pytest.raises(UserError, match=r"<root>/<folder>/<folder>/<image>"):
-        find_layout(tree, 2)
-
-
 # -- enlarged
 
 
@@ -139,11 +133,3 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
     assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11; --size sets" in told
     pools = dataset.manifest["pools"].values()
     assert sum(pool["enlarged"]["images"] for pool in pools) == 24 * 20 + 1
-    messages.warned.clear()
-    prepare(home, "plain", root, False, messages, own=OwnOptions(size=16, split_seed=0))
-    (told,) = (line for line in messages.warned if "were enlarged" in line)
-    assert "1 of 488 images" in told
-    (root / "class 4" / "flat.jpg").unlink()
-    messages.warned.clear()
-    prepare(home, "none", root, False, messages, own=SMALL)
-    assert not any("were enlarged" in line for line in messages.warned)

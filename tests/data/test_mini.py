@@ -17,7 +17,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import columns, held_out, rows, shuffled
+from ifsl_bench.data.published_splits import rows, shuffled
 from ifsl_bench.data.sets import mini
 from ifsl_bench.data.source import Count
 
@@ -178,18 +178,6 @@ def test_a_missing_file_and_a_file_of_another_kind_are_named(home, tmp_path, pyt
     assert not Path("made").exists()
 
 
-def test_a_large_array_is_never_in_memory(home, tmp_path, python2, monkeypatch, traced):
-    values = lwof_values()
-    values["train_phase_train"]["labels"] *= 140
-    values["train_phase_train"]["data"] = images_of(2940, 0)  # 62 MB
-    folder = write_lwof(tmp_path / "files", python2, values)
-    monkeypatch.setattr(mini, "COUNTS", COUNTS | {"base/train": Count(3, 2940)})
-    del values
-    with traced() as memory:
-        prepare(home, "mini-imagenet", folder, False, Reporter())
-    assert memory.peak < 36e6  # a few blocks of 256 images, and of a file
-
-
 # -- learn2learn's caches
 
 
@@ -232,16 +220,6 @@ def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, 
     (folder / "mini-imagenet-cache-validation.pkl").rename(folder / "mini-imagenet-cache-val.pkl")
     again = prepare(Home.locate(tmp_path / "again"), "mini-imagenet-held-out", folder, False, Reporter())
     assert again.fingerprint == dataset.fingerprint
-
-
-def test_the_full_caches_would_give_480_60_and_60_images_a_class():
-    parts = held_out(range(600), "mini-imagenet-held-out:n01532829")
-    assert [len(part) for part in parts.values()] == [480, 60, 60]
-    assert sorted(i for part in parts.values() for i in part) == list(range(600))
-    assert all(part == sorted(part) for part in parts.values())
-    assert {pool: c.images for pool, c in mini.HELD_OUT_COUNTS.items()} == {
-        "base/train": 30720, "base/val": 3840, "base/test": 3840, "novel/val": 9600, "novel/test": 12000,
-    }  # fmt: skip
 
 
 def test_draws_are_the_same_everywhere():
@@ -340,33 +318,6 @@ def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(ilsvrc, home, mes
             drawn = [{i.tobytes() for i in p.images[p.starts[c] : p.starts[c + 1]]} for p in (val, test)]
             assert drawn[0] | drawn[1] == others
             assert abs(len(drawn[0]) - len(drawn[1])) <= 1
-
-
-def test_base_queries_of_whole_classes_are_300_and_what_is_left_up_to_300(home, tmp_path, monkeypatch):
-    """A class of 1,300 images gives 300 + 300, one of 1,025 (as n02089867 has) 300 + 125."""
-    taken = {wnid: [] for wnid in TRAIN[:2]}
-    for original in columns("mini-imagenet-original-names.csv.xz", "filename", "original").values():
-        if original.split("_")[0] in taken:
-            taken[original.split("_")[0]].append(original)
-    folder = tmp_path / "train"
-    pools: dict[str, dict] = {}
-    for wnid, extra in zip(taken, (700, 425), strict=True):
-        (folder / wnid).mkdir(parents=True)
-        numbers = [n for n in range(1, 10**5) if f"{wnid}_{n}.JPEG" not in set(taken[wnid])][:extra]
-        for name in [*taken[wnid], *(f"{wnid}_{n}.JPEG" for n in numbers)]:
-            (folder / wnid / name).touch()
-    (folder / VAL[0]).mkdir()
-    monkeypatch.setattr(mini, "import_images", lambda to, found, spec: pools.update(found))
-    monkeypatch.setattr(mini, "check_pools", lambda *rest: None)
-    with pytest.raises(UserError):  # nothing is written
-        prepare(home, "mini-imagenet-ilsvrc", folder, False, Reporter())
-    assert {p: [len(v) for v in pools[p].values()] for p in ("base/train", "base/val", "base/test")} == {
-        "base/train": [600, 600], "base/val": [300, 125], "base/test": [300, 300],
-    }  # fmt: skip
-    for wnid in taken:
-        parts = [set(pools[p][wnid]) for p in ("base/train", "base/val", "base/test")]
-        assert sum(map(len, parts)) == len(set.union(*parts))
-        assert {Path(path).name for path in parts[0]} == set(taken[wnid])
 
 
 # -- names

@@ -205,11 +205,6 @@ def test_bad_features_are_refused(features_folder, tmp_path, damage, message):
     assert not dataset_folder(home, "mine").exists()
 
 
-def test_shared_protocol_needs_no_novel_train(features_folder, tmp_path):
-    (features_folder / "novel-train.npz").unlink()
-    assert not prepare(Home.locate(tmp_path / "home"), "mine", features_folder, False, Reporter()).has("novel/train")
-
-
 def test_missing_data_say_how_to_get_them(tmp_path):
     home = Home.locate(tmp_path)
     with pytest.raises(UserError, match="It needs an email to the authors"):

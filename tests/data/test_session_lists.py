@@ -123,19 +123,6 @@ def test_cifars_pools_are_those_of_the_list(kind, home, tmp_path, cifar, packed,
             assert sorted(places(pools["novel/test"], name)) == sorted(test)
 
 
-def test_images_that_cifar_lacks_are_named(home, tmp_path, cifar, messages):
-    missing = [
-        f"{row['role']}[{row['index']}]"
-        for row in CIFAR
-        if int(row["index"]) >= (TRAIN if row["role"] == "train" else TEST)
-    ]
-    with pytest.raises(UserError) as raised:
-        prepare(home, "cifar100-sessions", write_cifar(tmp_path / "cifar-100-python", cifar), False, messages)
-    assert f"lacks {len(missing):,} images of CIFAR-100's session lists ({', '.join(missing[:3])}, ...)" in str(
-        raised.value
-    )
-
-
 def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar, messages):
     row = next(row for row in CIFAR if row["role"] == "train" and int(row["index"]) < TRAIN)
     wrong = {"train": cifar["train"].copy(), "test": cifar["test"]}

@@ -129,19 +129,6 @@ def test_the_release_makes_the_exact_pools(home, tmp_path, python2, exact, messa
     assert messages.warned == []
 
 
-def test_counts_are_shown_side_by_side_and_partial_data_marked(home, tmp_path, python2, messages):
-    folder = write_release(tmp_path / "files", python2)
-    with pytest.raises(UserError) as caught:
-        prepare(home, "tiered-imagenet", folder, False, Reporter())
-    assert "novel/test should have 160 classes with 206,209 images and has 2 classes with 12 images" in str(
-        caught.value
-    )
-    dataset = prepare(home, "tiered-imagenet", folder, False, messages, allow_partial=True)
-    check_release(dataset)
-    assert dataset.partial
-    assert any("206,209" in line for line in messages.warned)
-
-
 def test_partial_data_say_at_once_which_tasks_are_out_of_reach_and_what_would_do(home, tmp_path, python2, call):
     folder = write_release(tmp_path / "files", python2)
     here = ("--home", str(home.cache))
@@ -239,14 +226,6 @@ def test_a_missing_file_is_named(name, home, tmp_path, python2, exact):
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"lacks {name}, a part of the files of Ren et al"):
         prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
-
-
-def test_lists_of_names_must_go_together(home, tmp_path, python2, exact):
-    folder = write_release(tmp_path / "files", python2)
-    lines = (folder / "synsets.txt").read_text().splitlines()
-    (folder / "synsets.txt").write_text("\n".join(lines[:-5]))
-    with pytest.raises(UserError, match=r"class_names\.txt has 609 lines, synsets\.txt has 605"):
-        prepare(home, "tiered-imagenet", folder, False, Reporter())
 
 
 @pytest.mark.slow("reads a long list")

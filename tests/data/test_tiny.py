@@ -20,7 +20,6 @@ from ifsl_bench.data import registered
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import tiny
-from ifsl_bench.data.source import Count
 from ifsl_bench.protocol.task_files import packaged
 
 JPEG = 2  # levels of 255 by which a quality of 95 moves the mean of an even colour
@@ -122,18 +121,6 @@ def test_the_whole_download(small, tmp_path):
     assert "MB/s" in said
 
 
-def test_expected_counts_are_those_of_the_download():
-    """500 images of each of the 200 classes; base images 80/10/10."""
-    assert tiny.expected_counts() == {
-        "base/train": Count(95, 38_000),
-        "base/val": Count(95, 4_750),
-        "base/test": Count(95, 4_750),
-        "novel/train": Count(38, 19_000),
-        "novel/val": Count(22, 11_000),
-        "novel/test": Count(45, 22_500),
-    }
-
-
 def test_a_part_of_the_download_is_refused_or_marked(small, tmp_path):
     home = Home.locate(tmp_path / "home")
     with pytest.raises(UserError, match="does not give all of Tiny-ImageNet") as error:
@@ -192,14 +179,6 @@ def test_what_is_wrong_is_named(small, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         prepare(home, "tiny", repack(small, tmp_path / "data.zip", change), False, Reporter())
     assert not (home.data / "tiny").exists()
-
-
-def test_classes_too_small_for_three_base_pools_are_left_out(small, tmp_path):
-    """Nine images make no tenth; the class is dropped from all three pools, and the others keep their places."""
-    path = repack(small, tmp_path / "data.zip", lambda p, c: [(p, c)] if "n01443537_9." not in p else [])
-    dataset = prepare(Home.locate(tmp_path / "home"), "tiny", path, False, Reporter(), allow_partial=True)
-    for name in ("base/train", "base/val", "base/test"):
-        assert list(dataset.pool(name).classes) == [wnid for wnid in listed("train_a") if wnid != "n01443537"]
 
 
 @pytest.mark.slow("55,125 images")

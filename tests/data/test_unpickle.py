@@ -32,13 +32,6 @@ j5N/RJSv4iDWhDisakzpGkzHkhLYi/5ayXFBUXH0JFX8TKlYUo/v4MYQFzJ61oOSxsai6TcxFJ5T0nhe
 02oC4/ZdBWxwLPq5g2hY0oJxMK8yKNpMCYeLI4bNhOWQ38KSvF72G9fg0rntwpMAYKpCADc7AAS5DrgHMcZQms7vB2AOfLUDKUDCVDyVAylAwl
 Q8k5WAEDoGYLKgA912fnF5dX1zdaJL9u737fzx7grERcu2q6Xoq2MYntF+vpyfq741322XH28/U4Oeb/r0aNeer6g2mM2RtaCdA5
     """,
-    1: """
-eNp1kMtOwkAUhltaoAz3u/cLXhhvWNCFCxPXOKQLk0lcaMxQipCUwmmnCSSy8Xl8KOPOl1CHgomJ4UwyOZk5J//3/1OQMQ13bfbsQQg39Tpq6j
-oyOFUdNrBAoZrJup+oWnkAlcpj0/EHo0nNHLpWbeDbvM9cl02QZzKbuQjCeD6AOnwyshBEMA11r4hEZH4HUUwUKl8bhnH7LSq4iMTbVJOCer8R
-QxpNmozPtBs2a1s2xKaAMFUcvQ5xsS+aBiRI1Kcqt8YckveKWP14faORYN6D1COkMYm2LlrIomqHcQaZJdhPrmUOHY+7vskRZH/hnc78G3JY8F
-G5LbjymMiYhMRRicJ7M2N+fWGsEBh7+WdsliTVJTmkqOFIVIuheCKZSmeyuXyhWCqvrK6tb2xube/sVvb2Dw6r+Oj45PSsdi4CUfodD4q9LO79
-ISjNCeba/cuFdnlJqIG2JotsvsQLb/u1Hx1RlXM=
-    """,
     2: """
 eNp1kMtqwkAUhjNJ1Bi13rX3i72Y3qxKF10Uuu9AFsJAFy1ljLEKMXqSCShUKAVr7bP0oUp3fYm2YxS6KJ6B4QxnDt///0/iEJBGAk2LPrggvk
 70MZFt2jFBIopBm19qsXALMkF9w/Y6vUHJ6DpmqeNZrE0dhw5U16AWdVQIzOZqgw16pgpBIjYvsIDRuAYhDUsEXeq6fv3Dy7+wwOpEEfz6uHqp
@@ -78,7 +71,7 @@ def loaded(content: bytes):
     return load(content, "x.pkl")
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2])
+@pytest.mark.parametrize("protocol", PYTHON2)
 def test_files_of_python_2_are_read_as_the_standard_library_reads_them(protocol):
     content = python2(protocol)
     expected = pickle.loads(content, encoding="bytes")
@@ -271,23 +264,9 @@ def test_a_name_that_is_something_nested_deeply_is_no_name(tmp_path):
     (tmp_path / "train_labels.pkl").write_bytes(b"\x80\x02}(" + labels + b"u.")
     with open_tree(tmp_path) as tree, pytest.raises(UserError, match="has a class 'a tuple', which is none of"):
         read_labels(tree, tree.by_path["train_labels.pkl"], {})
-    names = [
-        "a",
-        b"\xe9",
-        np.str_("b"),
-        np.bytes_(b"c"),
-        7,
-        np.int64(8),
-        True,
-        1.5,
-        None,
-        [["x"]],
-        {},
-        memoryview(b""),
-    ]
-    assert list(map(text, names)) == [
-        "a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict", "a memoryview"
-    ]  # fmt: skip
+    names = ["a", b"\xe9", np.str_("b"), np.bytes_(b"c"), 7, np.int64(8), True, 1.5, None, [["x"]], {}]
+    shown = ["a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict"]
+    assert list(map(text, names)) == shown
 
 
 @pytest.mark.parametrize(
@@ -304,15 +283,6 @@ def test_a_file_cut_anywhere_is_said_to_be_cut(protocol):
     for length in range(len(content)):
         with pytest.raises(UserError, match=r"x\.pkl is (cut short|damaged|no pickle but)"):
             loaded(content[:length])
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_items_of_a_list_are_read_in_order(protocol):
-    generator = np.random.default_rng(1)
-    lengths = generator.integers(1, 6000, 2200)
-    arrays = [generator.integers(0, 256, (n, 1) if n % 2 else n).astype(np.uint8) for n in lengths]
-    arrays[7] = arrays[2000] = arrays[3]  # one object in three places
-    same(loaded(pickle.dumps(arrays, protocol)), arrays)
 
 
 class OneBatch(pickle._Pickler):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-_STRIP = 1 << 20  # pixels that are laid on white at a time
 
 
 class BadImage(Exception):
@@ -152,16 +151,11 @@ def rgb(image: Image.Image, form: str | None = None) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """An image with transparency as RGB, in strips, since whole it would be in memory four times."""
+    """An image with transparency as RGB."""
     from PIL import Image
 
-    out = Image.new("RGB", image.size)
-    height = max(1, _STRIP // image.width)
-    for top in range(0, image.height, height):
-        strip = image.crop((0, top, image.width, min(top + height, image.height))).convert("RGBA")
-        white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
-        out.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
-    return out
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
 
 
 def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
