@@ -163,7 +163,8 @@ def _source(ranked: bool) -> Column[Entry]:
     """Where a row is from, and whether it stands apart; programs have ``comparable`` for that where rows are ranked."""
 
     def plain(entry: Entry) -> str:
-        return f"published: {entry.source}" if entry.kind == "published" else entry.source
+        marks = f" ({', '.join(entry.marks)})" if entry.marks else ""
+        return f"published: {entry.source}{marks}" if entry.kind == "published" else entry.source
 
     def text(entry: Entry) -> str:
         source = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")

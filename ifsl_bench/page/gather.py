@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from ifsl_bench.board.boards import Board, load_board, load_variants, telling
 from ifsl_bench.board.claims import Judged, edges_of
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
@@ -16,6 +18,8 @@ from ifsl_bench.board.entries import Entry, entries_of, published_entries
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
 from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED, Row
+from ifsl_bench.board.published import LETTERS
+from ifsl_bench.board.published_table import NOTES as PUBLISHED
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.origins import Origin, origin_of
@@ -46,6 +50,8 @@ class PageRow:
         validation: a [steps, accuracies] for each seed, in the order of ``seeds``; empty where none was meta-trained.
         cost: "seconds" of meta-training and evaluation, "milliseconds" an episode, "parameters" that are learned; the
             least of the seeds.
+        after: in sessions, the accuracy after each: means over orders and seeds, and between what 95% of the orders
+            are; of lazy and published rows the first alone.
         look: colour, Plotly's names of marker and dash, and whether the row is a further one of its method on the task.
         cited: number in the list of citations.
         cited_method: of a published row, the number of its method's citation, where that is another one.
@@ -67,6 +73,7 @@ class PageRow:
     curve: list[list[float]] | None
     validation: list[list[list[float]]]
     cost: dict[str, float]
+    after: list[list[float]]
     look: tuple[str, str, str, bool]
     cited: int
     cited_method: int | None
@@ -159,8 +166,11 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
             table = ranked_table(view, full=True)
             entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
             if board.task.sessions and setting == PAPER:
-                entries += _of_papers(board)
-                table = replace(table, rows=entries, order=None)
+                papers = _of_papers(board)
+                entries += papers
+                legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in LETTERS.items())
+                notes = [*table.notes, *([*PUBLISHED, f"{legend}."] if papers else [])]
+                table = replace(table, rows=entries, order=None, notes=notes)
             for entry in entries:
                 if _key(entry) not in numbers:
                     numbers[_key(entry)] = len(rows)
@@ -243,6 +253,7 @@ def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Cit
         curve=_curve(row) if row else None,
         validation=_validations(row) if row else [],
         cost=_cost(row) if row else {},
+        after=_after(entry),
         look=_look(looks[row] if row else look_of(entry.label)),
         cited=citations.setdefault(cited, len(citations)),
         cited_method=citations.setdefault(of_method, len(citations)) if cites_method else None,
@@ -277,6 +288,12 @@ def _curve(row: Row) -> list[list[float]] | None:
         if math.dist((base[i], novel[i]), (base[places[-1]], novel[places[-1]])) >= FINEST or i == len(base) - 1:
             places.append(i)
     return [[round(part[i], 2) for i in places] for part in (base, novel)]
+
+
+def _after(entry: Entry) -> list[list[float]]:
+    means = [value.mean for value in entry.after]
+    bands = np.percentile(entry.measured.orders_after(), (2.5, 97.5), axis=0) if entry.measured and means else ()
+    return [[round(float(value), 2) for value in line] for line in (means, *bands) if len(line)]
 
 
 def _look(look: Look) -> tuple[str, str, str, bool]:

@@ -24,8 +24,16 @@ from ifsl_bench.protocol.variants import split
 
 SCRIPTS = ("page.js", "details.js", "pairs.js", "plots.js")  # in this order, after Plotly
 # The columns that are shown before more are asked for, in this order; the others come last.
-ALWAYS = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "Delta_a", "Delta_b", "to the best", "seeds", "source")
-WIDE = ("Delta_a", "Delta_b", "seeds", "source")  # of these, what a narrow screen is not shown until it asks for more
+ALWAYS = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "gain", "base", "novel", "Delta", "Delta_a", "Delta_b",
+          "to the best", "seeds", "source")  # fmt: skip
+WIDE = (
+    "base",
+    "novel",
+    "Delta_a",
+    "Delta_b",
+    "seeds",
+    "source",
+)  # of these, what a narrow screen is not shown until it asks for more
 
 
 def page_html(page: Page) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -357,3 +358,53 @@ def test_a_hostile_name_stays_text_in_tables_plots_and_dialogs(visit):
     assert page.evaluate("typeof hacked") == "undefined"
     assert not page.locator("img").count()
     assert not page.locator("a[href^=javascript]").count()
+
+
+@pytest.fixture(scope="module")
+def in_sessions(tmp_path_factory) -> Path:
+    """The page of stored rows in sessions, of published ones, and of a task in episodes."""
+    root = tmp_path_factory.mktemp("sessions")
+    tasks = [find(name)[0] for name in ("tiny-features-sessions", "mini-sessions-published", "tiny-features-5shot")]
+    (root / "report.html").write_text(
+        page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8"
+    )
+    return root / "report.html"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
+    """Curves are those of the table for programs; lazy models are dotted, published rows dashed and without ranks."""
+    records = json.loads(call("table", "tiny-features-sessions", "--format", "json")[1])
+    table = {r["method"]: [r[f"a_{t}"] for t in range(10)] for r in records}
+    lines = (
+        "[...document.querySelectorAll('#sessions .canvas')[0].data].filter(line => line.fill !== 'toself')"
+        ".map(line => [line.hovertext[0].split('<br>')[0], line.y, line.line.dash])"
+    )
+    visible = "[...document.querySelectorAll('#plots figure')].filter(f => f.offsetParent).map(f => f.id)"
+    with Visit(chromium, in_sessions, size) as visit:
+        visit.start("tiny-features-sessions")
+        curves = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines)}
+        assert set(curves) == set(table)
+        for name, (y, dash) in curves.items():
+            assert y == pytest.approx(table[name], abs=0.0051), name
+            assert (dash == "dot") == name.startswith("lazy")
+        assert visit.page.evaluate(visible) == ["sessions", "seeds", "validation", "cost", "pairs"]
+        fits(visit)
+        usual = visit.page.locator("article:visible thead th:visible").all_inner_texts()
+        assert {"Avg.", "gain"} <= set(usual)
+        visit.page.get_by_role("checkbox", name="more columns").check()
+        visit.settle()
+        heads = ["".join(h.split()) for h in visit.page.locator("article:visible thead th:visible").all_inner_texts()]
+        assert [head for head in heads if head.startswith("A")] == ["Avg.", *(f"A{t}" for t in range(10))]
+        visit.page.locator("#chips label", has_text=re.compile("^lr$")).click()
+        assert {name for name, *_ in visit.page.evaluate(lines)} == set(table) - {"lr"}
+        visit.start("mini-sessions-published")
+        published = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines)}
+        assert len(published) == 44
+        assert published["CEC"] == ([72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63], "dash")
+        assert visit.page.evaluate(visible) == ["sessions"]
+        fact = visit.page.locator("article:visible tr", has_text="FACT (released log)").text_content()
+        assert "published: zhou2022 (t, c)" in fact
+        visit.start("tiny-features-5shot")
+        assert visit.page.evaluate(visible) == ["tradeoff", "seeds", "validation", "cost", "pairs"]
+        assert not visit.complaints
