@@ -22,7 +22,7 @@ from ifsl_bench.backbone.preprocess import Preprocess, enlarged
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, at_chance, features_key, pretraining_key
 from ifsl_bench.backbone.registered import corpora_of, frozen_backbone
 from ifsl_bench.common.building import read_or_made
-from ifsl_bench.common.checkpoint import CheckpointFolder, State
+from ifsl_bench.common.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home, sha256_file
 from ifsl_bench.common.progress import Reporter
@@ -57,7 +57,8 @@ def pretrain_frozen(
     try:
         network = _filled(plugin, model, file, device)
     except UserError:
-        if spec.weights is not None:  # a copy, which nothing can be made with
+        used = any(finished_info(folder, weights=digest) for folder in home.pretrained.glob("*"))
+        if spec.weights is not None and not used:  # a copy, which nothing was made with
             file.unlink(missing_ok=True)
         raise
     key, classes = pretraining_key(task, dataset.fingerprint, head, 0), len(dataset.pool("base/train").starts) - 1

@@ -150,6 +150,16 @@ def test_the_weights_of_another_network_are_refused_and_nothing_is_listed(home, 
     assert len("".join(capfd.readouterr())) < 500, "timm lists every tensor"
 
 
+@with_timm
+def test_weights_that_a_network_of_the_home_uses_stay_when_another_network_refuses_them(home, small, tmp_path):
+    torch.save(small[1].state_dict(), tmp_path / "a.pth")
+    digits = take_weights(home, tmp_path / "a.pth")
+    pretrain_frozen(home, glyphs("timm:test_resnet", digits), Images(), "linear", CPU, Heard())
+    with pytest.raises(UserError, match="holds the weights of another network"):
+        pretrain_frozen(home, glyphs("timm:test_efficientnet", digits), Images(), "linear", CPU, Heard())
+    assert (home.weights / f"{digits}.pth").exists()
+
+
 def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home, small):
     task, data = small[0], Images()
     plain = changed(task, Change(centre="none"))
