@@ -66,20 +66,20 @@ def prune(
     from ifsl_bench.store.cache import DAY, Choice, prune, pruning
 
     choice = Choice(names, None if unused is None else unused * DAY, None if most is None else most * 1e9)
-    decision = pruning(folders_of(home or outer), choice)
+    going, staying = pruning(folders_of(home or outer), choice)
     reasons: dict[str, list[Item]] = {}
-    for item, why in decision.staying:
+    for item, why in staying:
         reasons.setdefault(why, []).append(item)
     stay = "; ".join(f"{_size(items)} stay: {why}" for why, items in reasons.items())
-    if not decision.going:
+    if not going:
         click.echo("; ".join(filter(None, ("nothing to remove", stay))))
         return
-    show_tables([_table(decision.going, "goes")], style)
+    show_tables([_table(going, "goes")], style)
     if stay:
         say(f"\n{stay}", style)
-    if dry_run or not agreed(f"Remove these, {_size(decision.going)}?", yes, ", --dry-run only lists it"):
+    if dry_run or not agreed(f"Remove these, {_size(going)}?", yes, ", --dry-run only lists it"):
         return
-    freed = prune(decision.going, click.echo)
+    freed = prune(going, click.echo)
     click.echo(f"removed {_shown(freed)}")
 
 

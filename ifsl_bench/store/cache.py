@@ -12,7 +12,7 @@ import contextlib
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -79,14 +79,6 @@ class Choice:
     most: float | None = None
 
 
-@dataclass
-class Pruning:
-    """The items to remove, by last use, and the chosen ones that stay, with the reason."""
-
-    going: list[Item] = field(default_factory=list)
-    staying: list[tuple[Item, str]] = field(default_factory=list)
-
-
 def listed(home: Home) -> list[Item]:
     """Lists everything in the home but the results, by kind."""
     return sorted(_items(home), key=lambda item: (ORDER.index(item.kind), item.of, item.path))
@@ -135,8 +127,11 @@ def _size_and_use(path: Path) -> tuple[int, float]:
     return 0, 0.0
 
 
-def pruning(home: Home, choice: Choice) -> Pruning:
-    """Sorts what is chosen into what goes and what stays; without a choice, what is left over is chosen.
+def pruning(home: Home, choice: Choice) -> tuple[list[Item], list[tuple[Item, str]]]:
+    """Sorts what is chosen, by last use; without a choice, what is left over is chosen.
+
+    Returns:
+        The items that go, and those that stay, with the reason.
 
     Raises:
         UserError: nothing in the home has one of the names.
@@ -145,22 +140,19 @@ def pruning(home: Home, choice: Choice) -> Pruning:
     for name in choice.names:
         if not any(item.is_called(name) for item in items):
             raise UserError(f"nothing in {home.cache} is called {name!r}; 'ifsl-bench cache' lists what is there")
-    in_use = {item for item in items if _use(item, now)}
-    of_running = {item.of for item in in_use if item.kind in OF_JOBS}
-    starting = bool(of_running) or any(item.kind == "features" for item in in_use)
-    decision, size = Pruning(), sum(item.bytes for item in items)
+    reasons = {item: _why_it_stays(item, now) for item in items}
+    running = any(reasons[item] and item.kind in (*OF_JOBS, "features") for item in items)
+    going, staying, size = list[Item](), list[tuple[Item, str]](), sum(item.bytes for item in items)
     for item in sorted(items, key=lambda item: (item.used, item.path)):
         if not _is_chosen(item, choice, now) or (choice.most is not None and size <= choice.most):
             continue
-        why = _why_it_stays(item, now)
-        if not why and ((starting and item.kind in STARTS) or (item.kind in OF_JOBS and item.of in of_running)):
-            why = "perhaps needed by a process that runs"
-        if why:
-            decision.staying.append((item, why))
+        needed = "perhaps needed by a process that runs" if running and item.kind in (*STARTS, *OF_JOBS) else ""
+        if why := reasons[item] or needed:
+            staying.append((item, why))
         else:
-            decision.going.append(item)
+            going.append(item)
             size -= item.bytes
-    return decision
+    return going, staying
 
 
 def _is_chosen(item: Item, choice: Choice, now: float) -> bool:
@@ -173,27 +165,21 @@ def _is_chosen(item: Item, choice: Choice, now: float) -> bool:
 
 
 def _why_it_stays(item: Item, now: float) -> str:
+    """Says why an item may not go; "" where nothing keeps it."""
+    idle, name = now - item.used, what(item.path.name).removeprefix(PARTIAL)
     if item.kind == UNKNOWN:
         return "not made by this version of ifsl-bench"
     if item.kind in STAYS:
         return "perhaps not to be had again"
-    if item.kind == UNFINISHED:
-        building = is_locked(item.path.with_name(what(item.path.name).removeprefix(PARTIAL)))
-        return "perhaps being written" if building or now - item.used < RECENT else ""
-    if item.kind == "compiled" and item.path.name == sources_folder():
+    if item.kind == "compiled" and name == sources_folder():
         return "needed by this version"
-    if item.kind == "data" and not _can_be_made(item.path.name):
+    if item.kind == "data" and not _can_be_made(name):
         return "made from files of yours: ifsl-bench data remove"
-    return _use(item, now)
-
-
-def _use(item: Item, now: float) -> str:
-    """Says why an item may be in use; "" where nothing says so."""
-    if is_locked(item.path):
+    if is_locked(item.path.with_name(name)):
         return "a process holds its lock"
-    if item.kind == "keys" and now - item.used < KEYS:
+    if item.kind == "keys" and idle < KEYS:
         return f"of a cluster that was started in the last {KEYS / DAY:.0f} days, and perhaps runs"
-    return f"used in the last {RECENT / 3600:.0f} hours" if now - item.used < RECENT else ""
+    return f"used in the last {RECENT / 3600:.0f} hours" if idle < RECENT else ""
 
 
 def _can_be_made(name: str) -> bool:
