@@ -64,48 +64,36 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
         answers: of the same episode, one a method.
     """
     episode, width = answers[0].episode, PAGE if wide else COLUMN
-    names, parts = _Names(episode), _order(episode)
-    across = _across(max(map(len, parts)), width)
-    cell_width = min((width - EDGE) / across, 2 * CELL)
-    tables = [_rows([_Cell.of(int(query), answers, names, cell_width) for query in part], across) for part in parts]
-    support = _Support.of(episode, names, width, ROOMY if wide else NARROW)
-    heads = LABEL * (2 + math.ceil(len(answers) / _beside(answers, width)))
-    height = heads + LABEL + support.height
-    height += sum(GAP / 2 + LABEL + sum(_high(row, len(answers)) for row in rows) for rows in tables if rows)
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    figure = Figure(figsize=(width, PAGE))
+    axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     novel, base = (dataset.pool(task.pool("test", part)).images for part in ("novel", "base"))
-    sheet = _Sheet(axes, novel, base)
+    names = [*map(text_of, episode.base_classes), *(f"N{way + 1}" for way in range(len(episode.classes)))]
+    sheet = _Sheet(axes, novel, base, names)
     y = _legend(axes, answers, width, f"{task.name}, test episode {int(episode.drawn.index[0])}")
     y = _key(sheet, y, len(answers))
-    y = support.draw(sheet, y, episode)
-    for rows, title in zip(tables, ("queries of novel classes", "queries of base classes"), strict=True):
-        y = sheet.heading(y + GAP / 2, title) if rows else y
-        for row in rows:
-            for i, cell in enumerate(row):
-                cell.draw(sheet, EDGE + i * cell_width, y, answers)
-            y += _high(row, len(answers))
+    y = _support(sheet, y, episode, width, ROOMY if wide else NARROW)
+    parts = _order(episode)
+    across = _across(max(map(len, parts)), width)
+    cell_width = min((width - EDGE) / across, 2 * CELL)
+    for part, title in zip(parts, ("queries of novel classes", "queries of base classes"), strict=True):
+        y = sheet.heading(y + GAP / 2, title) if len(part) else y
+        for start in range(0, len(part), across):
+            row = enumerate(part[start : start + across].tolist())
+            y = GAP + max(_query(sheet, EDGE + i * cell_width, y, query, answers, cell_width) for i, query in row)
+    figure.set_figheight(y)
+    axes.set(xlim=(0, width), ylim=(y, 0))  # inches
     return figure, []
-
-
-class _Names:
-    """Names of classes under a query: N1 for the first novel class, short names for base classes."""
-
-    def __init__(self, episode: Episode) -> None:
-        self.base = [text_of(name) for name in episode.base_classes]
-        self.novel = [text_of(name) for name in episode.classes]
-
-    def __getitem__(self, label: int) -> str:
-        base_count = len(self.base)
-        return self.base[label] if label < base_count else f"N{label - base_count + 1}"
 
 
 @dataclass(frozen=True)
 class _Sheet:
+    """Axes in inches; the images of both parts; names under a query, N1 for the first novel class."""
+
     axes: Axes
     novel: np.ndarray
     base: np.ndarray
+    names: Sequence[str]
 
     def image(self, image: np.ndarray, x: float, y: float, size: float, frame: str = "right") -> None:
         grey = image.shape[-1] == 1
@@ -132,108 +120,59 @@ class _Sheet:
         self.text(EDGE, y + LABEL / 2, text, color=DARK, style="italic")
         return y + LABEL
 
-
-@dataclass(frozen=True)
-class _Cell:
-    """A query, and what is said of it.
-
-    Attributes:
-        name: its class, in lines.
-        wrong: what methods say instead, in lines, each with the numbers of these methods.
-    """
-
-    query: int
-    name: str
-    wrong: tuple[tuple[str, tuple[int, ...]], ...]
-
-    @classmethod
-    def of(cls, query: int, answers: Sequence[Answered], names: _Names, width: float) -> _Cell:
-        by_label: dict[int, list[int]] = {}
-        for i, answer in enumerate(answers):
-            if not answer.episode.right[query]:
-                by_label.setdefault(int(answer.episode.predicted[query]), []).append(i)
-        name = wrapped(names[int(answers[0].episode.labels[query])], width - EDGE, TEXT, MOST_LINES)
-        wrong = tuple(
-            (wrapped(names[label], width - EDGE - MARK * len(by), TEXT, MOST_LINES), tuple(by))
-            for label, by in by_label.items()
-        )
-        return cls(query, name, wrong)
-
-    @property
-    def lines(self) -> int:
-        return sum(text.count("\n") + 1 for text in (self.name, *(text for text, _ in self.wrong)))
-
-    def draw(self, sheet: _Sheet, x: float, y: float, answers: Sequence[Answered]) -> None:
-        drawn = answers[0].episode.drawn
-        pool = sheet.novel if bool(drawn.query_novel[0, self.query]) else sheet.base
-        wrong = sum(len(by) for _, by in self.wrong)
-        frame = "right" if not wrong else "all" if wrong == len(answers) else "some"
-        sheet.image(pool[int(drawn.query[0, self.query])], x, y, IMAGE, frame)
-        for i, answer in enumerate(answers):
-            self._verdict(sheet, x + IMAGE, y + LINE * (i + 0.5), i, answer)
-        y += max(IMAGE, LINE * len(answers)) + LINE / 2 + 0.02
-        sheet.text(x, y, self.name, color=DARK)
-        y += LINE * (self.name.count("\n") + 1)
-        for text, by in self.wrong:
-            for i, method in enumerate(by):
-                sheet.axes.plot(x + MARK * (i + 0.4), y, **_small(answers[method].label))
-            sheet.text(x + MARK * len(by), y, text, color=ORANGE, gid=f"said of query {self.query}")
-            y += LINE * (text.count("\n") + 1)
-
-    def _verdict(self, sheet: _Sheet, x: float, y: float, number: int, answer: Answered) -> None:
-        right = bool(answer.episode.right[self.query])
-        sheet.axes.plot(x + 0.07, y, **_small(answer.label))
-        sheet.text(x + 0.12, y, RIGHT if right else WRONG, color=BLUE if right else ORANGE,
-                   gid=f"query {self.query}, method {number}")  # fmt: skip
+    def name(self, x: float, y: float, label: int, width: float, **more: Any) -> float:
+        """Writes the name of a class; returns its height."""
+        words = wrapped(self.names[label], width, TEXT, MOST_LINES)
+        self.text(x, y, words, **more)
+        return LINE * (words.count("\n") + 1)
 
 
-@dataclass(frozen=True)
-class _Support:
-    """The layout of support images: a block for each class, side by side and below each other."""
+def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Answered], width: float) -> float:
+    """Draws a query and what is said of it; returns the height below it."""
+    episode = answers[0].episode
+    by_label: dict[int, list[str]] = {}  # what methods say instead of its class, and which
+    for answer in answers:
+        if not answer.episode.right[query]:
+            by_label.setdefault(int(answer.episode.predicted[query]), []).append(answer.label)
+    wrong = sum(map(len, by_label.values()))
+    pool = sheet.novel if bool(episode.drawn.query_novel[0, query]) else sheet.base
+    frame = "right" if not wrong else "all" if wrong == len(answers) else "some"
+    sheet.image(pool[int(episode.drawn.query[0, query])], x, y, IMAGE, frame)
+    for i, answer in enumerate(answers):
+        right, middle = bool(answer.episode.right[query]), y + LINE * (i + 0.5)
+        sheet.axes.plot(x + IMAGE + 0.07, middle, **_small(answer.label))
+        sheet.text(x + IMAGE + 0.12, middle, RIGHT if right else WRONG, color=BLUE if right else ORANGE,
+                   gid=f"query {query}, method {i}")  # fmt: skip
+    y += max(IMAGE, LINE * len(answers))
+    inset = LINE / 2 + 0.02
+    y += sheet.name(x, y + inset, int(episode.labels[query]), width - EDGE, color=DARK)
+    for label, methods in by_label.items():
+        for i, method in enumerate(methods):
+            sheet.axes.plot(x + MARK * (i + 0.4), y + inset, **_small(method))
+        marks = MARK * len(methods)
+        y += sheet.name(x + marks, y + inset, label, width - EDGE - marks, color=ORANGE, gid=f"said of query {query}")
+    return y
 
-    titles: tuple[str, ...]
-    ways: int
-    shots: int
-    size: float
-    beside: int
-    blocks: int
-    width: float
 
-    @classmethod
-    def of(cls, episode: Episode, names: _Names, width: float, size: float) -> _Support:
-        ways = len(episode.classes)
-        shots, each = episode.drawn.support.shape[1] // ways, size + BETWEEN
-        beside = min(shots, MOST_BESIDE, max(1, int((width - 2 * EDGE) / each)))
-        blocks = max(1, min(ways, int((width - EDGE) / max(beside * each + EDGE, BLOCK))))
-        block = (width - EDGE) / blocks
-        titles = (wrapped(f"N{way + 1} {name}", block - EDGE, TEXT) for way, name in enumerate(names.novel))
-        return cls(tuple(titles), ways, shots, size, beside, blocks, block)
-
-    @property
-    def head(self) -> float:
-        """Inches of a name: of the longest, so that images stand in lines."""
-        return LINE * max(title.count("\n") + 1 for title in self.titles) + 0.01
-
-    @property
-    def deep(self) -> float:
-        """Inches of a block with its name."""
-        return self.head + math.ceil(self.shots / self.beside) * (self.size + BETWEEN) + 0.04
-
-    @property
-    def height(self) -> float:
-        return math.ceil(self.ways / self.blocks) * self.deep
-
-    def draw(self, sheet: _Sheet, y: float, episode: Episode) -> float:
-        y = sheet.heading(y, f"support: {self.ways} ways, {self.shots} shot{'s' * (self.shots > 1)}")
-        for way in range(self.ways):
-            x, top = EDGE + way % self.blocks * self.width, y + way // self.blocks * self.deep
-            sheet.text(x, top + LINE / 2, self.titles[way])
-            for shot in range(self.shots):
-                image = sheet.novel[int(episode.drawn.support[0, way * self.shots + shot])]
-                row, column = divmod(shot, self.beside)
-                each = self.size + BETWEEN
-                sheet.image(image, x + column * each, top + self.head + row * each, self.size)
-        return y + self.height
+def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: float) -> float:
+    """Draws the support images, a block for each class, side by side and below each other; returns the height below."""
+    ways = len(episode.classes)
+    shots, each = episode.drawn.support.shape[1] // ways, size + BETWEEN
+    beside = min(shots, MOST_BESIDE, max(1, int((width - 2 * EDGE) / each)))
+    blocks = max(1, min(ways, int((width - EDGE) / max(beside * each + EDGE, BLOCK))))
+    block = (width - EDGE) / blocks
+    titles = [wrapped(f"N{way + 1} {text_of(name)}", block - EDGE, TEXT) for way, name in enumerate(episode.classes)]
+    head = LINE * max(title.count("\n") + 1 for title in titles) + 0.01  # of the longest, so that images stand in lines
+    deep = head + math.ceil(shots / beside) * each + 0.04
+    y = sheet.heading(y, f"support: {ways} ways, {shots} shot{'s' * (shots > 1)}")
+    for way, title in enumerate(titles):
+        x, top = EDGE + way % blocks * block, y + way // blocks * deep
+        sheet.text(x, top + LINE / 2, title)
+        for shot in range(shots):
+            row, column = divmod(shot, beside)
+            image = sheet.novel[int(episode.drawn.support[0, way * shots + shot])]
+            sheet.image(image, x + column * each, top + head + row * each, size)
+    return y + math.ceil(ways / blocks) * deep
 
 
 def _small(label: str) -> dict[str, Any]:
@@ -243,17 +182,7 @@ def _small(label: str) -> dict[str, Any]:
 
 def _across(most: int, width: float) -> int:
     """The number of queries in a line, spread evenly over the lines so that the last one is not empty."""
-    lines = math.ceil(most / int((width - EDGE) / CELL))
-    return math.ceil(most / lines)
-
-
-def _rows(cells: Sequence[_Cell], across: int) -> list[Sequence[_Cell]]:
-    return [cells[i : i + across] for i in range(0, len(cells), across)]
-
-
-def _high(row: Sequence[_Cell], methods: int) -> float:
-    """Inches of a line of queries: as much as the most that is said of one takes."""
-    return max(IMAGE, LINE * methods) + LINE * max(cell.lines for cell in row) + GAP
+    return math.ceil(most / math.ceil(most / int((width - EDGE) / CELL)))
 
 
 def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
