@@ -136,7 +136,7 @@ def test_a_constructor_that_passes_options_on_has_those_of_its_base_class_first(
 
 @pytest.mark.parametrize(("method", "own"), [(StaticAttractor, []), (Attractor, ["hidden", "dropout"])])
 def test_what_the_attractors_share_is_declared_and_documented_once(method, own):
-    shared = ["learner", "gradient", "steps", "damping", "rate", "converge", "weight_decay"]
+    shared = ["learner", "gradient", "steps", "damping", "rate", "converge", "weight_decay", "memory"]
     # The order is that of stored labels.
     assert list(options_of(method)) == [*shared, *own, "gamma"]
     text = method.__doc__.partition("\nOptions:\n")[2]
