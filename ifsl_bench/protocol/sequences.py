@@ -164,11 +164,12 @@ class SequenceSampler:
         if queries < 1:
             raise UserError(f"sequences of {self.task} have no queries of novel classes; --queries must be at least 1")
         if least < need:
-            fewer = "" if pools.support is not None else remedy("queries", least - self.shots)
+            of_queries = 0 if pools.support is not None else queries
+            fewer = remedy("queries", least - self.shots) if of_queries else ""
             raise UserError(
                 f"sequences of {self.task} need {need:,} images of a novel class {what}, class "
                 f"{_called(label, pools.novel_classes)} of {name} has {least:,}"
-                f"{fewer or remedy('shots', least if pools.support is not None else least - 1)}"
+                f"{fewer or remedy('shots', least - of_queries)}"
             )
         return queries
 

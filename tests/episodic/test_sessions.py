@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from scipy import optimize
 
 from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic import evaluation
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.episodic.session_answers import Sessions
@@ -460,3 +464,87 @@ def test_second_head_is_of_the_linear_backbone(tmp_path, monkeypatch):
 def test_validation_of_listed_data_hides_base_classes():
     assert SPEC.hiding(60).count == 2, "5 of 60 base classes are the share of 6 beside 60, 4 of them in whole sessions"
     assert SessionSpec(count=8, ways=5).hiding(60).count == 4, "24 of 60 base classes, their share of 100"
+
+
+def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    status, _, err = call("run", "--method", "ncm", "--task", "tiny-features-sessions+shots=300", "--dry-run")
+    assert status == 2
+    assert err.endswith("has 225; --shots 189 would do here\n")
+    status, _, err = call("run", "--method", "ncm", "--task", "tiny-features-sessions+shots=189", "--dry-run")
+    assert status == 0, err
+
+
+def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
+    monkeypatch.setattr(evaluation, "batch_size", lambda loader: 2)
+    method, loader = made("lr", base), loader_of(base)
+    whole = evaluate(method, "lr", loader, range(6), whole=6)
+    parts = [evaluate(method, "lr", loader, part, whole=6) for part in (range(3), range(3, 5), range(5, 6))]
+    found = evaluation.joined(parts)
+    for name, values in whole.counts.columns().items():
+        assert (found.counts.columns()[name] == values).all(), name
+    assert all((found.statistics[name] == values).all() for name, values in whole.statistics.items())
+
+
+OF_FAULTS = """
+import os, signal, sys, torch
+from pathlib import Path
+from ifsl_bench import GrowingMethod, Learned
+
+class Means(GrowingMethod):
+    calls = 0
+
+    def learn_classes(self, support, earlier):
+        Means.calls += 1
+        if Means.calls > 600 and not Path("killed").exists():
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Learned(support.class_means(self.ways))
+
+    def class_logits(self, state, query):
+        return -torch.cdist(query.features, state)
+
+    def base_logits(self, query):
+        return -torch.cdist(query.features, self.base.prototypes.expand(len(query.features), -1, -1))
+
+class Breaks(Means):
+    def learn_classes(self, support, earlier):
+        state = super().learn_classes(support, earlier).state
+        return Learned(state * (float("nan") if earlier is not None and earlier.shape[-1] == 30 else 1))
+"""
+
+
+@pytest.fixture
+def faults(tmp_path, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
+    return tmp_path
+
+
+def test_nan_in_session_7_ends_a_run_and_loses_nothing(faults, call):
+    (faults / "killed").touch()
+    task = ("--task", "tiny-features-sessions", "--episodes", "6", "--device", "cpu")
+    status, _, err = call("run", "--method", "faults.py:Breaks", *task)
+    assert status == 2
+    assert err.splitlines()[-1].startswith("ifsl-bench: method 'Breaks' returned NaN or +inf logits in")
+    status, _, err = call("run", "--method", "ncm,faults.py:Breaks", *task)
+    assert status == 1, "of several jobs, one fails"
+    assert "1 of 2 jobs failed" in err
+    stored = [file.name for file in (faults / "results").rglob("*.json")]
+    assert stored == ["ncm.episodes=6.seed-0.json"]
+
+
+@pytest.mark.slow("runs that are killed and begun again")
+def test_a_killed_run_and_one_in_two_processes_have_the_same_counts(faults, call):
+    """Killed in the middle of 400 sequences of nine sessions, a few at a time."""
+    task = ("--task", "tiny-features-sessions", "--device", "cpu")
+    command = (sys.executable, "-m", "ifsl_bench", "run", "--method", "faults.py:Means", *task)
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert not list((faults / "results").rglob("*.json"))
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    (file,) = (faults / "results").rglob("*.json")
+    counts = json.loads(file.read_text())["episodes"]
+    status, _, err = call("run", "--rerun", "--jobs", "2", "--method", "faults.py:Means,ncm", *task)
+    assert status == 0, err
+    assert json.loads(file.read_text())["episodes"] == counts
