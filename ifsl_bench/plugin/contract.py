@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ TOLERANCE = 1e-4
 # With a search that ends where its own tolerance says; and in some episodes it may find another minimum.
 SEARCHED = 0.05
 MOST_OTHERWISE = 0.5
+Rows = TypeVar("Rows", Support, Query)
 COPIES = 3  # that answer at once, and twice as many answers
 ROUNDINGS = 32  # and so many roundings of the largest logit, which may be far above their spread
 
@@ -73,11 +74,9 @@ class Asked:
 
     def exactly(self) -> Asked:
         """The same in double precision."""
-        s, q, method = self.support, self.query, copy.deepcopy(self.method).double()
+        method = copy.deepcopy(self.method).double()
         method.base = method.base.to(dtype=torch.float64)
-        support = Support(s.features.double(), s.labels, s.hidden, s.base_logits.double())
-        query = Query(q.features.double(), q.base_logits.double())
-        return replace(self, method=method, support=support, query=query)
+        return replace(self, method=method, support=_each(self.support, _double), query=_each(self.query, _double))
 
     def looked_at(self) -> Asked:
         """With what one answer says of :attr:`searches`."""
@@ -85,10 +84,20 @@ class Asked:
 
     def part(self, episode: int) -> Asked:
         """One episode."""
-        at = slice(episode, episode + 1)
-        s, q = self.support, self.query
-        support = Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at])
-        return replace(self, support=support, query=Query(q.features[at], q.base_logits[at]), masked=self.masked[at])
+
+        def cut(x: Tensor) -> Tensor:
+            return x[episode : episode + 1]
+
+        return replace(self, support=_each(self.support, cut), query=_each(self.query, cut), masked=cut(self.masked))
+
+
+def _each(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    """Support or query with a change of each tensor."""
+    return type(rows)(*map(change, vars(rows).values()))
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
 
 
 def differs(given: Asked, found: Tensor, expected: Tensor) -> bool:
@@ -117,18 +126,9 @@ def repeats(given: Asked) -> str:
 
 def leaves_its_input(given: Asked) -> str:
     """What a method is given is as it was after the call."""
-    parts = {
-        "support.features": given.support.features,
-        "support.labels": given.support.labels,
-        "support.hidden": given.support.hidden,
-        "support.base_logits": given.support.base_logits,
-        "query.features": given.query.features,
-        "query.base_logits": given.query.base_logits,
-        "base.weight": given.method.base.weight,
-        "base.prototypes": given.method.base.prototypes,
-    }
-    more = {"base.counts": given.method.base.counts, "base.covariance": given.method.base.covariance}
-    parts |= {name: value for name, value in more.items() if value is not None}
+    holders = {"support": given.support, "query": given.query, "base": given.method.base}
+    named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
+    parts = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     before = {name: value.detach().clone() for name, value in parts.items()}
     given.logits()
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]

@@ -77,16 +77,6 @@ MEANING = {
     "variants.[name].backbone": "another backbone, as in [pretraining]",
     "variants.[name].weights": "as in [pretraining]",
     "variants.[name].centre": "as in [pretraining]",
-    "variants.[name].sessions.count": "sessions after the base session; with this table a task is in sessions",
-    "variants.[name].sessions.ways": "novel classes of a session",
-    "variants.[name].sessions.orders": "orders of the novel classes",
-    "variants.[name].sessions.supports": "support sets of each order",
-    "variants.[name].sessions.queries": "query images of each novel class; where absent, as many as a base class has",
-    "variants.[name].sessions.listed": "whether the classes are those of a published list",
-    "variants.[name].sessions.published": "the list to the letter: its order, its supports",
-    "variants.[name].sessions.memory": "none: methods that keep the supports of earlier sessions are refused",
-    "variants.[name].digest": "of the test episodes; a run on others is refused",
-    "variants.[name].title": "what tables call it",
 }
 
 
@@ -115,7 +105,7 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        return MEANING[self.path]
+        return MEANING.get(self.path) or MEANING[self.path.replace("variants.", "tasks.")]
 
 
 def keys() -> list[Key]:
