@@ -14,7 +14,7 @@ A `Learner` puts these together for the episodes of a method; see `episodic`.
 """
 
 from importlib import import_module
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ifsl_bench.common.cosine import unit
 
@@ -33,6 +33,11 @@ from .episodic import (
 )  # fmt: skip
 from .regression import DualNewton, SoftmaxRegression
 from .softmax import Regression
+
+if TYPE_CHECKING:
+    from .network import TanhNetwork
+    from .network_learner import NetworkLearner
+    from .network_space import Network, NetworkArgs
 
 __all__ = [
     "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "DualNewton", "Learner", "LinearLearner", "Memory",

@@ -22,7 +22,7 @@ from ifsl_bench.solve.objective import Objective
 from ifsl_bench.solve.outcome import Outcome, relative_tolerance
 from ifsl_bench.solve.tree import Tree, doubled
 
-from . import compiled, dual
+from . import compiled
 from .checks import Pull, check_arguments
 from .softmax import (
     TINY,
@@ -116,6 +116,8 @@ class RegressionHessian(Operator):
             return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
             return self._factorised(rhs)  # a dozen operations, in place of a dozen for each step
+        from . import dual
+
         k, inverse_p, pi, b = self._reduced(rhs)
         w, steps = dual.system(k, pi, b, tolerance or 1e-10, max_steps)
         return self._checked(rhs, w, pi, inverse_p, steps)
@@ -195,4 +197,6 @@ class DualNewton:
             tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
             problems = compiled.regressions(args)
             return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
+        from . import dual  # what the kernels do not serve
+
         return dual.newton(args, self.tolerance, self.max_steps, self.inner_steps, self.chunk)

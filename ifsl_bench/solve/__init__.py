@@ -16,17 +16,29 @@ stored with a result; `solution.adjoint` says after `backward()` how the backwar
 Problems of incremental few-shot episodes, with closed forms and solvers of their own, are in `ifsl_bench.learners`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .adjoint import Adjoint, Implicit, Unroll
-from .coordinates import Space
-from .lbfgs import LBFGS
 from .linear import AdjointReport, ConjugateGradient, LinearOutcome, LinearSolver, Neumann, Operator
 from .minimise import minimise
 from .objective import FunctionObjective, Objective
 from .outcome import Outcome, Solution, Solver, measured
 from .solvers import GradientDescent, largest_curvature
 
+if TYPE_CHECKING:
+    from .coordinates import Space
+    from .lbfgs import LBFGS
+
 __all__ = [
     "LBFGS", "Adjoint", "AdjointReport", "ConjugateGradient", "FunctionObjective", "GradientDescent",
     "Implicit", "LinearOutcome", "LinearSolver", "Neumann", "Objective", "Operator",
     "Outcome", "Solution", "Solver", "Space", "Unroll", "largest_curvature", "measured", "minimise",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """L-BFGS and what it searches in are imported where they are asked for."""
+    if name not in ("LBFGS", "Space"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'lbfgs' if name == 'LBFGS' else 'coordinates'}"), name)
