@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.columns import HEADINGS, heading_of
-from ifsl_bench.board.entries import Entry, entries_of, published_entries
+from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, heading_of, published_entries
 from ifsl_bench.board.measured import COMPUTED, STORED, having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.published import LETTERS, bibtex

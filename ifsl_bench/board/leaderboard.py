@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_variants, telling
-from ifsl_bench.board.columns import task_columns
+from ifsl_bench.board.columns import Entry, entries_of, task_columns
 from ifsl_bench.board.consistency import solve_notes
-from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.measured import COMPUTED, STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.published import PublishedRow, published_tasks

@@ -44,7 +44,7 @@ def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | N
 
     'ifsl-bench table TASK' shows the same rows among the stored ones.
     """
-    from ifsl_bench.board.own_results import own_rows
+    from ifsl_bench.board.result_folder import own_rows
     from ifsl_bench.board.table import plain_table
 
     root = folders.results
@@ -83,8 +83,7 @@ def results_remove(label: str, task: str, seed: int | None, yes: bool, folders: 
 
     Lists the files, and asks first. The rows that come with the package stay.
     """
-    from ifsl_bench.board.own_results import remove, to_remove
-    from ifsl_bench.board.result_folder import packaged_root
+    from ifsl_bench.board.result_folder import packaged_root, remove, to_remove
 
     root = folders.results
     if root.resolve() == packaged_root().resolve():

@@ -12,9 +12,8 @@ import numpy as np
 
 from ifsl_bench.board.boards import Board, load_board, load_variants, telling
 from ifsl_bench.board.claims import Judged, edges_of
-from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
+from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, plus_minus, published_entries, rounded
 from ifsl_bench.board.curves import bias_curve, calibrated_point
-from ifsl_bench.board.entries import Entry, entries_of, published_entries
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
 from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED, Row

@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
-from ifsl_bench.board.entries import Entry
+from ifsl_bench.board.columns import Entry
 from ifsl_bench.board.leaderboard import RULE
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER
 from ifsl_bench.board.table import Table

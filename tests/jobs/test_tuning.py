@@ -17,7 +17,7 @@ import torch
 
 from ifsl_bench import Method, Prediction
 from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.entries import entries_of
+from ifsl_bench.board.columns import entries_of
 from ifsl_bench.board.measured import rows_of
 from ifsl_bench.board.result_file import file_name, path_of, read
 from ifsl_bench.campaigns import api
