@@ -24,7 +24,6 @@ from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol import task_files
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import KEYS, Change, make_change
 
@@ -147,29 +146,21 @@ def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
 
 
 def _seeds(run: Any, where: str) -> Sequence[int]:
-    first, seeds = run.seed or 0, run.seeds
-    if isinstance(seeds, list):
-        if run.seed is not None:
-            raise UserError(f"{where}: seeds lists them all, so leave seed out")
-        if not seeds or not all(0 <= seed <= LARGEST_SEED for seed in seeds):
-            raise UserError(f"{where}: seeds are whole numbers from 0 to {LARGEST_SEED}, at least one")
-        seeds, count = list(dict.fromkeys(seeds)), len(seeds)
-    else:
-        count = seeds
-    if not 1 <= count <= MOST_SEEDS:
-        raise UserError(f"{where}: seeds: from 1 to {MOST_SEEDS:,} of them, not {count:,}")
-    if not 0 <= first <= LARGEST_SEED:
-        raise UserError(f"{where}: seed is a whole number from 0 to {LARGEST_SEED}")
-    return seeds if isinstance(seeds, list) else range(first, first + seeds)
+    if not isinstance(run.seeds, list):
+        return range(run.seed or 0, (run.seed or 0) + run.seeds)
+    if run.seed is not None:
+        raise UserError(f"{where}: seeds lists them all, so leave seed out")
+    return list(dict.fromkeys(run.seeds))
 
 
 def _count(run: Any, where: str) -> int:
     """Counts the jobs that a run asks for, each glob and set once."""
     lists = {"methods": _listed(run.methods), "tasks": _listed(run.tasks)}
     lists |= {".".join(filter(None, key)).replace("_", "-"): values for key, values in _choices(run).items()}
-    if empty := [key for key, values in lists.items() if not values]:
-        raise UserError(f"{where}: {empty[0]} is an empty list, so nothing would be run")
-    return math.prod(map(len, lists.values())) * len(_seeds(run, where))
+    counts = {key: len(values) for key, values in lists.items()} | {"seeds": len(_seeds(run, where))}
+    if empty := [key for key, count in counts.items() if not count]:
+        raise UserError(f"{where}: {empty[0]} is empty, so nothing would be run")
+    return math.prod(counts.values())
 
 
 def _requests(run: Any, where: str, folder: Path) -> Iterator[Request]:

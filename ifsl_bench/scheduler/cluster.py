@@ -13,7 +13,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from tempfile import _TemporaryFileWrapper
@@ -48,8 +48,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         address: of a scheduler that runs; "" for a cluster to start.
         kind: the class of a cluster to start; :data:`LOCAL`, or one of dask_jobqueue's.
         arguments: of the class.
-        security: ``True`` for keys made for this one cluster; else files of keys by the names that
-            ``distributed.Security`` has for them, empty for none.
+        security: whether keys are made for this one cluster; else it has those of Dask's own settings, if any.
     """
 
     address: str = ""
@@ -58,7 +57,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "HTCondorCluster",
     ] = msgspec.field(name="class", default="")  # fmt: skip
     arguments: dict[str, Any] = {}
-    security: bool | dict[str, str] = {}
+    security: bool = False
 
     @property
     def name(self) -> str:
@@ -110,9 +109,6 @@ def read_cluster(name: str) -> ClusterSpec:
     if isinstance(kind := raw.get("class"), str):
         raw["class"] = kind.rpartition(".")[2]
     spec = held(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
-    if isinstance(spec.security, dict):
-        files = {key: str(path.absolute().parent / os.path.expanduser(file)) for key, file in spec.security.items()}
-        spec = msgspec.structs.replace(spec, security=files)
     return _checked(spec, name)
 
 
@@ -124,11 +120,8 @@ def _checked(spec: ClusterSpec, where: str) -> ClusterSpec:
             raise UserError(
                 f"{where}: a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
             )
-        if spec.arguments or spec.security is True:
-            raise UserError(f"{where}: a scheduler that runs takes no [arguments], and files of keys as [security]")
-        if bool(spec.security) != spec.address.startswith("tls://"):
-            raise UserError(f"{where}: an address that begins with tls:// needs keys, and no other does: a TOML file "
-                            "with address and [security], see docs/cluster.md")  # fmt: skip
+        if spec.arguments or spec.security:
+            raise UserError(f"{where}: a scheduler that runs takes no [arguments], and has keys already")
         return spec
     for argument in spec.arguments:
         if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL else argument in DECIDED_HERE:
@@ -155,8 +148,8 @@ class Cluster:
         client: of Dask.
     """
 
-    def __init__(self, spec: ClusterSpec, client: Any, started: Any = None) -> None:
-        self.spec, self.client, self._started = spec, client, started
+    def __init__(self, spec: ClusterSpec, client: Any, started: Any, failures: Sequence[str]) -> None:
+        self.spec, self.client, self._started, self._failures = spec, client, started, failures
 
     def mend(self, alive: int) -> None:
         """Asks for workers in place of those that are gone, where the cluster is ours.
@@ -164,8 +157,8 @@ class Cluster:
         Raises:
             UserError: the queueing system refuses jobs; with its own words.
         """
-        if failures := getattr(self._started, "failures", []):
-            raise UserError(f"{self.spec.name}: {failures[-1]}")
+        if self._failures:
+            raise UserError(f"{self.spec.name}: {self._failures[-1]}")
         if alive < self.spec.count:
             self._started.scale(self.spec.count)  # what has been asked for already is not asked for again
 
@@ -194,19 +187,21 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterat
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
         started = None
+        failures: list[str] = []  # of a queueing system, in its words
         try:
-            security = _security(spec)
+            security = distributed.Security.temporary() if spec.security else distributed.Security()
+            security = security if security.tls_ca_file else None
             if spec.address:
-                asyncio.run(_greet(spec, security))
+                asyncio.run(_greet(spec.address, security))
             else:
-                started = _start(spec, home, security)
+                started = _start(spec, home, security, failures)
                 stack.callback(_end, started)
             client = distributed.Client(
                 started or spec.address, security=security, timeout=PATIENCE, set_as_default=False
             )
         except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
             what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
-            why = str(error.__cause__ or error) or type(error).__name__
+            why = failures[-1] if failures else str(error.__cause__ or error) or type(error).__name__
             raise UserError(f"{what} {spec.name}: {why.splitlines()[0]}") from error
         stack.callback(client.close, timeout=2)
         for address in (
@@ -215,48 +210,30 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterat
             if _is_open(address):
                 warn(f"the scheduler of {spec.name} listens at {address} without TLS: whoever reaches it runs programs "
                      "as you; see docs/cluster.md")  # fmt: skip
-        yield Cluster(spec, client, started)
+        yield Cluster(spec, client, started, failures)
 
 
-def _security(spec: ClusterSpec) -> Any:
-    """The keys of a cluster; None without any."""
-    security = dask().Security
-    if spec.security is True:
-        return security.temporary()
-    if not spec.security:
-        return None
-    assert isinstance(spec.security, dict)
-    keys = security(**spec.security, require_encryption=True)
-    for role in ("client",) if spec.address else ("client", "scheduler", "worker"):
-        if keys.get_connection_args(role)["ssl_context"] is None:  # reads the files
-            raise ValueError(f"[security] lacks tls_ca_file, tls_{role}_cert or tls_{role}_key")
-    return keys
-
-
-async def _greet(spec: ClusterSpec, security: Any) -> None:
+async def _greet(address: str, security: Any) -> None:
     """Asks a scheduler who it is. A client would wait for ever for what takes its greeting and says nothing."""
     arguments = security.get_connection_args("client") if security else None
-    async with dask().rpc(spec.address, connection_args=arguments, timeout=PATIENCE) as scheduler:
+    async with dask().rpc(address, connection_args=arguments, timeout=PATIENCE) as scheduler:
         await asyncio.wait_for(scheduler.identity(), PATIENCE)
 
 
-def _start(spec: ClusterSpec, home: Home, security: Any) -> Any:
+def _start(spec: ClusterSpec, home: Home, security: Any, failures: list[str]) -> Any:
     """The cluster of a class and arguments."""
     arguments: dict[str, Any] = {"security": security} if security else {}
     if spec.kind == LOCAL:
         defaults = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL}
         return dask().LocalCluster(**defaults, **arguments, **spec.arguments)
     kind = getattr(dask("dask_jobqueue"), spec.kind)
-    failures: list[str] = []
     arguments |= _for_jobs(spec.arguments, kind.job_cls, failures, home)
-    if spec.security is True:  # keys made for this one cluster, in files that the jobs read
+    if spec.security:  # keys made for this one cluster, in files that the jobs read
         folder = home.cache / "keys"
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
         arguments.setdefault("shared_temp_directory", str(folder))
-    started = kind(**arguments)
-    started.failures = failures
-    return started
+    return kind(**arguments)
 
 
 def _for_jobs(given: Mapping[str, Any], job: Any, failures: list[str], home: Home) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import pytest
 
 pytest.importorskip("distributed", reason='the extra is not installed: pip install "ifsl_bench[cluster]"')
 
+import dask
 import distributed
 
 from ifsl_bench.campaigns.api import workspace
@@ -140,33 +141,37 @@ def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, 
     assert "without TLS" in heard[0]
 
 
-@pytest.mark.parametrize("files", [False, True], ids=["made-for-it", "files"])
-def test_with_keys_a_cluster_answers_only_who_has_them(files, home, tmp_path):
-    above = "security = true"
-    if files:
-        made = distributed.Security.temporary()
-        above = "[security]\n"
-        for name in ("tls_ca_file", *(f"tls_{role}_{what}" for role in ("client", "scheduler", "worker")
-                                      for what in ("cert", "key"))):  # fmt: skip
-            (tmp_path / f"{name}.pem").write_text(getattr(made, name))
-            above += f'{name} = "{name}.pem"\n'
-    said = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"', above)
+def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
+    own = distributed.Security.temporary()
     heard: list[str] = []
+    said = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"', "security = true")
     with opened(read_cluster(said), home, heard.append) as cluster:
         address = cluster.client.scheduler.address
         assert address.startswith("tls://")
         cluster.client.wait_for_workers(1, timeout=20)
-        with pytest.raises(UserError, match="needs keys"), opened(read_cluster(address), home, heard.append):
+        with pytest.raises(UserError, match="no scheduler answers"), opened(ClusterSpec(address), home, heard.append):
             pass
-        other = distributed.Security.temporary()
         with pytest.raises(OSError, match=r"TLS certificate does not match|Timed out"):
-            distributed.Client(address, security=other, timeout=1, set_as_default=False)
-        if files:
-            keys = "".join(line + "\n" for line in above.splitlines() if "client" in line or "_ca_" in line)
-            (tmp_path / "address.toml").write_text(f'address = "{address}"\n[security]\n{keys}')
-            with opened(read_cluster(str(tmp_path / "address.toml")), home, heard.append) as another:
-                assert another.client.submit(os.getpid).result() != os.getpid()
+            distributed.Client(address, security=own, timeout=1, set_as_default=False)
     assert not heard
+
+
+def test_keys_of_dasks_own_settings_are_those_of_the_cluster(home, tmp_path):
+    made, settings = distributed.Security.temporary(), {}
+    for role in ("client", "scheduler", "worker"):
+        for what in ("cert", "key"):
+            (tmp_path / f"{role}-{what}.pem").write_text(getattr(made, f"tls_{role}_{what}"))
+            settings[f"distributed.comm.tls.{role}.{what}"] = str(tmp_path / f"{role}-{what}.pem")
+    (tmp_path / "ca.pem").write_text(made.tls_ca_file)
+    settings["distributed.comm.tls.ca-file"] = str(tmp_path / "ca.pem")
+    with (
+        dask.config.set({**settings, "distributed.comm.require-encryption": True}),
+        opened(read_cluster(cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"')), home, print) as cluster,
+    ):
+        address = cluster.client.scheduler.address
+        assert address.startswith("tls://")
+        with opened(read_cluster(address), home, print) as another:
+            assert another.client.submit(os.getpid).result() != os.getpid()
 
 
 def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(home, tmp_path, monkeypatch):
@@ -208,7 +213,7 @@ def test_a_cluster_that_cannot_be_started_says_why(home, tmp_path):
     refused_to_open(read_cluster(str(tmp_path / "c.toml")), home, "unexpected keyword argument 'quue'")
     (tmp_path / "c.toml").write_text(jobs.format("MoabCluster"))
     with (
-        pytest.raises(UserError, match=r"msub refuses a job: .*No such file"),
+        pytest.raises(UserError, match=r"MoabCluster: msub refuses a job: .*No such file"),
         opened(read_cluster(str(tmp_path / "c.toml")), home, lambda text: None) as cluster,
     ):
         cluster.mend(0)
