@@ -6,6 +6,8 @@ first has the commands whose output it is. Either the tables of tasks, without t
     <!-- tables: ifsl-bench table glyphs-5shot --format markdown -->
     <!-- end -->
 
+(with " # without trials, source" behind the command, without the columns of these headings;)
+
 or paired differences, a command and a row each. A row is called by the labels and the task, or by what follows a "#":
 
     <!-- differences: points of Acc.
@@ -33,6 +35,7 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from click import ClickException
@@ -59,9 +62,19 @@ def printed(command: str, *more: str) -> str:
     return out.getvalue()
 
 
-def tables(command: str) -> str:
+def tables(told: str) -> str:
     """The tables that ``ifsl-bench table ... --format markdown`` prints, their titles in bold."""
-    return "\n\n".join(f"**{title}**\n\n{grid.rstrip()}" for title, grid in GRID.findall(printed(command)))
+    command, _, without = told.strip().partition(" # without ")
+    names = {name.strip() for name in without.split(",")}
+    grids = GRID.findall(printed(command))
+    return "\n\n".join(f"**{title}**\n\n{narrowed(grid.rstrip(), names)}" for title, grid in grids)
+
+
+def narrowed(grid: str, without: Collection[str]) -> str:
+    """A Markdown table without the columns of these headings."""
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in grid.splitlines()]
+    places = [at for at, heading in enumerate(lines[0]) if heading.strip() not in without]
+    return "\n".join(f"|{'|'.join(line[at] for at in places)}|" for line in lines)
 
 
 def differences(told: str) -> str:

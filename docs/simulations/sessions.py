@@ -2,8 +2,10 @@
 
     python docs/simulations/sessions.py --cases 2000
 
-prints the table of docs/statistics.md, for 100 orders with 4 support sets each. Two rows differ by 0.2 points on
-average. The standard deviations of the effects, in points, are those of ``DESIGNS``; "skewed" ones are exponential.
+prints the tables of docs/statistics.md, for 100 orders with 4 support sets each. In the first, two rows differ by 0.2
+points on average; the standard deviations of their difference's effects, in points, are those of ``DESIGNS``, and
+"skewed" ones are exponential. In the second, ten rows are equal: how often ranks tell any two of them apart. Each
+row's effects are so large that the difference of two has these deviations.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.board.rank_intervals import Prior
+from ifsl_bench.board.rank_intervals import Prior, rank_intervals
 from ifsl_bench.board.session_variance import PARTS, over_orders, overall, split, wrong_sign
 
 ORDERS, SUPPORTS, MEAN = 100, 4, 0.2
@@ -62,8 +64,18 @@ def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int
     return {name: times / cases for name, times in held.items()}
 
 
+def told_apart(seeds: int, deviations: tuple[float, ...], effects: str, cases: int, rows: int = 10) -> float:
+    """The share of cases in which the ranks of equal rows exclude any place: the familywise error."""
+    rng, wrong, own = np.random.default_rng(0), 0, tuple(deviation / math.sqrt(2) for deviation in deviations)
+    for _ in range(cases):
+        means = np.stack([case(rng, seeds, own, effects)[0].mean(2) for _ in range(rows)])
+        intervals = rank_intervals(means, np.zeros(rows, bool))
+        wrong += any((interval.first, interval.last) != (1, rows) for interval in intervals)
+    return wrong / cases
+
+
 def main() -> None:
-    """Prints the table."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=2000)
     cases = parser.parse_args().cases
@@ -78,6 +90,11 @@ def main() -> None:
                 found = coverage(seeds, deviations, effects, cases)
                 cells = [f"{100 * found[name]:.1f}%" if name in found else "" for name in shown]
                 print(f"| {design} | {effects} | {seeds} | {' | '.join(cells)} |", flush=True)
+    print("\n| what varies | effects | 3 seeds | 5 seeds |\n|---|---|---|---|")
+    for design, deviations in DESIGNS.items():
+        for effects in EFFECTS:
+            shares = (f"{100 * told_apart(seeds, deviations, effects, cases // 2):.1f}%" for seeds in (3, 5))
+            print(f"| {design} | {effects} | {' | '.join(shares)} |", flush=True)
 
 
 if __name__ == "__main__":
