@@ -83,8 +83,8 @@ def data_prepare(
     """
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing.catalogue import pools_listing
-    from ifsl_bench.data.preparing.download import downloaded, fetched_before
-    from ifsl_bench.data.preparing.prepare import prepare
+    from ifsl_bench.data.preparing.download import downloadable, downloaded
+    from ifsl_bench.data.preparing.prepare import prepare, prepared
     from ifsl_bench.data.sets.folder import OwnOptions
 
     if split and split_seed is not None:
@@ -93,7 +93,7 @@ def data_prepare(
     if download and source:
         raise UserError("--download fetches the files, --from says where they are; leave one of them out")
     folders, reporter = folders_of(home), reporter_for(quiet, verbose)
-    if download and not force and (there := fetched_before(folders, name)) is not None:
+    if download and not force and downloadable(name) and (there := prepared(folders, name)) is not None:
         dataset = there
         reporter.say(f"{name} is prepared already (--force fetches and builds it again)")
     else:

@@ -75,10 +75,14 @@ def import_images(
     total = sum(count.images for count in counts.values())
     done = sum(count.images for name, count in counts.items() if to.writer.has(name))
     refused: list[Bad] = []
+
+    def of_files(pool: str, paths: Sequence[str]) -> Iterator[Item]:
+        return tree_items(to.files, paths)
+
     with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
         for name, files in pools.items():
             if not to.writer.has(name):
-                refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to))
+                refused += _import_pool(to, name, files, spec, stage.advance, read or of_files)
     if refused:
         raise refuse_bad(refused, total, to.partial_option)
     for name in pools:
@@ -86,10 +90,6 @@ def import_images(
             to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
     note_duplicates(to, pools)
     _note_enlarged(to, pools, spec, advice)
-
-
-def _files(to: Import) -> Read:
-    return lambda pool, paths: tree_items(to.files, paths)
 
 
 class _Bad(Exception):

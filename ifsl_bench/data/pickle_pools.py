@@ -24,11 +24,7 @@ _BLOCK, _RELEASE = 256, 1 << 28  # rows copied at a time; bytes written between 
 
 
 def required(tree: FileTree, name: str, what: str) -> Entry:
-    """The file of that name, in whatever folder of the tree.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The file of that name, in whatever folder of the tree; raises :class:`UserError` where there is none."""
     entry = tree.named(name)
     if entry is None:
         raise UserError(
@@ -62,11 +58,7 @@ def text(value: object) -> str:
 
 
 def integers(value: object, what: str, where: str) -> np.ndarray:
-    """A list or an array of whole numbers as int64 [n].
-
-    Raises:
-        UserError: it is something else.
-    """
+    """A list or an array of whole numbers as int64 [n]; raises :class:`UserError` where it is something else."""
     kind = described(value)
     if isinstance(value, (list, tuple)):
         odd = next((i for i, v in enumerate(value) if type(v) is not int or abs(v) >= 1 << 62), None)
@@ -112,11 +104,7 @@ def names_of(value: object, what: str, where: str) -> list[str]:
 
 
 def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """An array of images, uint8 [n, ``*shape``].
-
-    Raises:
-        UserError: it is something else.
-    """
+    """An array of images, uint8 [n, ``*shape``]; raises :class:`UserError` where it is something else."""
     if not isinstance(value, np.ndarray):
         kind = described(value)
     elif value.dtype != np.uint8 or value.shape[1:] != shape:

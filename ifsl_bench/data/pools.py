@@ -8,11 +8,8 @@ A data set is a folder::
     ...                      the same for the other pools
 
 The fingerprint is a SHA-256 over the content (pool names, class names, images, labels, and whether it is partial), so
-two copies with equal fingerprints give equal results, however they were made.
-
-Whoever opens a data set checks the manifest against its own checksum and against the fingerprint, the labels against
-theirs, and the headers of the images. The images, which may be many, are checked by
-:meth:`Dataset.check_images` when something is made of them, and by :func:`verify`.
+two copies with equal fingerprints give equal results, however they were made. The images, which may be many, are
+checked by :meth:`Dataset.check_images` when something is made of them, and by :func:`verify`; all else, on opening.
 """
 
 from __future__ import annotations
@@ -113,12 +110,7 @@ class Dataset:
         entry = self.manifest["pools"][name]
         images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
         labels = _labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])
-        if (np.diff(labels) < 0).any() or labels[0] != 0 or labels[-1] != len(entry["classes"]) - 1:
-            raise CorruptFile(
-                f"{self.folder / entry['labels']['file']} does not hold the sorted labels that were written"
-            )
-        counts = np.bincount(labels, minlength=len(entry["classes"]))
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        starts = np.append(0, np.cumsum(np.bincount(labels, minlength=len(entry["classes"])))).astype(np.int64)
         return Pool(name, images, labels, tuple(entry["classes"]), starts)
 
     def check_images(self, pool: str) -> None:
@@ -137,7 +129,7 @@ def _labels(path: Path, sha256: str, count: int) -> np.ndarray:
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise CorruptFile(f"{path} does not hold the sorted labels that were written: its checksum differs")
+        raise CorruptFile(f"{path} does not hold the labels that were written: its checksum differs")
     labels: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
     if labels.shape != (count,) or labels.dtype != np.int64:
         raise CorruptFile(f"{path} holds {labels.dtype}{list(labels.shape)}, the manifest says int64[{count}]")

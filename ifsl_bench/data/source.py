@@ -1,7 +1,7 @@
 """The interface of a data set plugin. Register a subclass under the entry point group ``ifsl_bench.datasets``.
 
-A data set that is made from people's files has :class:`Form` objects, one for each form in which people have the
-files. The first that recognises what ``--from`` names builds the pools; its title is told to the user and recorded.
+A data set that is made from people's files has a :class:`Form` for each form in which people have them. The first that
+recognises what ``--from`` names builds the pools.
 """
 
 from __future__ import annotations
@@ -63,11 +63,7 @@ class Import:
         return "--allow-partial" if self.tree else "allow_partial=True"
 
     def check_counts(self, what: str, expected: Counts, found: Counts) -> None:
-        """Compares what was found with what the source should hold; a partial source is marked as such.
-
-        Args:
-            what: the source in words, e.g. "Tiny-ImageNet".
-            expected: classes and images of each pool, as published.
+        """Compares what was found with what ``what``, such as Tiny-ImageNet, should hold, as published.
 
         Raises:
             UserError: they differ, and the user has not allowed it; both counts stand in the message.
@@ -102,7 +98,7 @@ class Form(ABC):
     """One of the forms in which people have a data set.
 
     Attributes:
-        title: the form in words, with the names of its files, e.g. "learn2learn's caches (mini-imagenet-cache-*.pkl)".
+        title: the form in words, with the names of its files; told to the user, and recorded.
     """
 
     title: ClassVar[str]
@@ -208,10 +204,5 @@ Counts = Mapping[str, Count]  # by pool
 
 def differences(expected: Counts, found: Counts) -> list[str]:
     """Lists the pools whose counts differ, with the counts side by side."""
-    none = Count(0, 0)
-    lines = []
-    for pool in EVERY_POOL:
-        should, does = expected.get(pool, none), found.get(pool, none)
-        if should != does:
-            lines.append(f"{pool} should have {should} and has {does}")
-    return lines
+    counts = [(pool, expected.get(pool, Count(0, 0)), found.get(pool, Count(0, 0))) for pool in EVERY_POOL]
+    return [f"{pool} should have {should} and has {does}" for pool, should, does in counts if should != does]

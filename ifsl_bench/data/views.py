@@ -1,14 +1,11 @@
 """Views of data sets: fewer base classes, or novel classes of another data set. Nothing is copied on the disk.
 
-Which base classes stay does not depend on the training seed, and a smaller number takes a subset of a larger one's:
-figures over the number of base classes (Ren et al. 2019, last figure) then change the number alone. The classes are
-drawn, not the first ones, because files often list classes by kind.
+Which base classes stay is drawn, since files often list classes by kind, and depends on no training seed; a smaller
+number takes a subset of a larger one's, so that figures over it (Ren et al. 2019, last figure) change the number alone.
 
-With novel classes of another data set, pretraining and meta-training see the first one alone, its novel/train included
-where it has one. The pools novel/val and novel/test are those of the second, so episodes of validation and testing have
-base queries of the one and novel classes of the other, as in the cross-domain setting of Chen et al. (ICLR 2019). Novel
-classes are called ``DATASET:CLASS``, so that classes of two data sets that have one name stay two. Grey images beside
-coloured ones get three equal channels.
+With novel classes of another data set, novel/val and novel/test are that one's, called ``DATASET:CLASS``, and all else
+is the first one's, as in the cross-domain setting of Chen et al. (ICLR 2019). Grey images beside coloured ones get
+three equal channels.
 """
 
 from __future__ import annotations
@@ -86,11 +83,7 @@ def check_fewer(name: str, count: int, classes: int) -> None:
 
 
 def some_base_classes(dataset: Dataset, count: int) -> Dataset:
-    """The data set with ``count`` of its base classes.
-
-    Raises:
-        UserError: it has no more than so many.
-    """
+    """The data set with ``count`` of its base classes; raises :class:`UserError` where it has no more than so many."""
     pools = dict(dataset.manifest["pools"])
     classes = len(pools["base/train"]["classes"])
     check_fewer(dataset.name, count, classes)
@@ -170,11 +163,7 @@ def check_crossing(base: str, shape: Sequence[int], novel: str, other: Sequence[
 
 
 def crossed(base: Dataset, novel: Dataset) -> Crossed:
-    """The view of both.
-
-    Raises:
-        UserError: their images differ in size, or ``novel`` lacks a pool.
-    """
+    """The view of both; raises :class:`UserError` where their images differ in size, or ``novel`` lacks a pool."""
     pools, others = base.manifest["pools"], novel.manifest["pools"]
     check_crossing(base.name, base.shape, novel.name, novel.shape, others)
     taken = {

@@ -24,13 +24,7 @@ PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools th
 
 
 class Writer:
-    """Collects the pools of a data set under construction; see :func:`build`.
-
-    Args:
-        folder: where the files go.
-        keys: the identity of what is being built, recorded with each complete pool so that another build can go on
-            from there, and further ones whose pools may be taken over. Empty for a build that starts anew.
-    """
+    """Collects the pools of a data set under construction in a folder; for ``keys`` see :func:`build`."""
 
     def __init__(self, folder: Path, keys: Sequence[str] = ()) -> None:
         self.folder, self.keys = folder, keys
@@ -134,13 +128,8 @@ class Writer:
 def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
     if name not in EVERY_POOL:
         raise UserError(f"no pool is called {name!r}; the pools are {', '.join(EVERY_POOL)}")
-    if labels.ndim != 1 or len(labels) == 0:
-        raise UserError(f"pool {name}: labels must be a list of at least one integer, found shape {labels.shape}")
-    if (np.diff(labels) < 0).any():
-        raise UserError(f"pool {name}: images must be sorted by label")
-    present = np.unique(labels)
-    if len(present) != len(classes) or present[0] != 0 or present[-1] != len(classes) - 1:
-        raise UserError(f"pool {name}: {len(classes)} class names, but {len(present)} different labels")
+    if not len(labels) or (np.diff(labels) < 0).any() or np.unique(labels).tolist() != list(range(len(classes))):
+        raise UserError(f"pool {name}: labels must be 0 to {len(classes) - 1} in order, each at least once")
     if len(set(classes)) != len(classes):
         raise UserError(f"pool {name}: class names are not unique")
 
@@ -148,9 +137,8 @@ def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None
 def _statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Per-channel mean and standard deviation in the units stored (0..255 for images), and images per class."""
     channels = images.shape[-1] if images.ndim == 4 else 1
-    wide = images.shape[1:] if images.ndim == 4 else (images.shape[1],)
     integer = images.dtype == np.uint8
-    total = np.zeros(wide, np.uint64 if integer else np.float64)
+    total = np.zeros(images.shape[1:], np.uint64 if integer else np.float64)
     square = np.zeros_like(total)
     for start in range(0, len(images), 256):
         # 256 squares of a byte fit into 32 bits, so sums over a block of bytes are exact.
@@ -228,9 +216,9 @@ def _check_sides(pools: dict[str, dict[str, Any]]) -> None:
         raise UserError("the base pools must have the same classes in the same order")
     if SUPPORT in pools and pools[SUPPORT]["classes"] != pools.get("novel/test", {}).get("classes"):
         raise UserError(f"{SUPPORT} must have the classes of novel/test in the same order")
-    sides = [("base", set(base[0]))] if base else []
-    sides += [(p, set(pools[p]["classes"])) for p in POOLS[3:] if p in pools]
-    for i, (left, mine) in enumerate(sides):
-        for right, other in sides[i + 1 :]:
-            if both := mine & other:
-                raise UserError(f"class {sorted(both)[0]!r} is in {left} and in {right}; the sides must be disjoint")
+    side_of: dict[str, str] = {}
+    for pool in (name for name in POOLS if name in pools):
+        side = "base" if pool in POOLS[:3] else pool
+        for name in pools[pool]["classes"]:
+            if (other := side_of.setdefault(name, side)) != side:
+                raise UserError(f"class {name!r} is in {other} and in {side}; the sides must be disjoint")

@@ -45,16 +45,6 @@ def test_look_alikes_are_found() -> None:
         assert not alike(*pair), pair
 
 
-def test_no_script_is_on_two_stages() -> None:
-    stages: dict[str, set[str]] = {}
-    for letter in LETTERS:
-        stage = "train" if letter.side in ("base", "novel/train") else letter.side
-        stages.setdefault(letter.script, set()).add(stage)
-    assert {script: len(found) for script, found in stages.items()} == dict.fromkeys(derive.SCRIPT_STAGE, 1)
-    assert stages["GEORGIAN"] == {"novel/val"}
-    assert {script for script in stages if stages[script] == {"train"}} == {"LATIN", "GREEK", "CYRILLIC"}
-
-
 def test_letters_are_whole_and_faces_have_them() -> None:
     for letter in LETTERS:
         character = chr(letter.codepoint)

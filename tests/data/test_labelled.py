@@ -12,9 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import ifsl_bench
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
-from ifsl_bench.data.preparing.prepare import prepare
 
 CLASSES, EACH, SIZE = {"train": 12, "val": 5, "test": 6}, 30, 10
 UNIT, WHOLE = (lambda image: image.float() / 255), (lambda image: image.float())
@@ -128,7 +126,7 @@ def test_labels_are_anything_and_sides_have_classes_of_their_own(work):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work, force=True)
 
 
-def test_other_objects_are_not_taken_for_those_a_data_set_was_made_from(work, tmp_path):
+def test_other_objects_are_not_taken_for_those_a_data_set_was_made_from(work):
     sides = make()
     first = ifsl_bench.from_learn2learn(sides, name="mine", work=work)
     assert ifsl_bench.from_learn2learn(make(), name="mine", work=work).manifest == first.manifest
@@ -141,15 +139,6 @@ def test_other_objects_are_not_taken_for_those_a_data_set_was_made_from(work, tm
         ifsl_bench.from_learn2learn(sides, name="mine", work=work)
     again = ifsl_bench.from_learn2learn(sides, name="mine", work=work, force=True)
     assert again.fingerprint != first.fingerprint
-    for c in range(23):
-        (tmp_path / "photos" / f"c{c}").mkdir(parents=True)
-        for i in range(20):
-            Image.new("RGB", (8, 8), (c * 10, i * 12, 0)).save(tmp_path / "photos" / f"c{c}" / f"{i}.png")
-    with pytest.raises(UserError, match=r"from other files than .*photos holds now .*--force replaces it"):
-        prepare(work.home, "mine", tmp_path / "photos", False, Reporter())
-    prepare(work.home, "mine", tmp_path / "photos", True, Reporter())
-    with pytest.raises(UserError, match=r"from something else than these objects \(from photos\)"):
-        ifsl_bench.from_learn2learn(sides, name="mine", work=work)
 
 
 def test_a_part_is_marked_and_never_given_for_the_whole(work):

@@ -68,7 +68,7 @@ def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home, messages):
     named = by_side(USUAL)
     folders = [f"{side}/{name}" for side in named for name in named[side]]
     root = written(tmp_path / "images", [*folders, "extra/x"], images=2)
-    with pytest.raises(UserError, match=r"sides of a data set \(test, train, val\), and beside them extra; move that"):
+    with pytest.raises(UserError, match=r"sides of a data set \(test, train, val\), and beside them extra; move these"):
         prepare(home, "mine", root, False, messages, own=SMALL)
     plain = written(tmp_path / "plain", ["test", *(f"class {i}" for i in range(30))])  # a class may be called that
     with open_tree(plain) as tree:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -172,28 +171,6 @@ def test_a_name_whose_tasks_are_there_is_pointed_to_its_data_set(photos, home):
 
 
 # -- images of a published data set
-
-
-def test_images_of_a_published_data_set_under_another_name_are_told(home, tmp_path, messages):
-    names = [f"n{i:08d}" for i in range(24)]
-    ilsvrc = write_photos(tmp_path / "il", names)
-    for name in names:
-        for image in list((ilsvrc / name).iterdir()):
-            os.rename(image, ilsvrc / name / f"{name}_{image.stem}.JPEG")
-    dataset = prepare(home, "imagenet", ilsvrc, False, messages, own=SMALL)
-    told, *more = messages.warned
-    assert all("flip = false" in line for line in more)
-    assert f"{ilsvrc} holds the training images of ILSVRC-2012 (<wnid>/<wnid>_<number>.JPEG), which makes" in told
-    assert "'imagenet' it becomes a data set of your own, with classes divided at random" in told
-    for name in ("mini-imagenet-ilsvrc", "tiered-imagenet"):
-        assert f"ifsl-bench data prepare {name} --from {ilsvrc}" in told
-    assert len(dataset.pool("novel/test").classes) == 5
-    (tmp_path / "split.csv").write_text("\n".join(["class,split", *(
-        f"{name},{'base' if i < 14 else 'val' if i < 19 else 'test'}" for i, name in enumerate(names)
-    )]))  # fmt: skip
-    for options in (OwnOptions(tmp_path / "split.csv", size=16), OwnOptions(split_seed=0, size=16)):
-        prepare(home, "chosen", ilsvrc, True, messages, own=options)
-    assert [line for line in messages.warned[1:] if "ILSVRC" in line] == [], "who says how to divide them knows"
 
 
 def test_files_of_several_data_sets_are_sent_to_each(home, tmp_path):

@@ -115,10 +115,10 @@ def test_sides_must_be_disjoint(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "classes", "message"),
     [
-        ([1, 0], ("a", "b"), "sorted by label"),
-        ([0, 2], ("a", "b", "c"), "3 class names, but 2"),
+        ([1, 0], ("a", "b"), "must be 0 to 1 in order"),
+        ([0, 2], ("a", "b", "c"), "must be 0 to 2 in order"),
         ([0, 1], ("a", "a"), "not unique"),
-        ([], (), "at least one"),
+        ([], (), "at least once"),
     ],
 )
 def test_bad_pools_are_refused(tmp_path, labels, classes, message):

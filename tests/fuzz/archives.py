@@ -148,8 +148,6 @@ def zipped(content: dict[str, bytes], method: int) -> bytes:
             info.compress_type = method
             with archive.open(info, "w", force_zip64=len(data) % 2 == 0) as member:
                 member.write(data)
-        for name, data in content.items():
-            archive.writestr(f"more/{name}", data, method)
     return out.getvalue()
 
 
@@ -235,15 +233,7 @@ def _told(error: BaseException) -> UserError:
 @cache
 def folders() -> Sequence[bytes]:
     own = {f"top/class_{c}/{i}.png": encoded(size=(8 + c, 8 + i)) for c in range(24) for i in range(20)}
-    return [zipped_once(own), tarred(own, tarfile.USTAR_FORMAT)]
-
-
-def zipped_once(content: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
-    return out.getvalue()
+    return [zipped(own, zipfile.ZIP_DEFLATED), tarred(own, tarfile.USTAR_FORMAT)]
 
 
 def spoiled_folder(random: Random, content: bytes) -> bytes:

@@ -6,9 +6,7 @@ import codecs
 import io
 import pickle
 import pickletools
-import shutil
 import struct
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from functools import cache
@@ -19,14 +17,10 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.data.pickle_pools import integers
-from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.unpickle import load
-from ifsl_bench.data.sets import cifar_fs
 from ifsl_bench.data.sets.feature_files import _features, _labels, _read
 from tests.fuzz.archives import spoiled_zip
 from tests.fuzz.formats import Format
@@ -229,45 +223,7 @@ def read_npz(path: Path) -> None:
         raise refused
 
 
-# -- CIFAR-100: three pickles that belong together, of which one at a time is spoiled
-
-
-_SIDES = ("train", "val", "test")
-
-
-@cache
-def cifars() -> Sequence[bytes]:
-    """Each file in front of which a byte says which of the three it is."""
-    names = sorted(cifar_fs.sides())
-    one = {side: next(i for i, name in enumerate(names) if cifar_fs.sides()[name] == side) for side in _SIDES}
-    labels = [one["train"]] * 10 + [one["val"], one["test"]]  # as few as make every pool
-    part = {b"data": np.arange(12 * 3072, dtype=np.int64).astype(np.uint8).reshape(12, 3072), b"fine_labels": labels}
-    few = {b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [0]}
-    meta = {b"fine_label_names": [name.encode() for name in names]}
-    values = {b"0": part, b"1": few, b"2": meta}
-    return [mark + pickle.dumps(value, 2) for mark, value in values.items()]
-
-
-def spoiled_cifar(random: Random, content: bytes) -> bytes:
-    return content[:1] + spoiled_pickle(random, content[1:])
-
-
-def read_cifar(path: Path) -> None:
-    content = path.read_bytes()
-    home = Path(tempfile.mkdtemp(dir=path.parent))
-    try:
-        folder = home / "cifar-100-python"
-        folder.mkdir()
-        for valid, name in zip(cifars(), (*cifar_fs.PARTS, cifar_fs.META), strict=True):
-            (folder / name).write_bytes((content if content[:1] == valid[:1] else valid)[1:])
-        quiet = LogReporter(io.StringIO())
-        prepare(Home.locate(home / "home"), "cifar-fs", folder, False, quiet, allow_partial=True)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
 FORMATS = [
     Format("pickle", pickles, read_pickle, spoiled_pickle, 30),
-    Format("cifar", cifars, read_cifar, spoiled_cifar, 1),
     Format("npz", npzs, read_npz, spoiled_npz, 20),
 ]

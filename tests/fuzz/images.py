@@ -30,25 +30,17 @@ def encoded(form: str = "PNG", mode: str = "RGB", size: tuple[int, int] = (9, 7)
 
 @cache
 def images() -> Sequence[bytes]:
+    modes = {
+        "PNG": ("RGB", "RGBA", "P", "1", "LA"), "JPEG": ("RGB", "CMYK"), "GIF": ("P",), "BMP": ("RGB", "P"),
+        "TIFF": ("RGB", "CMYK"), "WEBP": ("RGB",),
+    }  # fmt: skip
     return [
-        encoded(),
-        encoded(mode="RGBA"),
-        encoded(mode="P"),
-        encoded(mode="1"),
-        encoded(mode="LA"),
-        encoded("JPEG"),
-        encoded("JPEG", mode="L", progressive=True),
-        encoded("JPEG", mode="CMYK"),
-        encoded("GIF", mode="P"),
-        encoded("BMP"),
-        encoded("BMP", mode="P"),
-        encoded("TIFF"),
-        encoded("TIFF", mode="L", compression="tiff_lzw"),
-        encoded("TIFF", mode="CMYK"),
-        encoded("TIFF", mode="1", compression="group4"),
-        encoded("WEBP"),
-        encoded("WEBP", mode="RGBA", lossless=True),
+        *(encoded(form, mode) for form in modes for mode in modes[form]),
+        encoded("JPEG", "L", progressive=True),
         encoded("JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0"),
+        encoded("TIFF", "L", compression="tiff_lzw"),
+        encoded("TIFF", "1", compression="group4"),
+        encoded("WEBP", "RGBA", lossless=True),
     ]
 
 

@@ -12,19 +12,13 @@ from ifsl_bench.common.errors import UserError, one_line, unknown
 from ifsl_bench.common.files import Home, disk_errors
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
-from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.prepare import command, prepared
+from ifsl_bench.data.preparing.prepare import command
 from ifsl_bench.data.source import Downloadable
 from ifsl_bench.plugin import registry
 
 
-def fetched_before(home: Home, name: str) -> Dataset | None:
-    """The data set where it is prepared; None where it has to be fetched. Raises as :func:`downloaded`."""
-    _source(name)
-    return prepared(home, name)
-
-
-def _source(name: str) -> Downloadable:
+def downloadable(name: str) -> Downloadable:
+    """The data set of that name; raises :class:`UserError` where it cannot be fetched."""
     known = registry.names(registry.DATASETS)
     if name not in known:
         raise unknown("data set", name, known, see="ifsl-bench data list")
@@ -43,7 +37,7 @@ def downloaded(home: Home, name: str, reporter: Reporter) -> Iterator[Path]:
     Raises:
         UserError: nobody knows an address, or it cannot be reached, or what came has another checksum.
     """
-    source = _source(name)
+    source = downloadable(name)
     with disk_errors(home.cache):
         home.cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=home.cache) as folder:

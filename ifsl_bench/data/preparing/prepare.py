@@ -297,5 +297,5 @@ def _build(
         to = Import(tree, reporter, allow_partial)
         if tree is None:
             return run(folder, source, to, None, source.build)
-        check_form(source, tree, reporter)
+        check_form(source, tree)
         return run(folder, source, to, {"identity": tree.identity(), **tree.content()}, source.build, force)

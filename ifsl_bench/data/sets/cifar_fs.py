@@ -87,11 +87,7 @@ def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
 
 
 def _entries(tree: FileTree) -> dict[str, Entry]:
-    """The three files, by name.
-
-    Raises:
-        UserError: one is missing, or there are several of each.
-    """
+    """The three files, by name; raises :class:`UserError` where one is missing, or there are several of each."""
     folders = _folders(tree)
     if len(folders) > 1:
         raise UserError(f"{tree.path} holds CIFAR-100 {len(folders)} times ({some(sorted(folders))}); give one of them")

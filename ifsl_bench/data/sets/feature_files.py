@@ -99,13 +99,8 @@ def _surveyed(tree: FileTree) -> dict[str, _Pool]:
             continue
         where = tree.where(entry)
         features, labels = _read(tree, entry)
-        values, ids = np.unique(_labels(labels, where), return_inverse=True)
-        try:
-            names = tuple(str(value) for value in values)
-            "".join(names).encode()
-        except (ValueError, SystemError) as error:  # numbers that stand for no character
-            raise UserError(f"{where}: a label is no text ({error})") from error
-        pools[pool] = found = _Pool(entry, features.shape[1], ids, names)
+        names, ids = np.unique(_labels(labels, where), return_inverse=True)
+        pools[pool] = found = _Pool(entry, features.shape[1], ids, tuple(map(str, names)))
         first = pools["base/train"]
         if found.width != first.width:
             raise UserError(f"{where} has {found.width} features a row, {first.entry.name} has {first.width}")
@@ -220,4 +215,9 @@ def _labels(stored: Values, where: str) -> np.ndarray:
                 f"{where}: labels must be integers or strings, found {labels.dtype} with {labels[row]} in row {row}"
             )
         labels = labels.astype(np.int64)
+    try:
+        if labels.dtype.kind == "U":
+            "".join(np.unique(labels).tolist()).encode()
+    except (ValueError, SystemError) as error:  # numbers that stand for no character
+        raise UserError(f"{where}: a label is no text ({error})") from error
     return labels

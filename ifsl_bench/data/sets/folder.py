@@ -51,11 +51,6 @@ class OwnOptions:
         options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size, "--depth": self.depth}
         return [name for name, value in options.items() if value is not None]
 
-    @property
-    def division_given(self) -> bool:
-        """Returns whether an option divides the classes."""
-        return self.split is not None or self.split_seed is not None
-
     def settings(self) -> dict[str, Any]:
         """The settings as JSON; for the manifest, and to tell whether a data set was made with the same."""
         common = {"size": self.size or SIZE, **({"depth": self.depth} if self.depth not in (None, 1) else {})}
@@ -74,15 +69,6 @@ class ImageFolder(Form):
 
     def recognises(self, tree: FileTree) -> bool:
         return any(is_image(entry.path) for entry in tree.entries)
-
-    def divided(self, tree: FileTree) -> bool:
-        """Returns whether the user has divided the classes, by an option or by the names of folders."""
-        if self.options.division_given:
-            return True
-        try:
-            return bool(find_layout(tree, self.options.depth or 1).sides)
-        except UserError:  # which importing tells
-            return False
 
     def build(self, to: Import) -> None:
         options = self.options

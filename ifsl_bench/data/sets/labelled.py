@@ -199,11 +199,7 @@ class Side:
         return f"image {place} of {self.where}"
 
     def read(self, place: int) -> tuple[np.ndarray, Hashable]:
-        """An image [H, W, C] and its label.
-
-        Raises:
-            UserError: there is no such pair.
-        """
+        """An image [H, W, C] and its label; raises :class:`UserError` where there is no such pair."""
         with _reading(self.image_name(place)):
             item = self.data[place]
             if not isinstance(item, (tuple, list)) or len(item) < 2:

@@ -67,10 +67,12 @@ def find_layout(tree: FileTree, depth: int = 1) -> Layout:
         root += 1
     tops = sorted({nfc(p[root]) for p in parts if len(p) > root}, key=natural)
     by_side = all(name.lower() in SPELLED for name in tops)
-    if not by_side and (strays := _beside_sides(tops)):
+    named = [name for name in tops if name.lower() in SPELLED]
+    sides_named = {SPELLED[name.lower()] for name in named}
+    if not by_side and "base" in sides_named and len(sides_named) > 1:  # one alone may be a class called "test"
         raise UserError(
-            f"{tree.path} has folders that are called after sides of a data set ({some(_sides(tops))}), and beside "
-            f"them {some(strays)}; move {'that' if len(strays) == 1 else 'those'} elsewhere, or give one of the sides' "
+            f"{tree.path} has folders that are called after sides of a data set ({some(named)}), and beside them "
+            f"{some([name for name in tops if name not in named])}; move these elsewhere, or give one of the sides' "
             f"folders with --from, whose classes are then divided"
         )
     start = root + by_side
@@ -98,17 +100,6 @@ def find_layout(tree: FileTree, depth: int = 1) -> Layout:
         tops if by_side else (),
         {name: sorted(inner[name], key=natural) for name in names if "" not in inner[name] and len(inner[name]) > 1},
     )
-
-
-def _sides(tops: Sequence[str]) -> list[str]:
-    return [name for name in tops if name.lower() in SPELLED]
-
-
-def _beside_sides(tops: Sequence[str]) -> list[str]:
-    """The folders beside those of a base side and a novel one; empty where these are not both there, since a class
-    may be called "test"."""
-    named = {SPELLED[name.lower()] for name in _sides(tops)}
-    return [name for name in tops if name.lower() not in SPELLED] if "base" in named and len(named) > 1 else []
 
 
 def nested(layout: Layout, depth: int) -> str:

@@ -102,8 +102,7 @@ class OwnData(DatasetSource):
     def has_tasks(self, home: Home, dataset: Dataset) -> bool:
         """Returns whether the tasks of a data set are there, or cannot be, since others have their names.
 
-        The user may have changed them, and unpinned them from the data: they are for other data only where the file
-        names other fingerprints and not this one.
+        They are for other data only where the file names other fingerprints and not this one.
         """
         if any(name in packaged() for name in self.task_names()):
             return True
@@ -162,10 +161,8 @@ def suggested(dataset: Dataset) -> dict[str, Any]:
         rate = float(f"{RATE / max(1.0, square):.1g}")  # with larger features the loss is steeper
         return {"dataset": data, "pretraining": {**pretraining, "schedule": {"rate": rate, "drops": [STEPS // 2]}}}
     steps = max(1, EPOCHS * (train["images"] // batch))
-    data |= {
-        "mean": [round(v / 255, 4) for v in train["mean"]],
-        "std": [round(max(v, 1.0) / 255, 4) for v in train["std"]],
-    }
+    data["mean"] = [round(v / 255, 4) for v in train["mean"]]
+    data["std"] = [round(max(v, 1.0) / 255, 4) for v in train["std"]]
     pretraining = {
         "backbone": "resnet10-stempool",
         "steps": steps,
