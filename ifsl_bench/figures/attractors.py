@@ -18,7 +18,7 @@ from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.figures.episode_pca import name_plane, way_look, ways_legend
 from ifsl_bench.figures.models import novel_names
 from ifsl_bench.figures.style import FAINT, Mark, legend_below, legend_height, new_figure, styled, text_of
-from ifsl_bench.jobs.ranges import Ready
+from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.learners.attractor import Memory
 from ifsl_bench.learners.attractor_method import AttractorMethod
 from ifsl_bench.learners.episodic import LinearLearner

@@ -18,7 +18,7 @@ from ifsl_bench.board.looks import COLOURS, MARKERS
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.models import Episode, episode_of
 from ifsl_bench.figures.style import DARK, Mark, legend_below, legend_height, new_figure, styled, text_of
-from ifsl_bench.jobs.ranges import Ready
+from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 
 POINTS = 600  # of the plane, along each side: fewer are stairs in two columns

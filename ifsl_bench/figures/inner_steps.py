@@ -19,7 +19,7 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.figures.style import FAINT, drawn, grid, hollow, legend_below, legend_height, new_panels, styled
 from ifsl_bench.jobs.job import Job
-from ifsl_bench.jobs.ranges import Ready
+from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.jobs.training import fresh, to_evaluate
 from ifsl_bench.learners.attractor_method import READ, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method

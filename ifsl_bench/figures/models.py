@@ -21,7 +21,7 @@ from ifsl_bench.figures.texts import short_names
 from ifsl_bench.jobs.evaluating import Evaluate
 from ifsl_bench.jobs.job import Job, make_jobs
 from ifsl_bench.jobs.preparation import PrepareData
-from ifsl_bench.jobs.ranges import Ready
+from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.jobs.searching import kept_choice
 from ifsl_bench.jobs.training import MetaTrain, backbone_of

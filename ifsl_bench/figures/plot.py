@@ -36,7 +36,7 @@ from ifsl_bench.protocol.task_files import find_one
 if TYPE_CHECKING:  # what needs torch is imported for figures with trained models alone
     from ifsl_bench.episodic.prepared import Workspace
     from ifsl_bench.jobs.job import Job
-    from ifsl_bench.jobs.ranges import Ready
+    from ifsl_bench.jobs.ready import Ready
 
 __all__ = ["Drawing", "attractors", "base_classes", "episode", "episode_pca", "forgetting", "inner_steps", "pairs",
            "ranks", "seeds", "sessions", "tradeoff", "validation", "variance"]  # fmt: skip

@@ -30,8 +30,9 @@ from ifsl_bench.episodic.evaluation import joined
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
-from ifsl_bench.jobs.ranges import Calibrate, EvaluationStage, Part, Ready, ranges_of
+from ifsl_bench.jobs.ranges import Calibrate, ranges_of
 from ifsl_bench.jobs.rates import Amount
+from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready
 from ifsl_bench.jobs.searching import counted_on_test
 from ifsl_bench.jobs.training import Trial, evaluation_amount, say_place
 from ifsl_bench.plugin.contract import check_answers, check_repeated
@@ -64,7 +65,7 @@ class Evaluate(EvaluationStage):
         return len(ranges_of(self.job)) > 1
 
     def inputs(self) -> Sequence[Stage]:
-        return ranges_of(self.job, self.model) if self.many else Calibrate(self.job, self.model).inputs()
+        return ranges_of(self.job, self.model) if self.many else self.needed()
 
     def cached(self, home: Home) -> bool:
         return False  # where a result is stored nobody asks for its stages

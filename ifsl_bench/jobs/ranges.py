@@ -9,165 +9,49 @@ measured anew, while a run that was stopped goes on with the ranges that are not
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from ifsl_bench.backbone.device import describe_device
-from ifsl_bench.backbone.placement import Place
 from ifsl_bench.common.building import remove
 from ifsl_bench.common.checkpoint import CheckpointFolder
-from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.own_code import own_code
-from ifsl_bench.common.progress import Mute, Reporter
+from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.outline import Outline
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate, evaluated_of, predict, record_of
-from ifsl_bench.episodic.loader import EpisodeLoader
-from ifsl_bench.episodic.prepared import PreparedTask, Workspace
-from ifsl_bench.episodic.sequence_loader import SequenceLoader
-from ifsl_bench.episodic.trained import Trained, load_trained
-from ifsl_bench.jobs.job import TUNING_SEED, Job
-from ifsl_bench.jobs.preparation import CheckEpisodes, Stage
+from ifsl_bench.episodic.evaluation import evaluated_of, record_of
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
-from ifsl_bench.jobs.searching import TrainChosen, chosen, kept_choice, trials_of
+from ifsl_bench.jobs.ready import EvaluationStage, Part
+from ifsl_bench.jobs.searching import kept_choice
 from ifsl_bench.jobs.training import (
-    JobStage,
     MetaTrain,
     backbone_of,
     evaluation_amount,
-    features_of,
-    fresh,
-    key_of,
     say_place,
-    to_evaluate,
 )
-from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
-from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.session_contract import check_sessions
-from ifsl_bench.protocol.calibration import Bias, find_bias
-from ifsl_bench.protocol.task import Side
+from ifsl_bench.plugin.contract import check_answers, check_repeated
+from ifsl_bench.protocol.calibration import Bias
 
 Kept = TypeVar("Kept")
 RANGE = 10_000  # episodes that are evaluated in one go
-FIRST = 8  # test episodes that the contract is checked on in every run
 
 
 @dataclass(frozen=True)
-class Part:
-    """The evaluation of a range, with its seconds, place and device."""
-
-    found: Evaluated
-    seconds: float
-    place: str
-    device: str
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A method where it is evaluated.
-
-    Attributes:
-        job: with the options that were chosen.
-        choice: what a result says of the choice.
-        folder: of the meta-training, "" if there is none.
-    """
-
-    job: Job
-    choice: dict[str, Any]
-    method: Method
-    trained: Trained | None
-    folder: str
-    prepared: PreparedTask
-    place: Place
-
-    def loader(self, side: Side) -> EpisodeLoader | SequenceLoader:
-        return self.prepared.loader(side, device=self.place.device)
-
-    def episodes(self) -> EpisodeLoader:
-        """The test episodes; raises :class:`UserError` where the task is in sessions."""
-        return self.prepared.episodes("test", self.place.device)
-
-    def asked(self) -> Asked:
-        """The method with its first test episodes; of sequences, with the first sessions of these."""
-        loader = self.loader("test")
-        count = min(FIRST, self.job.episodes)
-        first = loader.episodes(count) if isinstance(loader, SequenceLoader) else loader.batch(0, FIRST)
-        predict(self.method.eval(), self.job.name, first)
-        return Asked(self.job.name, self.method, first.support, first.query, first.masked)
-
-    def check_sessions(self) -> None:
-        """Holds a method that learns session by session against the contract, on the first sequences."""
-        loader = self.loader("test")
-        if isinstance(loader, SequenceLoader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
-            batch = loader.batch(0, min(FIRST, self.job.episodes))
-            check_sessions(self.job.name, self.method, batch.supports[:2], loader.episodes(len(batch)).query)
-
-    def bias(self, reporter: Reporter) -> tuple[Bias | None, str]:
-        """Finds the bias that calibrates it on the validation episodes that options are chosen on.
-
-        None in regular few-shot learning; and where the data have too few validation classes, with the reason.
-        """
-        task = self.job.task
-        if not task.kind.has_base:
-            return None, ""
-        try:
-            self.prepared.sampler("val")
-        except UserError as error:
-            return None, f"no calibrated Acc., since validation episodes cannot be drawn: {error}"
-        title = f"calibrating {self.job}"
-        margins = evaluate(
-            self.method, self.job.name, self.loader("val"), task.evaluation.halves[0], reporter, title,
-            called="validation accuracy",
-        ).margins  # fmt: skip
-        return (find_bias(margins, resample=task.sessions is None), "") if margins else (None, "")
-
-    def part(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Part:
-        """Evaluates some of the job's test episodes."""
-        test, start = self.loader("test"), time.perf_counter()
-        evaluated = evaluate(self.method, self.job.name, test, episodes, reporter, title, self.job.episodes, bias)
-        return Part(evaluated, time.perf_counter() - start, str(self.place), describe_device(self.place.device))
-
-
-@dataclass(frozen=True)
-class EvaluationStage(JobStage):
-    """A stage that evaluates a job's method.
-
-    Attributes:
-        model: the folder of a stored model to evaluate, in place of the job's own.
-    """
-
-    model: Path | None = None
-
-    def key(self, home: Home) -> str:
-        """Names all that is evaluated for one result."""
-        job = self.job
-        how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
-        return f"{key_of(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
+class KeptStage(EvaluationStage):
+    """A stage of evaluation whose findings are kept until the result is stored."""
 
     def folder(self, home: Home) -> Path:
         """The folder where evaluations are kept until the result is stored."""
         return home.cache / "evaluated" / EvaluationStage.key(self, home)
-
-    def place(self, work: Workspace) -> Place:
-        return work.place("evaluation")
-
-    def ready(self, work: Workspace, reporter: Reporter) -> Ready:
-        """The method, trained if need be; the reporter hears what was chosen."""
-        plain = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
-        job, choice = chosen(self.job, work, reporter) if self.model is None else plain
-        if self.model is None:
-            method, trained, folder = MetaTrain(job).compute(work)
-        else:
-            method, trained, folder = load_trained(self.model, fresh(job, work), job.name, job.training.select)
-        prepared = backbone_of(job).prepared(work)
-        return Ready(job, choice, to_evaluate(job, work, method), trained, folder, prepared, self.place(work))
 
     def made_of(self, home: Home) -> str | None:
         """Identity of all that determines what is found in an episode, but for the machine; None where something is
@@ -190,7 +74,7 @@ class EvaluationStage(JobStage):
 
 
 @dataclass(frozen=True)
-class Calibrate(EvaluationStage):
+class Calibrate(KeptStage):
     """The stage before the ranges: checks the method against its contract, and finds the bias."""
 
     kind = "calibration"
@@ -199,17 +83,7 @@ class Calibrate(EvaluationStage):
         return f"calibrating {self.job.told(seeds)}: {len(self.job.task.evaluation.halves[0]):,} validation episodes"
 
     def inputs(self) -> Sequence[Stage]:
-        job = self.job
-        # Every row has calibrated numbers beside its own; validation episodes that cannot be drawn are no hindrance.
-        more = features_of(job, (*job.sides, "val") if job.task.kind.has_base else job.sides)
-        if job.searched and self.model is None:
-            if job.trials and job.seed != TUNING_SEED and job.trains:  # which waits for the trials
-                more += [TrainChosen(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))]
-            else:
-                more += trials_of(job)
-        elif job.trains and self.model is None:
-            more += [MetaTrain(replace(job, calibrated=False))]
-        return [*(CheckEpisodes(job.task, side) for side in job.sides), *more]
+        return self.needed()
 
     def file(self, home: Home) -> Path:
         return self.folder(home) / "bias.json"
@@ -245,7 +119,7 @@ class Calibrate(EvaluationStage):
 
 
 @dataclass(frozen=True)
-class EvaluateRange(EvaluationStage):
+class EvaluateRange(KeptStage):
     """Test episodes ``start`` to ``stop - 1`` of a job."""
 
     kind = "range"

@@ -13,8 +13,8 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.evaluating import Evaluate
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import PrepareData, Stage
-from ifsl_bench.jobs.ranges import EvaluationStage
 from ifsl_bench.jobs.rates import Amount, Rates
+from ifsl_bench.jobs.ready import EvaluationStage
 from ifsl_bench.jobs.training import Trial
 from ifsl_bench.store.stored import is_trained, stored_result
 

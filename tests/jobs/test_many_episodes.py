@@ -19,7 +19,7 @@ from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic import evaluation
 from ifsl_bench.episodic.evaluation import BLOCKS, Evaluated, batch_size, evaluate, evaluated_of, joined, record_of
-from ifsl_bench.jobs import ranges
+from ifsl_bench.jobs import ranges, ready
 from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.ranges import Calibrate, EvaluateRange, ranges_of
@@ -167,8 +167,8 @@ def test_ranges_run_anywhere_in_any_order_and_a_run_that_was_stopped_goes_on(tas
     assert sum(node.stage.cached(work.home) for node in nodes) == 5
     assert len([n for n in graph_of([job], work).nodes.values() if isinstance(n.stage, EvaluateRange)]) == 2
     asked = []
-    real = ranges.evaluate
-    monkeypatch.setattr(ranges, "evaluate", lambda *a, **k: asked.append(a[3]) or real(*a, **k))
+    real = ready.evaluate
+    monkeypatch.setattr(ready, "evaluate", lambda *a, **k: asked.append(a[3]) or real(*a, **k))
     damaged, other = (node.stage.file(work.home) for node in nodes[:2])
     damaged.write_bytes(damaged.read_bytes().replace(b"u1", b"u2", 1))
     other.write_text(other.read_text()[:50])

@@ -25,7 +25,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.choosing import Tried, best_of, firmness
 from ifsl_bench.episodic.evaluation import evaluate
-from ifsl_bench.jobs import ranges, searching
+from ifsl_bench.jobs import ready, searching
 from ifsl_bench.jobs import training as stages
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
@@ -281,7 +281,7 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
                 raise KeyboardInterrupt
         return evaluate(method, name, loader, episodes, *more, **how)
 
-    for module in (stages, ranges):
+    for module in (stages, ready):
         monkeypatch.setattr(module, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         api.run_job(job_of(task, work), work)
