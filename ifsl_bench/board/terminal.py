@@ -8,7 +8,6 @@ line says which; a table that is to be whole has its columns in several blocks i
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ MINE = "bold cyan"  # the look of a row of the user's own
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
 # Where a long word may end: before an option, behind a stroke or a hyphen, at a space that is glued.
 PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")
+VALUE = re.compile(r"(?<=\w)(?==)")  # where an option may end that is too long: before its value
 JOINED = "\xa0"  # stands for a space at which no line ends where there is room
 
 
@@ -44,24 +44,54 @@ class _Shown:
     natural: int
     least: int
 
-
-class _Wrapper(textwrap.TextWrapper):
-    """Breaks a word that is longer than a line at the places that suit it best."""
-
-    def _split(self, text: str) -> list[str]:
-        words: list[str] = super()._split(text)
-        return [piece for word in words for piece in (PIECES.split(word) if len(word) > self.width else [word])]
+    @property
+    def texts(self) -> list[str]:
+        return [self.heading, *(cell.text for cell in self.cells)]
 
 
 def fold(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Folds a text into lines of at most so many characters, all but the first indented by ``hanging``.
+    """Folds a text into lines of at most so many columns, all but the first indented by ``hanging``.
 
     Its own indentation is kept. A word that is too long ends before an option or behind a slash, and only where it has
-    none of these anywhere else.
+    none of these before a value or anywhere else. (The standard library's textwrap counts characters, not columns.)
     """
-    indent = " " * (len(text) - len(text.lstrip(" ")))
-    wrapper = _Wrapper(width, indent, indent + " " * hanging, break_on_hyphens=False)
-    return [line.replace(JOINED, " ").rstrip() for line in wrapper.wrap(GLUED.sub(JOINED, text.strip(" ")))] or [""]
+    start = len(text) - len(text.lstrip(" "))
+    lines: list[str] = []
+    line, empty = " " * start, True
+    for word in GLUED.sub(JOINED, text.strip(" ")).split(" "):
+        gap = "" if empty else " "
+        if cell_len(line + gap + word) <= width:
+            line, empty = line + gap + word, False
+            continue
+        if not empty and cell_len(line + gap) <= start + hanging:  # the name alone, which a long word follows
+            line += gap
+        elif not empty:
+            lines.append(line)
+            line = " " * (start + hanging)
+        *full, rest = _broken(word, width - cell_len(line))
+        for part in full:
+            lines.append(line + part)
+            line = " " * (start + hanging)
+        line, empty = line + rest, False
+    return [folded.replace(JOINED, " ").rstrip() for folded in [*lines, line]]
+
+
+def _broken(word: str, width: int) -> list[str]:
+    """A word in parts of at most so many columns."""
+    if cell_len(word) <= width:
+        return [word]
+    parts, part = [], ""
+    pieces = [p for piece in PIECES.split(word) for p in (VALUE.split(piece) if cell_len(piece) > width else [piece])]
+    for piece in pieces:
+        if part and cell_len(part + piece) > width:
+            parts.append(part)
+            part = ""
+        part = part + piece if part else piece.lstrip(JOINED)
+        while cell_len(part) > width:
+            cut = next(i for i in range(len(part), 0, -1) if cell_len(part[:i]) <= width or i == 1)
+            parts.append(part[:cut])
+            part = part[cut:]
+    return [*parts, part] if part else parts
 
 
 def _widest(texts: Iterable[str], pieces: bool = False) -> int:
@@ -94,8 +124,9 @@ def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]
     shown = list(columns)
     while _needed(shown) > width and (candidates := [c for c in shown if c.drop]):
         first = max(column.drop for column in candidates)
-        if first <= TELLING and any(c.fold and c.least > c.fold for c in shown):
-            shown = [replace(c, least=min(c.least, c.fold)) if c.fold else c for c in shown]
+        tight = [replace(c, least=min(c.least, c.fold, _widest(c.texts, True))) if c.fold else c for c in shown]
+        if first <= TELLING and tight != shown:
+            shown = tight
             continue
         shown = [column for column in shown if column.drop != first]
     there = {column.heading for column in shown}

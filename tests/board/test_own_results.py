@@ -94,10 +94,14 @@ def test_a_terminal_of_80_columns_keeps_calibrated_accuracy_beside_long_labels(f
     raw |= {"label": label, "method": label.partition(".")[0]}
     (tmp_path / "glyphs-5shot").mkdir()
     (tmp_path / "glyphs-5shot" / f"{label}.seed-0.json").write_text(json.dumps(raw))
+    apart = raw | {"label": "apart", "method": "apart", "digest": "0" * 64}  # "yours, not comparable"
+    (tmp_path / "glyphs-5shot" / "apart.seed-0.json").write_text(json.dumps(apart))
     out = StringIO()
     print_tables([task_table(load_board(packaged()["glyphs-5shot"], tmp_path))], Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     head = next(line for line in lines if line.startswith("method"))
     assert "cal." in head
+    assert "not comparable" in out.getvalue()
+    assert any(line.startswith("=0.001 ") or line == "=0.001" for line in lines), "a value is whole"
     assert max(map(len, lines)) <= 80
     shutil.rmtree(tmp_path / "glyphs-5shot")
