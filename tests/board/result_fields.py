@@ -1,10 +1,21 @@
-"""Fields of a result that few tests are about: of a method that trains nothing, on the whole of one data set."""
+"""Results for tests of others: fields that few tests are about, and made-up rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
 
 import msgspec
+import numpy as np
 
-from ifsl_bench.board.episode_counts import EpisodeCounts
-from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.episode_counts import EpisodeCounts, counts_entry
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.result_file import SCHEMA, Result, summary_entry
+from ifsl_bench.protocol.metrics import Counts, summarise
+from ifsl_bench.protocol.task_files import find
 
+DIGITS = 5.1e-5  # JSON has four decimals
 PLAIN = {
     "options": {}, "tuned": {}, "train": {}, "solver": {}, "training": {}, "cost": {}, "provenance": {},
     "novel_fingerprint": "", "partial": False, "setting": "every", "passed_over": [], "edge": [], "calibration": None,
@@ -16,3 +27,45 @@ def listed(result: Result) -> Result:
     """The same result with its counts as lists of numbers, for a test to change."""
     columns = {name: result.episodes.column(name).tolist() for name in EpisodeCounts.COLUMNS}
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
+
+
+def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:
+    """A result with ``base`` base and ten novel hits in each episode."""
+    (found,) = find(task)
+    ten = np.full(len(base), 10)
+    queries, novel = found.episode.base_queries, found.episode.ways * found.episode.novel_queries
+    counts = Counts(base * (queries > 0), base * (queries > 0), ten if queries else base, ten if queries else base,
+                    queries, novel, 2 * base * ten if queries else None)  # fmt: skip
+    classes = np.tile(np.arange(found.episode.ways), (len(base), 1))
+    fields = {
+        "schema": SCHEMA, "method": label, "label": label, "task": task,
+        "task_hash": found.hash, "digest": f"d{len(base)}", "fingerprint": "f", "seed": seed,
+        "episodes": counts_entry(counts, classes), "summary": summary_entry(summarise(counts.per_episode())),
+        "pretraining": {"key": f"k{seed}", "sha256": "s"},
+    }  # fmt: skip
+    return Result(**{**PLAIN, **fields, **changes})
+
+
+def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: float = 2.0, **changes) -> Row:
+    """A row with about these base hits, by seed; its episodes share their difficulty with other rows."""
+    difficulty = np.random.default_rng(1).normal(0, 2, n)
+    made = []
+    for seed, mean in enumerate(means):
+        own = np.random.default_rng([seed, noise]).normal(mean, spread, n)
+        made.append(result(label, seed, np.clip(np.round(own + difficulty), 0, 25).astype(int), **changes))
+    return Row(label, "yours", tuple(made))
+
+
+def accuracies(one: Row, seeds: int | None = None) -> np.ndarray:
+    """Percent of right queries, [seeds, n], counted anew."""
+    hits = [r.episodes.column("base_joint") + r.episodes.column("novel_joint") for r in one.results[:seeds]]
+    return np.array(hits) * 2.0
+
+
+def ranks(places) -> dict[str, str]:
+    return {place.row.label: str(place.ranks) for place in places}
+
+
+def document(text: str, style: str = "json") -> list[dict]:
+    """What a program reads."""
+    return json.loads(text) if style == "json" else list(csv.DictReader(io.StringIO(text)))

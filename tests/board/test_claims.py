@@ -22,7 +22,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.rows import rows
 from ifsl_bench.protocol.task_files import find
-from tests.board.test_leaderboard import row
+from tests.board.result_fields import row
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}

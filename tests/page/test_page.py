@@ -32,8 +32,8 @@ from ifsl_bench.page.gather import FINEST, boards_with_variants, gather
 from ifsl_bench.page.html import page_html, script_json
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_kind import BALANCE, METRICS
+from tests.board.result_fields import result as plain
 from tests.board.test_calibrated_results import result
-from tests.board.test_leaderboard import result as plain
 
 ASSETS = resources.files("ifsl_bench.page") / "assets"
 PAIRS = 5.1e-5  # the page's differences have four decimals
