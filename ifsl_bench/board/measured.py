@@ -231,6 +231,14 @@ class LazyRow(Row):
         return tuple(r.counts().lazy().compact() for r in self.results if isinstance(r, SessionResult))
 
 
+class BiasedRow(Row):
+    """A row in sessions with one bias on all novel logits, where one was chosen."""
+
+    @cached_property
+    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
+        return tuple(r.counts().calibrated().compact() for r in self.results if isinstance(r, SessionResult))
+
+
 def lazy_of(row: Row) -> LazyRow:
     """The lazy row of a row in sessions."""
     return LazyRow(LAZY, COMPUTED, row.results)

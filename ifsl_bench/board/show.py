@@ -12,7 +12,7 @@ from ifsl_bench.board.choices import Calibration
 from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import MANY, Comparison, p_value, verdict
 from ifsl_bench.board.consistency import solve_notes
-from ifsl_bench.board.measured import PARTIAL, Row
+from ifsl_bench.board.measured import PARTIAL, BiasedRow, Row
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.result_file import Result, SessionResult, summary_entry
 from ifsl_bench.board.table import Column, Table
@@ -20,6 +20,7 @@ from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import seeds_in_words, spelled
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.metrics import Estimate, Paired
+from ifsl_bench.protocol.session_metrics import AFTER
 
 NO_ESTIMATE = Estimate(math.nan, math.nan)
 TRIED = "tried, best first"
@@ -69,6 +70,31 @@ def row_table(row: Row) -> Table[str]:
     first = row.results[0]
     title = f"{row.label} on {first.task} ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
     return Table(columns, list(summary), title, [PERCENT.format(row.units), *solve_notes({row.label: row.solves})])
+
+
+def session_tables(row: Row) -> list[Table[int]]:
+    """In sessions, all that is measured after each: plain, and with one bias where one was chosen."""
+    if row.units != "orders":
+        return []
+    tables = [_sessions(row, "after each session", "")]
+    if "calibrated_acc" in row.metrics:
+        biased = BiasedRow(row.label, row.origin, row.results)
+        tables.append(_sessions(biased, "after each session, with one bias on all novel logits", "calibrated_"))
+    return tables
+
+
+def _sessions(row: Row, title: str, prefix: str) -> Table[int]:
+    def column(name: str) -> Column[int]:
+        values = row.after(name)
+
+        def fields(t: int) -> dict[str, float | None]:
+            return {f"{prefix}{name}": rounded(values[t].mean), f"{prefix}{name}_interval": rounded(values[t].interval)}
+
+        heading = "Acc." if name == "acc" else HEADINGS[name].text
+        return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
+
+    columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, AFTER)]
+    return Table(columns, range(len(row.after())), f"{row.label}, {title}", whole=True)
 
 
 def facts_of(results: Sequence[Result], again: str = "") -> str:

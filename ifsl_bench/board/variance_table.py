@@ -22,7 +22,7 @@ from ifsl_bench.protocol.metrics import Estimate
 
 ONE = "one"  # a single value: one order, support set and seed
 HEADINGS = {ONE: "a single one", "order": "order", "support": "support", "seed": "seed",
-            "seed by order": "seed x order", "rest": "rest"}  # fmt: skip
+            "seed by order": "seed by order", "rest": "rest"}  # fmt: skip
 NOTES = [
     "Standard deviations in points, with 95% intervals: of a single value (one order of the classes, one support set, "
     "one seed), and of what it is made of. docs/statistics.md has the model.",

@@ -201,20 +201,21 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Home, sty
 def show(what: tuple[str, ...], folders: Home, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.board.asked import board_of, row_of
-    from ifsl_bench.board.measured import STORED
+    from ifsl_bench.board.measured import FILE, STORED, Row
     from ifsl_bench.board.render import READERS
     from ifsl_bench.board.result_file import read
-    from ifsl_bench.board.show import facts_of, result_table, row_table
+    from ifsl_bench.board.show import facts_of, result_table, row_table, session_tables
 
     if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
         result = read(Path(what[0]))
         tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
+        of_sessions = session_tables(Row(result.label, FILE, (result,)))
         again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
     elif len(what) == 2:
         label, task = what
         board = board_of(task, folders)
         row = row_of(board, label)
-        tables, facts = [row_table(row)], list(row.results)
+        tables, facts, of_sessions = [row_table(row)], list(row.results), session_tables(row)
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
             tables[0] = replace(tables[0], notes=[*tables[0].notes, f"The stored row: ifsl-bench show "
                                                   f"'{row.label} ({STORED})' {task}"])  # fmt: skip
@@ -223,7 +224,7 @@ def show(what: tuple[str, ...], folders: Home, style: str) -> None:
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
         raise _neither("show", what)
-    show_tables(tables, style)
+    show_tables([*tables, *of_sessions], style)
     if style in READERS:
         say("\n" + facts_of(facts, again), style)
 

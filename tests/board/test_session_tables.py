@@ -144,3 +144,33 @@ def test_latex_marks_what_sets_published_rows_apart(tmp_path):
     assert line.startswith("NC-FSCIL (released log)$^{t,c,p}$ & 80.45 & 75.98 & ")
     assert r"\textit{Published: Yang et al. 2023}" in text
     assert "c: the number of classes is known beforehand" in text
+
+
+def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
+    _, out, _ = call("show", "lr", "tiny-features-sessions", "--format", "json")
+    records = [record for record in json.loads(out) if record["session"] is not None]
+    plain, biased = records[:10], records[10:]
+    counts = board_of("tiny-features-sessions", Home.locate()).row("lr").results[0].counts()  # as of all its seeds
+    for found, hits, as_base, prefix in (
+        (plain, counts.hits, counts.novel_as_base, ""),
+        (biased, counts.calibrated_hits, counts.calibrated_novel_as_base, "calibrated_"),
+    ):
+        queries = counts.queries.astype(float)
+        last = found[9]
+        assert last["session"] == 9
+        assert last[f"{prefix}base"] == pytest.approx((100 * hits[:, 45] / queries[:, 0]).mean(), abs=1e-3)
+        novel = 100 * hits[:, 46:].sum(1) / queries[:, 1:].sum(1)
+        assert last[f"{prefix}novel"] == pytest.approx(novel.mean(), abs=1e-3)
+        assert last[f"{prefix}learned"] == pytest.approx((100 * hits[:, 54] / queries[:, 9]).mean(), abs=1e-3)
+        taken = (100 * as_base[:, 8] / queries[:, 1:].sum(1)).mean()
+        assert last[f"{prefix}novel_as_base"] == pytest.approx(taken, abs=1e-3)
+        assert found[0][f"{prefix}novel"] is None
+    _, text, _ = call("show", "lr", "tiny-features-sessions")
+    assert "lr, after each session, with one bias on all novel logits" in text
+    assert "after each session" not in call("show", "lr", "glyphs-5shot")[1]
+
+
+def test_the_overview_has_averages_of_sessions(call):
+    lines = call("leaderboard")[1].splitlines()
+    at = lines.index("tiny-features-sessions")
+    assert lines[at + 2].split() == ["rank", "method", "Avg.", "cal.", "Acc.", "gain", "seeds", "source"]
