@@ -1,7 +1,7 @@
 """The images of a pretraining, step by step: drawn for an epoch, and brought to where the network is.
 
-The order of the images and their crops are drawn on the CPU, whatever computes: the same seed gives the same images
-everywhere.
+The order of the images and their crops are drawn on the CPU, whatever computes and however many processes share a
+batch: the same seed gives the same images everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ifsl_bench.backbone.device import free_memory
 from ifsl_bench.backbone.images import Normalise, batches, cut, cut_on_device, draw_crops
+from ifsl_bench.backbone.processes import World
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocol.task import Pretraining
@@ -28,7 +29,7 @@ Batches = Generator[tuple[Tensor, Tensor]]  # of images [B, C, H, W] or features
 
 @dataclass(frozen=True)
 class Epoch:
-    """The images of the steps of an epoch.
+    """The images of the steps of an epoch, of each step this process's part.
 
     Attributes:
         rows: int64 [B] of each step, images of the pool.
@@ -39,14 +40,16 @@ class Epoch:
     crops: list[Tensor] | None
 
 
-def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int, steps: int) -> Epoch:
-    """The first ``steps`` batches of an epoch."""
+def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int, steps: int, world: World) -> Epoch:
+    """The first ``steps`` batches of an epoch; drawn whole, then divided among the processes."""
     order = np.random.Generator(np.random.PCG64(seed_of("order", seed, epoch))).permutation(len(pool))
-    rows = [order[i * batch : (i + 1) * batch] for i in range(steps)]
+    part = world.part(batch)
+    rows = [order[i * batch : (i + 1) * batch][part] for i in range(steps)]
     if pool.images.ndim != 4 or not (spec.crop_padding or spec.flip):
         return Epoch(rows, None)
     generator = torch.Generator().manual_seed(seed_of("crops", seed, epoch))
-    return Epoch(rows, [draw_crops(batch, spec.crop_padding, spec.flip, generator) for _ in rows])
+    drawn = [draw_crops(batch, spec.crop_padding, spec.flip, generator) for _ in range(steps)]
+    return Epoch(rows, [crops[:, part] for crops in drawn])
 
 
 class Feed(Protocol):

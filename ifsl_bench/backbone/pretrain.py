@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.backbone.networks import CosineHead, LinearHead
+from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.backbone.weights import adopt, features_checksum
@@ -39,8 +40,8 @@ class Pretrained:
         head: the base classifier.
         normalise: images of a pool, uint8 [B, H, W, C], -> what the network takes.
         mean: of the features of base/train, float32 [D], which is subtracted from all features; None where nothing is.
-        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, and what the weights
-            were rounded to.
+        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, what the weights were
+            rounded to, and how many processes it was, one number after the other where a resumed one had others.
     """
 
     key: str
@@ -70,6 +71,8 @@ class Pretrained:
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
         recorded = ("precision", "device", "rounded", *FROM_ELSEWHERE)
         said = {name: self.info[name] for name in recorded if name in self.info}
+        if self.info["processes"] != [1]:
+            said["processes"] = self.info["processes"]
         return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
 
 
@@ -129,6 +132,7 @@ def pretrain(
     seed: int,
     device: torch.device,
     reporter: Reporter,
+    world: World = ALONE,
     compiled: bool = False,
 ) -> Pretrained:
     """Loads the pretraining from the cache, takes it from the package where that has it, resumes it, or starts it.
@@ -136,20 +140,23 @@ def pretrain(
     One that is damaged, or is another's, is set aside with a warning, and starts anew.
 
     Args:
+        world: the processes that share each batch, all of which call this; the first one writes and takes the lock.
         compiled: let torch.compile make the network's kernels; for devices.
 
     Raises:
-        UserError: the loss became infinite or NaN, or a file may not be read or written.
+        UserError: the loss became infinite or NaN, a file may not be read or written, or the processes cannot share
+            this pretraining.
         CorruptFile: the images to train on are not what was written.
     """
     key = pretraining_key(task, dataset.fingerprint, head, seed)
     folder = home.pretrained / key
 
     def new() -> Trainer:
-        return Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
+        return Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device, world)
 
     with ExitStack() as held:
-        trainer = _restored(new, home, key, held, reporter)
+        trainer = _restored(new, home, key, held, reporter) if world.first else new()
+        trainer.agree()
         if not trainer.info["finished"]:
             if task.pretraining.backbone == INCLUDED:
                 raise UserError(
@@ -159,7 +166,7 @@ def pretrain(
             trainer.train(reporter, compiled)
     trainer.network.eval().requires_grad_(False)
     trainer.head.requires_grad_(False)
-    if told := at_chance(trainer.info["accuracy"], dataset):
+    if world.first and (told := at_chance(trainer.info["accuracy"], dataset)):
         reporter.warn(told)
     return Pretrained(key, trainer.network, trainer.head, trainer.normalise, trainer.info)
 

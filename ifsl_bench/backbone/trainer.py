@@ -17,6 +17,7 @@ from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.backbone.device import Precision, choose_precision, describe_device, whole_float32
 from ifsl_bench.backbone.images import batches, make_normalise
 from ifsl_bench.backbone.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head
+from ifsl_bench.backbone.processes import ALONE, World, share_norms
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.progress import RATE, Reporter
@@ -30,7 +31,7 @@ LOOK = 10  # steps from one look at the loss to the next, since a look waits for
 
 
 class _Classifier(nn.Module):
-    """Images [B, C, H, W] to logits [B, K]: backbone and base classifier as one module."""
+    """Images [B, C, H, W] to logits [B, K]: backbone and base classifier as one module, for processes to share."""
 
     def __init__(self, network: Backbone, head: LinearHead | CosineHead, precision: Precision) -> None:
         super().__init__()
@@ -49,23 +50,31 @@ class Trainer:
         folder: where its state is kept.
         head: "linear" or "cosine".
         seed: that of the pretraining.
+        world: the processes that share each batch. Each has a trainer, and all of them call the same methods in the
+            same order, but for :meth:`restore`, which is for the first one.
 
     Raises:
-        UserError: mean and std do not fit the images.
+        UserError: the processes cannot share it; or mean and std do not fit the images.
     """
 
-    def __init__(self, folder: Path, task: Task, dataset: Dataset, head: str, seed: int, device: torch.device) -> None:
-        self.folder, self.task, self.dataset, self.kind = folder, task, dataset, head
-        self.seed, self.device = seed, device
+    def __init__(
+        self, folder: Path, task: Task, dataset: Dataset, head: str, seed: int, device: torch.device,
+        world: World = ALONE,
+    ) -> None:  # fmt: skip
+        self.folder, self.task, self.dataset, self.kind, self.seed, self.device, self.world = (
+            folder, task, dataset, head, seed, device, world,
+        )  # fmt: skip
         self._store, spec = CheckpointFolder(folder), task.pretraining
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("initial weights", seed))
             network = make_backbone(spec.backbone, dataset.shape, spec.norm_momentum)
             classes = len(dataset.manifest["pools"]["base/train"]["classes"])
             self.head = make_head(head, network.features, classes)
-        self.network = channels_last(network, device)
+        self.network = share_norms(channels_last(network, device), device, world)
         self.head.to(device)
         self.normalise = make_normalise(task.dataset, dataset.shape, device)
+        if self._batch[0] < world.size:
+            raise UserError(f"a batch of {self._batch[0]} images is too small for {world.size} processes; start fewer")
         every = [*self.network.parameters(), *self.head.parameters()]
         self.decayed = [parameter for parameter in every if parameter.dim() >= 2]
         self.parameters = [*self.decayed, *(parameter for parameter in every if parameter.dim() < 2)]
@@ -80,7 +89,7 @@ class Trainer:
             "bf16": precision.bf16,
             "precision": f"{'bf16 autocast' if precision.bf16 else 'float32'}, channels_last: {precision.reason}",
             "device": describe_device(device),
-            "processes": [1],
+            "processes": [],
         }
 
     @cached_property
@@ -108,6 +117,16 @@ class Trainer:
             raise CorruptFile(f"{self.folder} does not fit the network: {error}") from error
         self.info = state.info
 
+    def agree(self) -> None:
+        """Gives the other processes what the first one has restored."""
+        if self.world.size == 1:
+            return
+        began = self.info["epoch"] > 0 or self.info["finished"]
+        state = {k: v.cpu() for k, v in self._tensors().items()} if self.world.first and began else {}
+        self.info, state = self.world.told((self.info, state))
+        if state:
+            self._load(state)
+
     def _check(self, info: dict[str, Any]) -> None:
         """Raises :class:`CorruptFile` where a state is not of this pretraining."""
         path, number = self._store.json, (int, float)
@@ -121,7 +140,7 @@ class Trainer:
 
     @property
     def _batch(self) -> tuple[int, int]:
-        """Images of a step, and steps of an epoch."""
+        """Images of a step, of all processes, and steps of an epoch."""
         return self.task.pretraining.epoch(self.dataset.manifest["pools"]["base/train"]["shape"][0])
 
     @property
@@ -153,7 +172,8 @@ class Trainer:
         return tensors
 
     def _save(self) -> None:
-        self.info = self._store.save(self._tensors(), self.info)
+        if self.world.first:
+            self.info = self._store.save(self._tensors(), self.info)
 
     def train(self, reporter: Reporter, compiled: bool = False) -> None:
         """To the end, from where it is.
@@ -167,24 +187,28 @@ class Trainer:
         """
         from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 
-        spec = self.task.pretraining
-        for name in ("base/train", *self._held_out):
+        spec, world = self.task.pretraining, self.world
+        for name in ("base/train", *self._held_out) if world.first else ():
             self.dataset.check_images(name)
+        world.wait()
         pool, (batch, per_epoch) = self.dataset.pool("base/train"), self._batch
         feed = make_feed(pool, self.normalise, self.device)
         model = self._model(compiled).train()
         start, spent = time.perf_counter(), self.info["seconds"]
+        if self.info["processes"][-1:] != [world.size]:
+            self.info["processes"] = [*self.info["processes"], world.size]
         title = f"pretraining {spec.backbone}, {self.kind} head, seed {self.seed}"
         done = self.info["epoch"] * per_epoch
-        reporter.say(f"{title}: {self.info['precision']}")
+        reporter.say(f"{title}: {self.info['precision']}" + (f", {world.size} processes" if world.size > 1 else ""))
         with reporter.stage(title, spec.steps, min(done, spec.steps)) as stage:
             while done < spec.steps:
                 epoch = self.info["epoch"]
                 steps = min(per_epoch, spec.steps - done)
-                drawn = draw_epoch(pool, spec, self.seed, epoch, batch, steps)
+                drawn = draw_epoch(pool, spec, self.seed, epoch, batch, steps, world)
                 devices = [self.device] if self.device.type == "cuda" else []
+                own = [world.rank] if world.rank else []  # other images, so other numbers
                 with torch.random.fork_rng(devices=devices):
-                    torch.manual_seed(seed_of("dropout", self.seed, epoch))
+                    torch.manual_seed(seed_of("dropout", self.seed, epoch, *own))
                     loaded = feed.batches(drawn)
                     with closing(loaded):  # its thread ends with the epoch, however that ends
                         for i, (images, labels) in enumerate(loaded):
@@ -201,6 +225,7 @@ class Trainer:
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
         self.info["rounded"] = str(ROUNDED).removeprefix("torch.")
         self._save()
+        self.info = world.told(self.info)  # with the checksum of what the first one wrote
 
     @torch.no_grad()
     def _round(self) -> None:
@@ -220,24 +245,30 @@ class Trainer:
                 )
 
     def _model(self, compiled: bool) -> nn.Module:
-        """The module that a step calls: the network and its head, compiled or not."""
+        """The module that a step calls: the network and its head, compiled or not, as one of the processes has them."""
         model: nn.Module = _Classifier(self.network, self.head, Precision(self.info["bf16"], ""))
+        if self.world.size > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            model = nn.parallel.DistributedDataParallel(model, device_ids=ids, process_group=self.world.group)
         return torch.compile(model) if compiled else model  # type: ignore[return-value]
 
     def _step(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> dict[str, float]:
-        """One batch; the figures are read from the device only now and then."""
-        spec = self.task.pretraining
+        """One batch, of which this process has a part; the figures are read from the device only now and then."""
+        spec, size, (batch, _) = self.task.pretraining, self.world.size, self._batch
         for group in self.optimiser.param_groups:
             group["lr"] = spec.schedule.at(step, spec.steps)
         logits = model(images)
-        loss = F.cross_entropy(logits, labels)
+        if size == 1:
+            loss = F.cross_entropy(logits, labels)
+        else:  # parts may differ by an image: the mean over processes, which gradients become, is that over the batch
+            loss = F.cross_entropy(logits, labels, reduction="sum") * (size / batch)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()
         if step % LOOK and step != spec.steps - 1:
             return {}
-        hits = (logits.detach().argmax(1) == labels).float().mean()
-        value, accuracy = torch.stack([loss.detach(), hits]).tolist()  # one wait for both
+        hits = (logits.detach().argmax(1) == labels).sum() * (size / batch)
+        value, accuracy = (self.world.total(torch.stack([loss.detach(), hits])) / size).tolist()  # one wait for both
         if not np.isfinite(value):
             raise UserError(
                 f"pretraining diverged: the loss is {value} at step {step + 1} of {spec.steps}; "
@@ -247,8 +278,8 @@ class Trainer:
 
     @torch.inference_mode()
     def _accuracy(self, pool: Pool, batch: int) -> float:
-        """The share of images labelled right; one wait, at the end."""
-        starts = range(0, len(pool), batch)
+        """Each process labels some of the batches; one wait, at the end."""
+        starts = range(self.world.rank * batch, len(pool), self.world.size * batch)
         rows = [np.arange(start, min(start + batch, len(pool))) for start in starts]
         labels = torch.from_numpy(pool.labels).to(self.device)
         hits = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -257,4 +288,4 @@ class Trainer:
                 with whole_float32():
                     logits = self.head(self.network(self.normalise(images)))
                 hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
-        return int(hits) / len(pool)
+        return int(self.world.total(hits)) / len(pool)

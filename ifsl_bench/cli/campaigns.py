@@ -23,6 +23,7 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.cli.output import say, show_tables, tell_lacking
 from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def plan(
 
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
+    check_alone("ifsl-bench plan")
     planned_jobs, work, files = _wanted(campaign, request, replace(machine, quiet=True))
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import check_data
@@ -106,6 +108,7 @@ def status(campaign: str | None, request: Request, machine: Machine, style: str)
 
     Also says where it runs, since when, what failed and why, and which results are out of date.
     """
+    check_alone("ifsl-bench status")
     jobs, work, _ = _wanted(campaign, request, replace(machine, quiet=True), "cpu")
     from ifsl_bench.campaigns.status import document, rows_of, status_of, summary_of
 

@@ -1,4 +1,4 @@
-"""The command that pretrains and does nothing else."""
+"""The command that pretrains and does nothing else, by itself or as one of the processes that torchrun starts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.torchrun import launch
 from ifsl_bench.protocol.limits import LARGEST_SEED
 
 
 @click.command(
-    epilog=examples("ifsl-bench pretrain --task mini-5shot --head cosine", "ifsl-bench pretrain --task tiered-5shot")
+    epilog=examples(
+        "ifsl-bench pretrain --task mini-5shot --head cosine",
+        "torchrun --nproc-per-node 4 -m ifsl_bench pretrain --task tiered-5shot",
+    )
 )
 @click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear",
@@ -33,13 +37,17 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
 @click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
 @machine_options(log_option, log_dir_option, device_option, home_option, quiet_option, verbose_option)
 def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool, machine: Machine) -> None:
-    """Pretrain the backbone of a task; later runs find it done."""
+    """Pretrain the backbone of a task; later runs find it done.
+
+    Alone, or started by torchrun on several accelerators.
+    """
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
-    from ifsl_bench.protocol.task_files import find
+    folders, launched = machine.folders, launch()
+    if launched is None:
+        from ifsl_bench.protocol.task_files import find
 
-    folders = machine.folders
-    find(task, home=folders)  # a wrong name is told before torch is imported
+        find(task, home=folders)  # a wrong name is told before torch is imported
     from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.common.curves import curves_folder
     from ifsl_bench.jobs.pretraining import pretrain_for, weights_file
@@ -51,8 +59,9 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
     )
     pretrained = pretrain_for(
         task, head=head, seed=seed, device=machine.device, home=folders, reporter=reporter, compiled=compiled,
-        anew=anew, curves=curves,
+        launched=launched, anew=anew, curves=curves,
     )  # fmt: skip
-    shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
-    click.echo(f"{pretrained.key}: {shown}")
-    click.echo(f"weights: {weights_file(folders, pretrained)}")
+    if launched is None or launched.rank == 0:
+        shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
+        click.echo(f"{pretrained.key}: {shown}")
+        click.echo(f"weights: {weights_file(folders, pretrained)}")

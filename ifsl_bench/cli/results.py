@@ -28,6 +28,7 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.common.errors import UserError, one_line
+from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.protocol.limits import LARGEST_SEED
 
@@ -292,6 +293,7 @@ def reproduce(
     """
     import tempfile
 
+    check_alone("ifsl-bench reproduce")
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.board.result_file import read

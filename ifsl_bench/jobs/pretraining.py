@@ -1,4 +1,4 @@
-"""Pretraining by itself: what later runs find done."""
+"""Pretraining by itself: what later runs find done, in one process or in several that share each batch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import get_args
 from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, definition, pretrain, pretraining_key
+from ifsl_bench.backbone.processes import device_name, together
 from ifsl_bench.backbone.registered import check_backbone
 from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.progress import Mute, Reporter
+from ifsl_bench.common.torchrun import Launch
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.data.preparing.prepare import not_prepared
 from ifsl_bench.episodic.prepared import Workspace
@@ -30,6 +32,7 @@ def pretrain_for(
     home: Home | None = None,
     reporter: Reporter | None = None,
     compiled: bool = False,
+    launched: Launch | None = None,
     anew: bool = False,
     curves: Path | None = None,
 ) -> Pretrained:
@@ -39,34 +42,44 @@ def pretrain_for(
         task: a task's name or file, as for ``run``; a file's tasks must have one pretraining.
         head: of the base classifier; each method says which one it starts from.
         seed: of training; a task may have one pretraining for all of them.
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto", "cpu", "cuda" or "cuda:N"; with several processes each takes its own accelerator.
         compiled: let torch.compile make the network's kernels; for accelerators.
+        launched: this process among several, all of which call this: the first one writes and reports.
         anew: train them here even if they come with the package.
         curves: where runs write the curves of trainings, so that either goes on in those of the other.
 
     Raises:
         UserError: whatever is wrong, in one line.
+        SystemExit: in a process of several, where another one has said what is wrong.
     """
-    kind, home, reporter = head_kind(head), home or Home.locate(), reporter or Reporter()
-    chosen, where = one_task(find(task, home=home), task), choose_device(device)
-    if compiled and where.type == "cpu":
-        raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
-    frozen = check_backbone(chosen.pretraining) is not None
-    if frozen and anew:
-        raise UserError(
-            f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
-            "trained once; leave --anew out"
-        )
-    prepared = Workspace(home, where, reporter).prepared(chosen, kind, seed)
-    if frozen:
-        return prepared.pretrained
-    dataset = prepared.dataset
-    key = pretraining_key(chosen, dataset.fingerprint, kind, seed)
-    if anew:
-        weights.train_here(home, key, reporter)
-    if curves:
-        reporter = Curves(curves / "pretraining" / key, reporter)
-    return pretrain(home, chosen, dataset, kind, seed, where, reporter, compiled)
+    head_kind(head)
+    home = home or Home.locate()
+    with together(launched) as world:
+        chosen = one_task(find(task, home=home), task)
+        where = choose_device(device_name(device, launched))
+        if compiled and where.type == "cpu":
+            raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
+        kind, frozen = head_kind(head), check_backbone(chosen.pretraining) is not None
+        if frozen and (world.size > 1 or anew):
+            raise UserError(
+                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
+                f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
+            )
+        listener = (reporter or Reporter()) if world.first else Mute()
+        prepared = Workspace(home, where, listener).prepared(chosen, kind, seed)
+        if world.first:
+            dataset_here = prepared.dataset  # may have to be made, by one
+            if anew:
+                weights.train_here(home, pretraining_key(chosen, dataset_here.fingerprint, kind, seed), listener)
+        world.wait()
+        if frozen:
+            return prepared.pretrained
+        dataset = prepared.dataset
+        if curves and world.first:
+            listener = Curves(
+                curves / "pretraining" / pretraining_key(chosen, dataset.fingerprint, kind, seed), listener
+            )
+        return pretrain(home, chosen, dataset, kind, seed, where, listener, world.on(where), compiled)
 
 
 def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, weights.Weights]:

@@ -1,4 +1,4 @@
-"""What a network sees of an epoch: on devices the same as on the CPU."""
+"""What a network sees of an epoch: on devices the same as on the CPU, in several processes the same as in one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ifsl_bench.backbone import feeding
 from ifsl_bench.backbone.feeding import DeviceFeed, HostFeed, draw_epoch
 from ifsl_bench.backbone.images import make_normalise
+from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocol.task import DataSpec, Pretraining, Schedule
 
@@ -43,7 +44,7 @@ def seen(feed, epoch) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
     """Bit for bit, on a device that is the CPU."""
     images, normalise = pool(shape), make_normalise(IMAGES if len(shape) == 3 else DataSpec(name="x"), shape, CPU)
-    epoch = draw_epoch(images, spec, 3, 1, 8, 3)
+    epoch = draw_epoch(images, spec, 3, 1, 8, 3, ALONE)
     expected = seen(HostFeed(images, normalise), epoch)
     found = seen(DeviceFeed(images, normalise, CPU, resident), epoch)
     assert [len(labels) for _, labels in found] == [8, 8, 8]
@@ -53,13 +54,27 @@ def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
         assert a.stride() == c.stride()
 
 
+@pytest.mark.parametrize(("size", "parts"), [(2, [4, 4]), (3, [2, 3, 3]), (8, [1] * 8)])
+def test_processes_share_the_batches_of_one(size, parts):
+    images, normalise = pool(), make_normalise(IMAGES, (8, 7, 3), CPU)
+    whole = seen(HostFeed(images, normalise), draw_epoch(images, SPEC, 3, 1, 8, 3, ALONE))
+    shared = [
+        seen(HostFeed(images, normalise), draw_epoch(images, SPEC, 3, 1, 8, 3, World(rank, size)))
+        for rank in range(size)
+    ]
+    for step, (inputs, labels) in enumerate(whole):
+        assert [len(one[step][1]) for one in shared] == parts
+        assert torch.equal(torch.cat([one[step][0] for one in shared]), inputs)
+        assert torch.equal(torch.cat([one[step][1] for one in shared]), labels)
+
+
 def test_epochs_and_seeds_differ():
     images = pool()
-    drawn = [draw_epoch(images, SPEC, seed, epoch, 8, 3) for seed, epoch in ((3, 1), (3, 2), (4, 1))]
+    drawn = [draw_epoch(images, SPEC, seed, epoch, 8, 3, ALONE) for seed, epoch in ((3, 1), (3, 2), (4, 1))]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not np.array_equal(drawn[a].rows[0], drawn[b].rows[0])
         assert not torch.equal(drawn[a].crops[0], drawn[b].crops[0])
-    assert sorted(np.concatenate(draw_epoch(images, SPEC, 0, 0, 10, 3).rows)) == list(range(30))
+    assert sorted(np.concatenate(draw_epoch(images, SPEC, 0, 0, 10, 3, ALONE).rows)) == list(range(30))
 
 
 class Crossings(TorchDispatchMode):
@@ -83,7 +98,7 @@ def test_transfers_of_an_epoch_are_one_and_one_a_step_where_the_images_are_not_t
     images, device = pool(), torch.device("meta")
     feed = DeviceFeed(images, make_normalise(IMAGES, (8, 7, 3), device), device, resident)
     with Crossings() as crossings:
-        found = seen(feed, draw_epoch(images, SPEC, 3, 1, 8, 3))
+        found = seen(feed, draw_epoch(images, SPEC, 3, 1, 8, 3, ALONE))
     assert [tuple(inputs.shape) for inputs, _ in found] == [(8, 3, 8, 7)] * 3
     assert crossings.count == transfers
 

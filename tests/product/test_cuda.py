@@ -202,10 +202,21 @@ def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, mo
 
 
 @pytest.mark.slow("torch.compile, and commands of their own")
-@pytest.mark.parametrize("how", ["plain", "--compile"])
+@pytest.mark.parametrize("how", ["plain", "--compile", "torchrun"])
 def test_the_command_pretrains(glyph_home, how):
-    command = [sys.executable, "-m", "ifsl_bench", "pretrain", "--home", str(glyph_home)]
-    command += ["--task", f"{glyph_home.parent / 'few.toml'}:few-1shot"]
+    command = [sys.executable, "-m", "ifsl_bench"]
+    if how == "torchrun":
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "1",
+            "-m",
+            "ifsl_bench",
+        ]
+    command += ["pretrain", "--task", f"{glyph_home.parent / 'few.toml'}:few-1shot", "--home", str(glyph_home)]
     done = subprocess.run(
         command + ["--compile"] * (how == "--compile"),
         capture_output=True,
