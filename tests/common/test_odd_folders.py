@@ -79,7 +79,7 @@ def test_a_complete_cache_wants_no_lock(here, monkeypatch):
 
     for room in (
         "backbone.pretrain",
-        "backbone.features",
+        "common.building",
         "data.preparing.prepare",
         "jobs.training",
         "store.stored",
