@@ -33,8 +33,7 @@ from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
 from ifsl_bench.jobs.ranges import Calibrate, ranges_of
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready
-from ifsl_bench.jobs.searching import counted_on_test
-from ifsl_bench.jobs.training import Trial, evaluation_amount, say_place
+from ifsl_bench.jobs.training import evaluation_amount, say_place
 from ifsl_bench.plugin.contract import check_answers, check_repeated
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.session_metrics import SessionCounts
@@ -106,7 +105,10 @@ class Evaluate(EvaluationStage):
         if isinstance(counts, SessionCounts):
             counts = counts.calibrated() if self.job.calibrated else counts
         else:
-            choice = counted_on_test(self.job, choice, counts, work)
+            if self.job.searched and self.model is None:
+                from ifsl_bench.jobs.searching import counted_on_test
+
+                choice = counted_on_test(self.job, choice, counts, work)
             if calibrated and self.job.calibrated:
                 counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
         sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
@@ -168,7 +170,7 @@ def stages_of(job: Job, command: str = "") -> list[Stage]:
     def add(stage: Stage) -> None:
         for needed in stage.inputs():
             # Candidates may be thousands: they are told apart by what they are called.
-            if isinstance(needed, Trial):
+            if needed.kind == "trial":
                 if str(needed) in trials:
                     continue
                 trials.add(str(needed))

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -41,9 +42,11 @@ class Stage(ABC):
 
     Attributes:
         kind: of stage, in a word.
+        trains: whether it trains a method, or tries a trained one.
     """
 
     kind: ClassVar[str]
+    trains: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return self.told("" if self.shown_seed is None else f", seed {self.shown_seed}")
@@ -69,6 +72,10 @@ class Stage(ABC):
     def inputs(self) -> Sequence[Stage]:
         """The stages it waits for. It makes what they should have made and did not, if it comes to that."""
         return ()
+
+    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+        """The models and trials that it makes, with their files or folders."""
+        return []
 
     @abstractmethod
     def cached(self, home: Home) -> bool:

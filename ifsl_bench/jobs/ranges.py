@@ -31,7 +31,6 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.ready import EvaluationStage, Part
-from ifsl_bench.jobs.searching import kept_choice
 from ifsl_bench.jobs.training import (
     MetaTrain,
     backbone_of,
@@ -57,7 +56,11 @@ class KeptStage(EvaluationStage):
         """Identity of all that determines what is found in an episode, but for the machine; None where something is
         still to be made."""
         weights = backbone_of(self.job).weights(home)
-        job = self.job if self.model is not None else kept_choice(self.job, home)
+        job: Job | None = self.job
+        if self.model is None and self.job.searched:
+            from ifsl_bench.jobs.searching import kept_choice
+
+            job = kept_choice(self.job, home)
         if weights is None or job is None:
             return None
         trained = ""

@@ -19,7 +19,6 @@ from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Stage
-from ifsl_bench.jobs.searching import TrainChosen, chosen, trials_of
 from ifsl_bench.jobs.training import JobStage, MetaTrain, backbone_of, features_of, fresh, key_of, to_evaluate
 from ifsl_bench.plugin.contract import Asked
 from ifsl_bench.plugin.method import Method
@@ -127,8 +126,11 @@ class EvaluationStage(JobStage):
 
     def ready(self, work: Workspace, reporter: Reporter) -> Ready:
         """The method, trained if need be; the reporter hears what was chosen."""
-        plain = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
-        job, choice = chosen(self.job, work, reporter) if self.model is None else plain
+        job, choice = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
+        if self.model is None and job.searched:
+            from ifsl_bench.jobs.searching import chosen
+
+            job, choice = chosen(job, work, reporter)
         if self.model is None:
             method, trained, folder = MetaTrain(job).compute(work)
         else:
@@ -142,6 +144,8 @@ class EvaluationStage(JobStage):
         # Every row has calibrated numbers beside its own; validation episodes that cannot be drawn are no hindrance.
         more = features_of(job, (*job.sides, "val") if job.task.kind.has_base else job.sides)
         if job.searched and self.model is None:
+            from ifsl_bench.jobs.searching import TrainChosen, trials_of
+
             if job.trials and job.seed != TUNING_SEED and job.trains:  # which waits for the trials
                 more += [TrainChosen(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))]
             else:

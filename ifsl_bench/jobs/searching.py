@@ -6,26 +6,132 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ifsl_bench.backbone.placement import Place
 from ifsl_bench.board.choices import Choice
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.data.preparing.outline import Outline
-from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmness
-from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.episodic.trained import Model, training_threads
+from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmness, read_trial, tried_with, write_trial
+from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.episodic.trained import Diverged, Model, training_threads
 from ifsl_bench.jobs.job import TUNING_SEED, Candidate, Job
 from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
-from ifsl_bench.jobs.training import JobStage, MetaTrain, Trial, key_of, prepared_for, training_place, trials_named
+from ifsl_bench.jobs.training import (
+    JobStage,
+    MetaTrain,
+    backbone_of,
+    evaluation_amount,
+    key_of,
+    prepared_for,
+    to_evaluate,
+    training_place,
+)
 from ifsl_bench.plugin import settings
+from ifsl_bench.plugin.method import NonFinite
 from ifsl_bench.plugin.settings import PAIR
 from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocol.calibration import Bias
 from ifsl_bench.protocol.metrics import Counts
+
+
+@dataclass(frozen=True)
+class Trial(JobStage):
+    """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
+
+    kind = "trial"
+    trains = True
+
+    def told(self, seeds: str) -> str:
+        steps = f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
+        episodes = len(self.job.task.evaluation.halves[0])
+        return f"trial of {self.job.told(seeds)}: {steps}{episodes:,} validation episodes"
+
+    @property
+    def family(self) -> str:
+        return trials_named(self.job)
+
+    def key(self, home: Home) -> str:
+        return f"{key_of(self.job, home)}-{self.job.training.select}"
+
+    def inputs(self) -> Sequence[Stage]:
+        return prepared_for(self.job, ("train", "val") if self.job.trains else ("val",))
+
+    def file(self, home: Home) -> Path:
+        return home.cache / "trials" / f"{self.key(home)}.json"
+
+    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+        return [(self, self.file(home)), *MetaTrain(self.job).made(home)]
+
+    def cached(self, home: Home) -> bool:
+        return self.found(home) is not None
+
+    def found(self, home: Home) -> Tried | None:
+        """The trial on the backbone that is in the home."""
+        return self.kept(home, backbone_of(self.job).weights(home))
+
+    def kept(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
+        """The trial of the same method on the same backbone, if there is one."""
+        return read_trial(self.file(home), weights, self.job.has_made, reporter)
+
+    def place(self, work: Workspace) -> Place:
+        evaluation = work.place("evaluation")
+        return both(training_place(self.job, work), evaluation) if self.job.trains else evaluation
+
+    def threads(self) -> int:
+        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
+
+    def amount(self, data: Outline, work: Workspace) -> Amount:
+        """Meta-training, beside which the episodes take little; without it these."""
+        if self.job.trains:
+            return MetaTrain(self.job).amount(data, work)
+        return evaluation_amount(self.job, len(self.job.task.evaluation.halves[0]), work)
+
+    def compute(self, work: Workspace) -> Tried:
+        job, file, prepared = self.job, self.file(work.home), backbone_of(self.job).prepared(work)
+        tried = self.kept(work.home, prepared.pretrained.sha256, work.reporter)
+        if tried is None:
+            tried = self._tried(work, prepared)
+            write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity)
+            work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
+        return tried
+
+    def on_test(self, work: Workspace, episodes: range, title: str) -> Counts:
+        """Counts the hits of what was tried on test episodes, calibrated by its own bias."""
+        job, bias = self.job, self.compute(work).bias
+        method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
+        loader = backbone_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
+        alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
+        counts = evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
+        assert isinstance(counts, Counts)  # no such question is asked of sequences
+        return counts
+
+    def _tried(self, work: Workspace, prepared: PreparedTask) -> Tried:
+        job, episodes = self.job, self.job.task.evaluation.halves[0]
+        try:
+            method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
+            loader = prepared.loader("val", device=work.place("evaluation").device)
+            return tried_with(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
+        except (Diverged, NonFinite) as error:
+            return Tried(0.0, len(episodes), diverged=str(error))
+
+
+def trials_named(job: Job) -> str:
+    """The trials of a search, for people: what is tried, with what is not."""
+    fixed = {key: value for key, value in job.given.items() if key not in job.method.space}
+    return f"trials of {'.'.join(settings.label(job.method, job.name, fixed, job.task))} on {job.task.name}"
+
+
+def both(first: Place, second: Place) -> Place:
+    """Joins the places of work in two parts."""
+    return first if first == second else Place(second.device, f"{second.why}, after meta-training on {first}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +148,7 @@ class LaterTrial(JobStage):
     slot: int
 
     kind = "trial"
+    trains = True
 
     def told(self, seeds: str) -> str:
         return f"trial {self.slot + 1} of round {self.round + 1} of {self.job.told(seeds)}"
@@ -69,6 +176,10 @@ class LaterTrial(JobStage):
         rounds = self.job.rounds(kept_accuracies(home))
         candidates = rounds[self.round][self.slot :] if len(rounds) > self.round else []
         return Trial(candidates[0].job) if candidates else None
+
+    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+        trial = self.trial(home)
+        return trial.made(home) if trial else []
 
     def cached(self, home: Home) -> bool:
         accuracy = kept_accuracies(home)
@@ -113,6 +224,7 @@ class TrainChosen(JobStage):
     """The best of a job's candidates, meta-trained with a seed that is not the trials'."""
 
     kind = "meta-training"
+    trains = True
 
     def told(self, seeds: str) -> str:
         return f"meta-training the choice for {self.job.told(seeds)}: {self.job.schedule.steps:,} steps"
@@ -122,6 +234,12 @@ class TrainChosen(JobStage):
 
     def inputs(self) -> Sequence[Stage]:
         return [*prepared_for(self.job, ("train", "val")), *trials_of(self.job)]
+
+    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+        """The models of all candidates: one of these is its own."""
+        candidates = itertools.chain.from_iterable(self.job.rounds(kept_accuracies(home)))
+        jobs = [replace(candidate.job, seed=self.job.seed) for candidate in candidates]
+        return [artefact for job in jobs for artefact in MetaTrain(job).made(home)]
 
     def cached(self, home: Home) -> bool:
         return False  # what is chosen is known where all trials are
@@ -141,13 +259,11 @@ class TrainChosen(JobStage):
 
 
 def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
-    """The best of a job's candidates, with the job's seed, and what a result says of the choice.
+    """The best of the candidates of a job that is searched, with the job's seed, and what a result says of the choice.
 
     Args:
         reporter: who hears of the choice.
     """
-    if not job.searched:
-        return job, {"options": job.options, "tuned": {}, "passed_over": [], "edge": []}
     tried: dict[str, Tried] = {}
 
     def accuracy(candidate: Candidate) -> float:

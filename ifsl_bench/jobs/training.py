@@ -1,5 +1,4 @@
-"""The stages of a job between :mod:`ifsl_bench.jobs.preparation` and :mod:`ifsl_bench.jobs.evaluating`:
-meta-training, and trials of options."""
+"""Meta-training, the stage of a job between its features and its evaluation, and what later stages ask of both."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
@@ -20,21 +18,16 @@ from ifsl_bench.common.checkpoint import begun, finished_info
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
-from ifsl_bench.episodic.choosing import Tried, read_trial, tried_with, write_trial
 from ifsl_bench.episodic.evaluation import block_bytes, evaluate
-from ifsl_bench.episodic.prepared import PreparedTask, Workspace
-from ifsl_bench.episodic.trained import Diverged, Model, folders, holds, load_trained, training_threads
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.episodic.trained import Model, folders, holds, load_trained, training_threads
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Features, Pretrain, Stage
 from ifsl_bench.jobs.rates import Amount
-from ifsl_bench.plugin import settings
-from ifsl_bench.plugin.method import Base, Method, NonFinite
+from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method
-from ifsl_bench.protocol.calibration import Bias
-from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
 
 WIDE = 512  # features of an image at most, of the networks that come with the package
@@ -115,6 +108,7 @@ class MetaTrain(JobStage):
     """The method, meta-trained if it has anything to train."""
 
     kind = "meta-training"
+    trains = True
 
     def told(self, seeds: str) -> str:
         return f"meta-training {self.job.told(seeds)}: {self.job.schedule.steps:,} steps"
@@ -132,6 +126,9 @@ class MetaTrain(JobStage):
     def folder(self, home: Home) -> Path:
         """The folder of the model."""
         return next(folder for folder in folders(home.trained / key_of(self.job, home)) if self.is_ours(folder))
+
+    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+        return [(self, self.folder(home))]
 
     def cached(self, home: Home) -> bool:
         return finished_info(self.folder(home), pretraining_sha256=backbone_of(self.job).weights(home)) is not None
@@ -186,94 +183,6 @@ class MetaTrain(JobStage):
                     check = partial(self.validate, work)
                     return Model(method, Course(folder, method, job.label, loader, check, *how).run(), folder.name)
         raise AssertionError("there is no end of folders")
-
-
-@dataclass(frozen=True)
-class Trial(JobStage):
-    """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
-
-    kind = "trial"
-
-    def told(self, seeds: str) -> str:
-        steps = f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
-        episodes = len(self.job.task.evaluation.halves[0])
-        return f"trial of {self.job.told(seeds)}: {steps}{episodes:,} validation episodes"
-
-    @property
-    def family(self) -> str:
-        return trials_named(self.job)
-
-    def key(self, home: Home) -> str:
-        return key_of(self.job, home)
-
-    def inputs(self) -> Sequence[Stage]:
-        return prepared_for(self.job, ("train", "val") if self.job.trains else ("val",))
-
-    def file(self, home: Home) -> Path:
-        return home.cache / "trials" / f"{key_of(self.job, home)}-{self.job.training.select}.json"
-
-    def cached(self, home: Home) -> bool:
-        return self.found(home) is not None
-
-    def found(self, home: Home) -> Tried | None:
-        """The trial on the backbone that is in the home."""
-        return self.kept(home, backbone_of(self.job).weights(home))
-
-    def kept(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
-        """The trial of the same method on the same backbone, if there is one."""
-        return read_trial(self.file(home), weights, self.job.has_made, reporter)
-
-    def place(self, work: Workspace) -> Place:
-        evaluation = work.place("evaluation")
-        return both(training_place(self.job, work), evaluation) if self.job.trains else evaluation
-
-    def threads(self) -> int:
-        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
-
-    def amount(self, data: Outline, work: Workspace) -> Amount:
-        """Meta-training, beside which the episodes take little; without it these."""
-        if self.job.trains:
-            return MetaTrain(self.job).amount(data, work)
-        return evaluation_amount(self.job, len(self.job.task.evaluation.halves[0]), work)
-
-    def compute(self, work: Workspace) -> Tried:
-        job, file, prepared = self.job, self.file(work.home), backbone_of(self.job).prepared(work)
-        tried = self.kept(work.home, prepared.pretrained.sha256, work.reporter)
-        if tried is None:
-            tried = self._tried(work, prepared)
-            write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity)
-            work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
-        return tried
-
-    def on_test(self, work: Workspace, episodes: range, title: str) -> Counts:
-        """Counts the hits of what was tried on test episodes, calibrated by its own bias."""
-        job, bias = self.job, self.compute(work).bias
-        method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
-        loader = backbone_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
-        alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
-        counts = evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
-        assert isinstance(counts, Counts)  # no such question is asked of sequences
-        return counts
-
-    def _tried(self, work: Workspace, prepared: PreparedTask) -> Tried:
-        job, episodes = self.job, self.job.task.evaluation.halves[0]
-        try:
-            method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
-            loader = prepared.loader("val", device=work.place("evaluation").device)
-            return tried_with(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
-        except (Diverged, NonFinite) as error:
-            return Tried(0.0, len(episodes), diverged=str(error))
-
-
-def trials_named(job: Job) -> str:
-    """The trials of a search, for people: what is tried, with what is not."""
-    fixed = {key: value for key, value in job.given.items() if key not in job.method.space}
-    return f"trials of {'.'.join(settings.label(job.method, job.name, fixed, job.task))} on {job.task.name}"
-
-
-def both(first: Place, second: Place) -> Place:
-    """Joins the places of work in two parts."""
-    return first if first == second else Place(second.device, f"{second.why}, after meta-training on {first}")
 
 
 def say_place(work: Workspace, stage: Stage, place: Place) -> None:

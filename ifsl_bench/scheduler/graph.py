@@ -15,8 +15,7 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import PrepareData, Stage
 from ifsl_bench.jobs.rates import Amount, Rates
 from ifsl_bench.jobs.ready import EvaluationStage
-from ifsl_bench.jobs.training import Trial
-from ifsl_bench.store.stored import is_trained, stored_result
+from ifsl_bench.store.stored import stored_result
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
 
@@ -90,8 +89,6 @@ class Graph:
 
 def key_of(stage: Stage, home: Home) -> str:
     """Makes the key of the stage's node."""
-    if isinstance(stage, Trial):
-        return f"trial/{stage.file(home).stem}"
     if isinstance(stage, Evaluate):
         return f"result/{stage.job.task.name}-{stage.job.task.hash[:12]}/{stage.job.result_path(home).stem}"
     return f"{stage.kind}/{stage.key(home)}"
@@ -152,7 +149,7 @@ class _Expansion:
     def _visit(self, stage: Stage, index: int, outline: Outline) -> str | None:
         """The key of the stage's node, which is made if it is missing; None where the stage is done."""
         key = key_of(stage, self.work.home)
-        anew = self.retrain and is_trained(stage)
+        anew = self.retrain and stage.trains
         if key not in self._done:
             of_old = self.retrain and isinstance(stage, EvaluationStage)  # of the old model
             self._done[key] = not anew and not of_old and stage.cached(self.work.home)

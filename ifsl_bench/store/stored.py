@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ifsl_bench.backbone.weights import weights_to_use
@@ -18,8 +18,6 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import Pretrain, Stage
 from ifsl_bench.jobs.ranges import remove_evaluated
-from ifsl_bench.jobs.searching import LaterTrial, TrainChosen, kept_accuracies
-from ifsl_bench.jobs.training import MetaTrain, Trial
 
 
 @dataclass(frozen=True)
@@ -103,31 +101,10 @@ def store(job: Job, work: Workspace, result: Result) -> None:
     work.reporter.say(f"result: {job.result_path(work.home)}")
 
 
-def is_trained(stage: Stage) -> bool:
-    """Tells whether a stage trains a method, or tries a trained one."""
-    return isinstance(stage, (MetaTrain, Trial, LaterTrial, TrainChosen))
-
-
 def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
     """Renames what a stage has made, but for what ``renewed`` names already: what jobs share is trained anew once."""
-    for artefact in _makes(stage, work.home):
-        path = artefact.file(work.home) if isinstance(artefact, Trial) else artefact.folder(work.home)
+    for artefact, path in stage.made(work.home):
         with locked(path, work.reporter.warn):
             if path not in renewed and path.exists():
                 work.reporter.say(f"{artefact}: what was there is kept as {set_aside(path, 'replaced')}")
         renewed.add(path)
-
-
-def _makes(stage: Stage, home: Home) -> list[MetaTrain | Trial]:
-    if isinstance(stage, LaterTrial):
-        trial = stage.trial(home)
-        return _makes(trial, home) if trial else []
-    if isinstance(stage, Trial):
-        return [stage, MetaTrain(stage.job)]
-    if isinstance(stage, TrainChosen):  # one of these
-        rounds = stage.job.rounds(kept_accuracies(home))
-        return [
-            MetaTrain(replace(candidate.job, seed=stage.job.seed))
-            for candidate in itertools.chain.from_iterable(rounds)
-        ]
-    return [stage] if isinstance(stage, MetaTrain) else []

@@ -272,7 +272,7 @@ def test_resamples_choose_among_sound_settings_alone():
 
 
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
-    made, evaluate = [], stages.evaluate
+    made, evaluate = [], searching.evaluate
 
     def counted(method, name, loader, episodes, *more, **how):
         if more:
@@ -281,7 +281,7 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
                 raise KeyboardInterrupt
         return evaluate(method, name, loader, episodes, *more, **how)
 
-    for module in (stages, ready):
+    for module in (searching, ready):
         monkeypatch.setattr(module, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         api.run_job(job_of(task, work), work)
@@ -506,7 +506,7 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
     def trials(text):
         file.write_text(text.replace("LEARNED", learned))
         job = job_of(task, work, trials=2, method=f"{file}:Own")
-        return job, [stages.Trial(one) for _, one in first_round(job)]
+        return job, [searching.Trial(one) for _, one in first_round(job)]
 
     job, made = trials(OWN)
     api.run_job(job, work)
