@@ -1,21 +1,26 @@
-"""Arrays and pickles made to hang, to fill the memory or to end in a traceback: each ends in one line."""
+"""Arrays, pickles and images made to hang, to fill the memory or to end in a traceback: each ends in one line."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import struct
+import tarfile
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ifsl_bench.common import limits
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
+from ifsl_bench.data.read.decode_many import decode_into, tree_items
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.unpickle import load
 from tests.data.test_hostile import zeros_deflated, zipped
@@ -157,3 +162,96 @@ def test_a_pickle_of_endless_strings_is_refused_and_one_of_large_arrays_is_not(m
 def test_a_name_that_no_terminal_can_show_is_written_out():
     with pytest.raises(UserError, match=r"it holds the name x\\ud800\._frombuffer"):
         load(b"\x80\x04Vx\\ud800\n\x8c\x0b_frombuffer\x93.", "x.pkl")
+
+
+def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(tmp_path, monkeypatch):
+    from tests.fuzz.images import encoded
+
+    monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "1")
+    good, large = encoded(), encoded() + bytes(2 * 10**6)  # what follows an image does no harm
+    for mode in ("w", "w:gz"):
+        path = tmp_path / f"x.{mode[-1]}"
+        with tarfile.open(path, mode) as archive:
+            for name, content in (("a.png", good), ("b.png", large), ("c.png", good)):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        with open_tree(path) as tree:
+            out = np.zeros((3, 8, 8, 3), np.uint8)
+            done = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop"))
+            ((row, _, reason),) = done.bad
+            assert row == 1
+            assert reason.startswith("it has 2,000,")
+            assert "too large for an encoded image" in reason
+            assert out[0].any()
+            assert (out[0] == out[2]).all()
+    monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "3")
+    with open_tree(path) as tree:
+        assert not decode_into(out, tree_items(tree, ["b.png"]), ImageSpec(8, "crop")).bad
+
+
+@pytest.mark.parametrize("size", [(1, 1 << 20), (1 << 20, 1), (1 << 16, (1 << 10) + 1)])
+def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(size, traced):
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    start = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 6, 0, 0, 0))
+    content = b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(MB))) + chunk(b"IEND", b"")
+    with traced() as memory, pytest.raises(BadImage, match="pixels, too many to decode"):
+        decode(content, ImageSpec(8, "crop"))
+    assert memory.peak < 5e6
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_an_image_of_endless_passes_is_refused_before_it_is_decoded(progressive):
+    out = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (2000, 2000, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(out, "JPEG", progressive=progressive)
+    content = out.getvalue()
+    assert decode(content, ImageSpec(8, "crop")).shape == (8, 8, 3)
+    last = content.rindex(b"\xff\xda")
+    with pytest.raises(BadImage, match=r"it has 100,\d\d\d scans, too many"):
+        decode(content[:last] + content[last : last + 14] * 100_000 + content[last:], ImageSpec(8, "crop"))
+
+
+def tiff(tags, extra, form="<"):
+    """A header with these tags (number, type, values, where) and what follows it."""
+    body = struct.pack(f"{form}H", len(tags)) + b"".join(struct.pack(f"{form}HHLL", *tag) for tag in tags)
+    start = b"II*\0" if form == "<" else b"MM\0*"
+    return start + struct.pack(f"{form}L", 8) + body + bytes(4) + extra
+
+
+@pytest.mark.parametrize("form", ["<", ">"])
+@pytest.mark.parametrize(("kind", "many"), [(4, 5_000_000), (5, 5_000_000), (12, 2_000_000)])
+def test_a_tiff_with_millions_of_values_in_its_header_is_refused_before_it_is_opened(form, kind, many):
+    usual = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8 if form == "<" else 8 << 16)]
+    content = tiff([*usual, (700, kind, many, 200)], bytes(6_000_000), form)
+    with pytest.raises(BadImage, match=r"it has [\d,]+ values in its header, too many"):
+        decode(content, ImageSpec(16, "crop"))
+
+
+def test_honest_tiffs_and_such_with_long_texts_are_opened():
+    for more in ({}, {"compression": "tiff_deflate"}, {"tiffinfo": {270: "a" * 3_000_000}}):
+        out = io.BytesIO()
+        Image.new("RGB", (40, 3000), (9, 8, 7)).save(out, "TIFF", **more)
+        assert decode(out.getvalue(), ImageSpec(8, "crop")).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "²", "9" * 5000])
+def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", value)
+    with pytest.raises(UserError, match="expected a whole number of MB"):
+        limits.image_bytes()
+
+
+def test_every_limit_says_why_and_what_to_do():
+    found = [limit for limit in vars(limits).values() if isinstance(limit, limits.Limit)] + [limits.image_bytes()]
+    assert len(found) >= 12
+    for limit in found:
+        assert len(limit.why) > 20
+        limit.check(limit.most, "x")
+        with pytest.raises(UserError) as error:
+            limit.check(limit.most + 1, "x.zip")
+        assert str(error.value).startswith("x.zip ")
+        assert f"{limit.most:,}" in str(error.value)
+        assert "{" not in str(error.value)

@@ -26,7 +26,6 @@ from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.sets import feature_files
 from ifsl_bench.data.source import Count, DatasetSource, Form, Import, differences
 from ifsl_bench.plugin import registry
 
@@ -210,24 +209,6 @@ def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, monk
     assert dataset.fingerprint == fresh.fingerprint
 
 
-def test_files_changed_in_place_are_not_mixed_with_older_ones(toy, tmp_path, monkeypatch):
-    """Between an interruption and the next run the pixels change, names and sizes of the files do not."""
-    for path in toy.rglob("*.png"):
-        Image.open(path).save(path.with_suffix(".bmp"))
-        path.with_suffix(".bmp").replace(path)
-    home = Home.locate(tmp_path / "home")
-    decoded = _interrupted_once(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter())
-    sizes = {path: path.stat().st_size for path in toy.rglob("*.png")}
-    for path in sizes:
-        Image.fromarray(255 - np.asarray(Image.open(path))).save(path, "BMP")
-    assert sizes == {path: path.stat().st_size for path in toy.rglob("*.png")}
-    dataset = prepare(home, "toy", toy, False, Reporter())
-    assert len(decoded) == 3 + 6
-    assert dataset.fingerprint == prepare(Home.locate(tmp_path / "new"), "toy", toy, False, Reporter()).fingerprint
-
-
 def test_another_source_is_not_ignored(toy, tmp_path):
     home = Home.locate(tmp_path / "home")
     first = prepare(home, "toy", toy, False, Reporter())
@@ -403,16 +384,6 @@ print(made.fingerprint)
     assert done.stdout.splitlines()[-1] == fresh.fingerprint
 
 
-def test_features_that_were_read_are_not_read_again(write_features, tmp_path, interrupted):
-    home, files = Home.locate(tmp_path / "home"), write_features(tmp_path / "features")
-    asked = interrupted(feature_files, "_features", 4)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(home, "mine", files, False, Reporter())
-    dataset = prepare(home, "mine", files, False, Reporter())
-    assert [entry.name for _, entry in asked[4:]] == ["novel-train.npz", "novel-val.npz", "novel-test.npz"]
-    assert dataset.fingerprint == prepare(Home.locate(tmp_path / "new"), "mine", files, False, Reporter()).fingerprint
-
-
 @pytest.mark.parametrize("kind", ["zip archive", "folder"])
 def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, messages, kind):
     """A member of an archive whose content has another checksum, and a file that nobody may read."""
@@ -442,13 +413,6 @@ def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, message
     kept = [np.asarray(Image.open(toy / f"novel/val/d/{i}.png")) for i in (0, 2, 3)]
     np.testing.assert_array_equal(dataset.pool("novel/val").images, np.stack(kept))
     assert prepare(home, "toy", source, False, messages).fingerprint == dataset.fingerprint
-
-
-def test_a_class_without_usable_images_is_an_error_in_any_case(toy, tmp_path):
-    for path in (toy / "novel/test/e").glob("*.png"):
-        path.write_bytes(b"")
-    with pytest.raises(UserError, match="novel/test: no image of class 'e' can be used"):
-        prepare(Home.locate(tmp_path / "home"), "toy", toy, False, Reporter(), allow_partial=True)
 
 
 @pytest.mark.slow("500 MB of images")
