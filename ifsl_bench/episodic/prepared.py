@@ -19,6 +19,7 @@ from ifsl_bench.backbone.features import (
     compute_features,
     computed_at,
     feature_pool,
+    images_of,
 )
 from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
@@ -159,7 +160,10 @@ class PreparedTask:
         starts = self.dataset.pool(name).starts
         with threads(host_threads(HOST)):
             moments = class_moments(folder, self.features(name), starts, self.work.reporter)
-        return base_classifier(self.pretrained, moments)
+        return replace(
+            base_classifier(self.pretrained, moments),
+            images=images_of(self.features(name), self.dataset.pool(name).labels, self.pretrained.mean),
+        )
 
     def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
         """The features of a pool, copied to the device once."""

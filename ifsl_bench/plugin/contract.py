@@ -305,11 +305,13 @@ def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: in
         weight, bias, prototypes = (torch.randn(K, *size, dtype=torch.float64) for size in ((D,), (), (D,)))
         within = torch.randn(3 * D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         known = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
+        images = prototypes.repeat_interleave(len(within) // K, 0) + within[: len(within) // K * K]
+        of_base = torch.arange(K).repeat_interleave(len(within) // K)
 
         def make(base: Base) -> Method:
             return make_method(kind, base, N, options).double().eval()
 
-        method = make(Base(weight, 0.1 * bias, prototypes, 9.0, *known))
+        method = make(Base(weight, 0.1 * bias, prototypes, 9.0, *known, lambda: (images, of_base)))
         means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
         of = labels, torch.arange(Q) % N
         x, q = (means[:, each] + 0.7 * torch.randn(E, len(each), D, dtype=torch.float64) for each in of)

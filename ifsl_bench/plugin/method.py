@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -40,6 +40,8 @@ class Base:
         covariance: [D, D], of the features within the classes: the mean over all base/train images of (x - m)(x - m)^T,
             m being the prototype of the image's class. It is pooled over all base classes, those that an episode hides
             included. A run always gives both; a base that is made by hand may lack them.
+        images: gives the features of all base/train images [n, D] and their labels [n], for sums over them that a
+            method makes when it is made; None where a data set has but the means of its classes.
     """
 
     weight: Tensor
@@ -48,13 +50,15 @@ class Base:
     scale: float = 1.0
     counts: Tensor | None = None
     covariance: Tensor | None = None
+    images: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
         def move(x: Tensor) -> Tensor:
             return x.to(device=device, dtype=dtype)
 
-        known = (None if x is None else move(x) for x in (self.counts, self.covariance))
-        return Base(move(self.weight), move(self.bias), move(self.prototypes), self.scale, *known)
+        counts, covariance = (None if x is None else move(x) for x in (self.counts, self.covariance))
+        parts = move(self.weight), move(self.bias), move(self.prototypes)
+        return Base(*parts, self.scale, counts, covariance, self.images)
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,8 @@ def _small(method: type[Method], options: Mapping[str, Any]) -> Method:
     """The method beside a small base classifier."""
     small = torch.ones(6, 8)
     with torch.random.fork_rng(devices=[]):
-        base = Base(small, torch.zeros(6), small, counts=torch.ones(6), covariance=torch.eye(8))
+        images = small, torch.arange(6)
+        base = Base(small, torch.zeros(6), small, 1.0, torch.ones(6), torch.eye(8), lambda: images)
         return make_method(method, base, 5, options)
 
 

@@ -48,7 +48,9 @@ def base() -> Base:
     generator = torch.Generator().manual_seed(7)
     weight, prototypes = (torch.randn(K, D, generator=generator, dtype=torch.float64) for _ in range(2))
     counts, within = torch.full((K,), 50.0, dtype=torch.float64), torch.eye(D, dtype=torch.float64)
-    return Base(weight, torch.zeros(K, dtype=torch.float64), prototypes, 9.0, counts, within)
+    noise = torch.randn(9 * K, D, generator=generator, dtype=torch.float64)
+    images = prototypes.repeat_interleave(9, 0) + noise, torch.arange(K).repeat_interleave(9)
+    return Base(weight, torch.zeros(K, dtype=torch.float64), prototypes, 9.0, counts, within, lambda: images)
 
 
 def loader_of(base: Base, hide: bool = False, spec: SessionSpec = SPEC) -> SequenceLoader:
@@ -165,6 +167,34 @@ def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixe
     expected = query.features[0].numpy() @ w[:, :-1].T + w[:, -1]
     # BFGS with finite differences stops where the gradient is 1e-6 or so, which the decay turns into 2e-5 of a weight.
     assert logits[:, K + 2 :] == pytest.approx(expected, abs=1e-3)
+
+
+@torch.no_grad()
+def test_ranpacs_running_sums_are_the_batch_solution(base):
+    """NumPy on all images of base/train and of three sessions at once."""
+    chosen, *_ = find_method("ranpac")
+    method = make_method(chosen.method, base, 2, {"projections": 40, "ridge": 3.0}).double().eval()
+    batch, state = loader_of(base).batch(0, 2), None
+    for support in batch.supports:
+        state = method.learn(support, state).state
+    query = batch.queries(3)
+    logits = method.answer(state, query).logits[1].numpy()
+    project = torch.randn(D, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    features, labels = (part.numpy() for part in base.images())
+    together = batch.together(3)
+    x = np.concatenate([features, together.features[1].numpy()])
+    y = np.eye(K + 6)[np.concatenate([labels, K + together.labels[1].numpy()])]
+    h = np.maximum(x @ project, 0)
+    weight = np.linalg.solve(h.T @ h + 3 * np.eye(40), h.T @ y)
+    assert logits == pytest.approx(np.maximum(query.features[1].numpy() @ project, 0) @ weight, rel=1e-9, abs=1e-9)
+
+
+def test_ranpac_is_refused_where_base_images_are_not_there(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    run = ("run", "--method", "ranpac", "--task", "tiny-features-sessions", "--device", "cpu")
+    status, _, err = call(*run)
+    assert status == 2
+    assert "images of base/train, and this data set has but their means" in err.splitlines()[-1]
 
 
 @torch.no_grad()

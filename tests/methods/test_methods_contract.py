@@ -24,7 +24,9 @@ def make_base(dtype=torch.float64) -> Base:
     prototypes = torch.randn(K, D, generator=generator, dtype=torch.float64)
     within = torch.randn(3 * D, D, generator=generator, dtype=torch.float64)
     known = torch.full((K,), 100.0), within.T @ within / len(within)
-    return Base(weight, bias, prototypes, 9.0, *known).to(dtype=dtype)
+    noise = torch.randn(9 * K, D, generator=generator, dtype=torch.float64)
+    images = prototypes.repeat_interleave(9, 0) + noise, torch.arange(K).repeat_interleave(9)
+    return Base(weight, bias, prototypes, 9.0, *known, lambda: images).to(dtype=dtype)
 
 
 def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:

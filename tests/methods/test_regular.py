@@ -34,7 +34,8 @@ def make_base(scale: float = 1.0) -> Base:
     weight, prototypes = torch.randn(2, K, D, generator=generator, dtype=torch.float64)
     bias, within = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((K,), (3 * D, D)))
     known = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
-    return Base(scale * weight, 0.1 * bias, prototypes, 9.0, *known)
+    images = prototypes.repeat_interleave(3, 0) + within[: 3 * K], torch.arange(K).repeat_interleave(3)
+    return Base(scale * weight, 0.1 * bias, prototypes, 9.0, *known, lambda: images)
 
 
 def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:
