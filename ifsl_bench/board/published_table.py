@@ -29,7 +29,10 @@ def published_tables(board: Board, full: bool = False) -> list[Table[PublishedRo
     if not rows:
         return []
     notes = [*NOTES, *(["They are of one order of the classes and one support set."] if rows[0].protocol else [])]
-    notes += [f"{row.label} ({row.source}): {row.note}." for row in rows if row.note]
+    labels: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        labels.setdefault((row.source, row.note), []).append(row.label)
+    notes += [f"{', '.join(of_note)} ({source}): {note}." for (source, note), of_note in labels.items() if note]
     return [Table(_columns(board, full), rows, f"{board.name}, published", notes, whole=full)]
 
 
