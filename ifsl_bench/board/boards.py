@@ -141,18 +141,14 @@ def load_board(task: Task, results: Path) -> Board:
     folders = [(origin, *stored(root, [task.name])) for root, origin in reversed(_roots(results))]
     reasons = unfit(task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash])
     for origin, results_here, damaged in reversed(folders):
-        today = [r for r in results_here if r.task_hash == task.hash and id(r) not in reasons]
         remarks += damaged
-        remarks += [
-            f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}): {reasons[id(r)]}; run it again"
-            for r in results_here
-            if id(r) in reasons
-        ]
-        remarks += [
-            f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}) belongs to another definition of the task; run it again"
-            for r in results_here
-            if r.task_hash != task.hash
-        ]
+        today = []
+        for r in results_here:
+            if r.task_hash == task.hash and id(r) not in reasons:
+                today.append(r)
+                continue
+            reason = f": {reasons[id(r)]}" if id(r) in reasons else " belongs to another definition of the task"
+            remarks.append(f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}){reason}; run it again")
         grouped, odd = rows_of(today, origin)
         rows += grouped
         remarks += odd

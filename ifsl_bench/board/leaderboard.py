@@ -73,11 +73,8 @@ def leaderboard(
     """The ranked view of tasks, each followed by the tasks whose protocol departs from its own, ranked by themselves.
 
     Args:
-        boards: of the tasks to show, see :func:`ifsl_bench.board.boards.load_board`.
-        results: the folder of results, where variants are looked for.
-        style: one of :data:`ifsl_bench.board.render.FORMATS`. LaTeX has the layout of the tables of Ren et al. (2019):
-            tasks that differ in shots alone side by side, the numbers that may be the best in bold.
-        full: more columns.
+        boards: of the tasks to show; variants are looked for in the folder ``results``.
+        style: one of :data:`ifsl_bench.board.render.FORMATS`; LaTeX has the layout of papers.
         labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
 
     Raises:

@@ -19,19 +19,15 @@ LATEX = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
 
 
 def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
-    """Tables in one of :data:`FORMATS`.
+    """Tables in one of :data:`FORMATS`; raises :class:`UserError` for another.
 
     For readers each has its title above and its notes below. Programs get one document with the rows of all tables,
     plain numbers, and neither titles nor notes; where a row lacks a field of others it is empty (CSV) or null (JSON).
-
     Texts may come from files that nobody has looked at: what would steer a terminal is written out, and so is what the
-    format takes for more than text. Numbers stay as they are.
+    format takes for more than text.
 
     Args:
         closing: said to readers below all tables.
-
-    Raises:
-        UserError: an unknown format.
     """
     if style in READERS:
         pages = [_page(table, READERS[style](table), style) for table in tables]

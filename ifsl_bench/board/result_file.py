@@ -45,28 +45,16 @@ class _Training(msgspec.Struct):
 
 
 class Result(Part, frozen=True):
-    """One method, one task, one training seed.
+    """One method, one task, one training seed; docs/result-file.md explains every field.
 
     Attributes:
-        schema: version of this format.
-        label: the method's name in tables and file names, with every option that is not the default.
         options: the method's options that were given or tuned.
         tuned: options -> {values: validation accuracy in percent}; empty where nothing was chosen.
         train: what was changed about meta-training, ``rate`` also where it was chosen.
-        task_hash: identity of the task's definition.
         digest: identity of the episodes; results are comparable only where it is equal.
-        fingerprint: identity of the data.
-        seed: of meta-training, and of pretraining unless the task has one for all seeds.
-        episodes: counts of each episode, and its novel classes.
         summary: metric -> mean and half-width of the 95% interval over test episodes, choices held fixed, in percent.
-        solver: statistic -> mean, max and count over episodes, as the method reported them.
-        pretraining: key, checksum and accuracy of the backbone.
         training: validation accuracy by step, the step kept, how solves went; empty where nothing was meta-trained.
-        cost: seconds by stage, parameters, episodes a second.
         novel_fingerprint: identity of the data that novel classes come from, where these are other data; else "".
-        partial: whether the data set was made from less than its source should hold.
-        transductive: whether the method looks at an episode's other queries.
-        provenance: command, version, commit, device, library versions, time, what tells the method from others.
         setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for what is the same
             in all settings.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
@@ -74,7 +62,6 @@ class Result(Part, frozen=True):
             values beyond; files of an earlier search say it of ranges, see :attr:`at_edge`.
         rounds: how many settings each round of the search for options tried; empty where nothing was searched, and in
             files of an earlier search, which had narrower ranges and tried nothing beside the best.
-        places: stage -> the device it ran on, and why there.
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
         choice: None where nothing was chosen, and where it is not recorded.
     """

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.loader import Batch
@@ -93,9 +94,6 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
 
     LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.
 
-    Args:
-        label: what the method is called, if not by all its options.
-
     Raises:
         UserError: a method without attractors; or T-BPTT's that stops early, which finds no minimum.
     """
@@ -126,17 +124,14 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
         for way, class_id in enumerate(classes[episode].tolist()):
             if class_id in ids and len(by_way[ids.index(class_id)]) < EPISODES:
                 by_way[ids.index(class_id)].append(rows[way])
-    most = max(map(len, by_way))
-    full = torch.full((len(ids), most, size), torch.nan)
-    for way, rows_of_way in enumerate(by_way):
-        full[way, : len(rows_of_way)] = torch.stack(rows_of_way).float().cpu()
+    full = pad_sequence([torch.stack(rows) for rows in by_way], batch_first=True, padding_value=torch.nan)
     names = novel_names(dataset, job.task)
     produced = _produced(method, part)
     return Weights(
         label or job.label,
         _array(method.base.weight),
         None if produced is None else _array(produced[:, :size]),
-        full.numpy(),
+        _array(full),
         _array(fast),
         tuple(names[i] for i in ids),
         index,
@@ -160,19 +155,11 @@ def _produced(method: AttractorMethod, part: int) -> Tensor | None:
 def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
     """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
 
-    Left: base weights (rings) and the attractor that each produces where all attention is on it (crosses); an
-    episode's attractors are means of these, weighted by attention. Right: the attractors of the episode's classes
-    (large points) and of the same classes in other episodes (small ones), the base classes' attractors where they are
-    near, and lines from an attractor to the fast weights that the support images pull from there (plus signs). A black
-    star is the one attractor of a static method, which has a row of its own where no other is drawn.
-
-    Each panel is the plane of the first two principal components of what it shows, in percent of its variance.
-    Follows two figures of Ren et al. (2019): "Our attractor model learns to 'pull' prototypes towards base class
-    weights" and, of the supplement, "Visualization of example features and attractors using t-SNE". The latter has
-    features in place of fast weights; and a t-SNE keeps no distances, which matter here.
-
-    Args:
-        methods: their weights in one episode.
+    Left: base weights (rings), and the attractor that each produces where all attention is on it (crosses). Right: the
+    attractors of the episode's classes (large points) and of the same classes in other episodes (small ones), and lines
+    to the fast weights that support images pull from there (plus signs). A black star is the one attractor of a static
+    method. A panel is the plane of the first two principal components of what it shows; the t-SNE of Ren et al. (2019)
+    keeps no distances.
 
     Raises:
         UserError: methods that start from different base weights.

@@ -46,12 +46,9 @@ def boards_by_count(task: Task, home: Home) -> dict[int, Board]:
 def draw(
     boards: dict[int, Board], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
 ) -> tuple[Figure, list[str]]:
-    """A row of each board becomes a line, with the 95% interval over episodes that its table has.
+    """A row of each board becomes a line, with the 95% interval over episodes that its table has (Ren et al. 2019).
 
-    Follows the figure "Results on tiered-ImageNet with {50, 100, 150, 200} base classes" of Ren et al. (2019), with
-    intervals and any rows. A stored row and your own of the same label are two lines. Joint accuracy falls with every
-    class that is added to the softmax, and rises with what a backbone learns from more of them; each number has its own
-    backbone. Rows known for one number alone are left out.
+    Each number of base classes has its own backbone. Rows known for one number alone are left out.
 
     Raises:
         UserError: no row is stored for two numbers of base classes.

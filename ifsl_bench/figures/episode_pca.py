@@ -66,13 +66,9 @@ class Plane:
 
 @torch.no_grad()
 def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
-    """A test episode as a method sees it.
+    """A test episode as a method sees it, in the plane along which its features vary most.
 
-    The plane holds the mean of the episode's features and the two directions along which they vary most. Its points are
-    answered by the method itself, as queries beside the episode's support.
-
-    Args:
-        label: what the method is called, if not by all its options.
+    Points of the plane are answered by the method itself, as queries beside the episode's support.
 
     Raises:
         UserError: a transductive method, whose answer to a point depends on the others; regular few-shot learning.
@@ -119,14 +115,10 @@ def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tens
 def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]]:
     """A row a method, before on the left and after on the right.
 
-    Regions are what the method answers on the plane: grey for base classes, with white lines between one and another,
-    coloured for novel classes. Before, the method chooses among the base classes alone, as it weighs them in this
-    episode; after, among all. Large outlined points are support images, small ones novel queries, grey points base
-    queries; a cross lies over each query that the method gets wrong among those classes.
-
-    The points are projections: what lies off the plane counts in an answer, so that a point may stand in the region of
-    another class and be right. Follows the figure "Visualization of a 5-shot 64+5-way episode using PCA" of Ren et al.
-    (2019), which shows prototypes and base weights, and paths in place of regions.
+    Regions are what the method answers on the plane: grey for base classes, coloured for novel ones. Before, it chooses
+    among the base classes alone, as it weighs them in this episode; after, among all. Points are projections: what lies
+    off the plane counts too, so that a point may stand in the region of another class and be right. Follows the figure
+    "Visualization of a 5-shot 64+5-way episode using PCA" of Ren et al. (2019).
     """
     episode = planes[0].episode
     names, handles = ways_legend(episode.classes)

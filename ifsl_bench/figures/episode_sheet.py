@@ -55,10 +55,8 @@ def check_images(dataset: Dataset, task: Task) -> None:
 def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the support images by class, then the queries, novel ones first, each by class.
 
-    Beside a query stand the methods, each with a tick where its joint prediction is right, and a cross where it is
-    wrong; below, its class, and the wrong predictions with the methods that make them. A query that every method gets
-    wrong has a frame, one that some get wrong a dashed one. Novel classes are N1, N2 and so on, with their names above
-    their support.
+    Beside a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A query
+    that every method gets wrong has a frame, one that some get wrong a dashed one.
 
     Args:
         answers: of the same episode, one a method.

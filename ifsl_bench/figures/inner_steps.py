@@ -68,15 +68,12 @@ def courses(
 ) -> list[Course]:
     """Evaluates the models of a method on the first test episodes of a task.
 
-    All of them search alike here, whatever they were trained with: gradient steps from the fixed start, of size 1 or
-    1.8 over the largest curvature where that is less, as T-BPTT takes them (see ``Unrolled`` in
-    :mod:`ifsl_bench.learners.episodic`); "converged" is each model's own evaluation, the number in its result.
+    All of them search alike here, whatever they were trained with: gradient steps from the fixed start, as T-BPTT takes
+    them (``Unrolled`` in :mod:`ifsl_bench.learners.episodic`); "converged" is each model's own evaluation.
 
     Args:
-        methods: as ``run`` takes them, with an option ``gradient``; a line each for RBP and each of ``unrolled``.
-        unrolled: T-BPTT's steps in training, a model each.
+        methods: with an option ``gradient``; a line each for RBP and each of ``unrolled``, T-BPTT's steps in training.
         episodes: the first so many test episodes; :data:`EPISODES` by default, or all where these are fewer.
-        options: of all models, as ``run --set`` takes them.
         train: train what is not there yet, as ``run`` does.
 
     Raises:
@@ -144,13 +141,8 @@ def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
 def draw(by_task: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Figure, list[str]]:
     """A panel a task, a line a row of models; at the right end the search has converged.
 
-    Follows the figure "Learning the proposed model using truncated BPTT vs. RBP. Models are evaluated with 1-shot
-    (left) and 5-shot (right) 64+5-way episodes, with various number of gradient descent steps" of Ren et al. (2019). A
-    step there has a size that the paper does not say; here it is as long as an episode's curvature allows. A dotted
-    line marks the steps that T-BPTT was trained with. Bars are 95% intervals over episodes.
-
-    Args:
-        by_task: task -> its :func:`courses`.
+    Follows the figure on truncated BPTT and RBP of Ren et al. (2019), who do not say how long a step is. A dotted line
+    marks the steps that T-BPTT was trained with. Bars are 95% intervals over episodes.
     """
     rows = list(next(iter(by_task.values())))
     names = [course.name for course in rows]

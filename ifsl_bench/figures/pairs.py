@@ -31,8 +31,8 @@ NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
 def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
 
-    A cell has colour, and its number is dark, where the difference is significant, all pairs of the figure at once
-    (Holm, 5% for any mistake, as for ranks). The others are hatched. Numbers stand where there is room for them.
+    A cell has colour where the difference is significant, all pairs of the figure at once (Holm, 5% for any mistake, as
+    for ranks); the others are hatched. Numbers stand where there is room for them.
 
     Args:
         named: whether somebody has asked for these very rows. Else those with fewer than three seeds are left out where

@@ -25,13 +25,11 @@ MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is
 def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the rows of a board, the best first in the legend.
 
-    Points are ``base_joint`` and ``novel_joint`` of ``table --full``: where a row's argmax puts it. Along a curve the
-    bias goes from where all is called base (below, right) to where all is called novel; a hollow point is where the
-    bias that validation episodes chose puts the row (cal. Acc.). Grey lines join equal Acc., dashed ones an equal
-    harmonic mean.
+    A point is where a row's argmax puts it, a hollow one where the bias that validation episodes chose does. Along a
+    curve the bias goes from where all is called base (below, right) to where all is called novel.
 
     Raises:
-        UserError: regular few-shot learning, or no validation episodes to calibrate on.
+        UserError: regular few-shot learning, sessions, or no validation episodes to calibrate on.
     """
     if not board.task.kind.has_base:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")

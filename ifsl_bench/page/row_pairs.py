@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from ifsl_bench.board.measured import Row
@@ -59,14 +60,12 @@ def row_pairs(ranking: Ranking, numbers: dict[Row, int]) -> list[RowPair]:
 def _pairs(ranking: Ranking, family: list[Row], guest: Row | None, numbers: dict[Row, int]) -> list[RowPair]:
     """The pairs of the family, or of one guest and the family."""
     better = ranking.better(guest)
-    rows = family if guest is None else [guest]
     pairs = []
-    for at, a in enumerate(rows):
-        for b in family[at + 1 :] if guest is None else family:
-            gap = ranking.difference(a, b)
-            significant = (a, b) in better or (b, a) in better
-            p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
-            mean, interval = round(gap.mean, DIGITS), round(gap.interval, DIGITS)
-            seeds = ranking.common(a, b)
-            pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, gap.models_fixed))
+    for a, b in itertools.combinations(family, 2) if guest is None else ((guest, row) for row in family):
+        gap = ranking.difference(a, b)
+        significant = (a, b) in better or (b, a) in better
+        p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
+        mean, interval = round(gap.mean, DIGITS), round(gap.interval, DIGITS)
+        seeds = ranking.common(a, b)
+        pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, gap.models_fixed))
     return pairs
