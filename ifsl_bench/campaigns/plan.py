@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -244,9 +245,7 @@ def _work_title(plan: Plan, steps: Sequence[Step]) -> str:
 
 
 def _counted(steps: Sequence[Step]) -> str:
-    counts: dict[str, int] = {}
-    for step in steps:
-        counts[step.state] = counts.get(step.state, 0) + 1
+    counts = Counter(step.state for step in steps)
     return ", ".join(f"{count:,} {state}" for state, count in counts.items())
 
 

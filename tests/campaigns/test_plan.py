@@ -105,7 +105,7 @@ def test_times_are_guesses_until_such_stages_have_run_here(campaign, call, tmp_p
 
 
 def test_a_long_plan_has_tasks_together(campaign, call):
-    options = (
+    options = [
         "plan",
         "--method",
         "paper",
@@ -115,7 +115,7 @@ def test_a_long_plan_has_tasks_together(campaign, call):
         "2",
         "--device",
         "cpu",
-    )
+    ]
     _, out, _ = call(*options)
     _, full, _ = call(*options, "--full")
     assert "trials of lr on 4 tasks" in out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 
@@ -68,12 +66,6 @@ def test_each_stage_is_there_once_after_those_it_needs_for_all_that_wait_for_it(
     assert sum(node.last for node in graph.nodes.values()) == len(jobs)
     kinds = [node.stage.kind for node in graph.nodes.values()]
     assert kinds.count("pretraining") == 4  # two heads, two seeds; for 16 jobs
-
-
-def test_a_node_travels_to_other_processes(here):
-    work = api.workspace(here / "home", device="cpu")
-    for node in graph_of(jobs_on(here, seeds=(0,)), work).nodes.values():
-        assert pickle.loads(pickle.dumps(node)) == node
 
 
 def test_what_is_done_has_no_node(here):

@@ -24,7 +24,6 @@ from ifsl_bench.episodic import evaluation, prepared
 from ifsl_bench.jobs.evaluating import Evaluate
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.training import MetaTrain
 from ifsl_bench.kernels import threads as kernel_threads
 from ifsl_bench.scheduler.graph import graph_of
 from ifsl_bench.scheduler.work import Setting, packed, run_packed
@@ -130,17 +129,6 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monke
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_method_that_cannot_be_copied_is_asked_by_one_thread(here, monkeypatch):
-    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
-    processor.limit(3, 3)
-    (job,) = make_jobs(Request(["imprint"], ["clusters.toml:clusters-5shot"]))
-    ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
-    expected = ready.part(range(60), None, Reporter(), "").found
-    ready.method.lock = threading.Lock()
-    found = ready.part(range(60), None, Reporter(), "").found
-    np.testing.assert_array_equal(found.margins.novel, expected.margins.novel)
-
-
 DRAWS = """
 import torch
 from ifsl_bench import Method, Prediction
@@ -157,8 +145,10 @@ class Draws(Method):
 """
 
 
-@pytest.mark.parametrize(("declared", "several"), [(False, 1), (True, 3)])
-def test_only_a_method_that_declares_it_is_asked_by_several_threads(here, monkeypatch, declared, several):
+@pytest.mark.parametrize(("declared", "lock", "several"), [(False, False, []), (True, False, [3]), (True, True, [])])
+def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_threads(
+    here, monkeypatch, declared, lock, several
+):
     monkeypatch.setattr(evaluation, "BLOCKS", (5,))
     pools, pool = [], evaluation.ThreadPoolExecutor
     monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: pools.append(n) or pool(n, *more))
@@ -166,8 +156,10 @@ def test_only_a_method_that_declares_it_is_asked_by_several_threads(here, monkey
     processor.limit(3, 3)
     (job,) = make_jobs(Request(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))
     ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
+    if lock:
+        ready.method.lock = threading.Lock()
     ready.part(range(60), None, Reporter(), "")
-    assert pools == ([several] if several > 1 else [])
+    assert pools == several
 
 
 def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monkeypatch):
@@ -200,20 +192,6 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     finally:
         signal.signal(signal.SIGINT, handler)
     assert time.monotonic() - pressed[0] < 4
-
-
-def test_a_validation_makes_no_copies_of_the_method_and_an_evaluation_does(here, monkeypatch):
-    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
-    processor.limit(3, 3)
-    counts, copies = [], evaluation._with_copies
-    monkeypatch.setattr(evaluation, "_with_copies", lambda one, count: counts.append(count) or copies(one, count))
-    (job,) = make_jobs(Request(["lwof"], ["clusters.toml:clusters-5shot"], {}, {"steps": "20"}))
-    work = api.workspace(here / "home", device="cpu")
-    MetaTrain(job).compute(work)
-    assert counts
-    assert set(counts) == {1}
-    Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "")
-    assert counts[-1] == 3
 
 
 def test_a_stage_asks_for_the_memory_of_all_blocks_that_it_computes_at_once(here):
