@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ifsl_bench.backbone.device import whole_float32
 from ifsl_bench.backbone.pretrain import Pretrained
-from ifsl_bench.common import packed
 from ifsl_bench.common.arrays import create_array, open_array
 from ifsl_bench.common.building import building, read_or_made
+from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, mark_used, set_aside, sha256_file, sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
+from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
@@ -276,7 +276,7 @@ class Moments:
 
 
 def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, reporter: Reporter) -> Moments:
-    """The moments of a bank's features: from the file beside them, or into it.
+    """The moments of a bank's features: from what is kept beside them, or computed and kept.
 
     Args:
         folder: the bank. Features that the data set consists of have none; their moments are computed each time.
@@ -287,33 +287,17 @@ def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, report
         bank = str(read_sealed(folder / "bank.json")["sha256"])
     except FileNotFoundError:
         return Moments.of(features, starts)
-    path = folder / "moments.json"
+    store = CheckpointFolder(folder / "moments")
     try:
-        return _read(path, bank, len(starts) - 1, features.shape[1])
-    except FileNotFoundError:
-        pass
+        state = store.load()
     except CorruptFile as error:
-        reporter.warn(f"{error}; they are computed again, the old file is {set_aside(path)}")
-    found = Moments.of(features, starts)
+        reporter.warn(f"{error}; they are computed again, the old files are {set_aside(store.folder)}")
+        state = None
+    if state is not None and state.info.get("features_sha256") == bank:
+        return Moments(**{name: values.numpy() for name, values in state.tensors.items()})
+    moments = Moments.of(features, starts)
     with suppress(UserError):  # a folder that is shared to be read
-        arrays = {name: packed.pack(getattr(found, name).reshape(-1)) for name in _KINDS}
-        write_sealed(path, {"features_sha256": bank, **arrays})
-    return found
-
-
-_KINDS = {"means": ("f8",), "counts": (*packed.COUNTS, "i8"), "covariance": ("f8",)}
-
-
-def _read(path: Path, bank: str, classes: int, width: int) -> Moments:
-    entry = read_sealed(path)
-    check_kinds(path, entry, {"features_sha256": str, **dict.fromkeys(_KINDS, str)})
-    if entry["features_sha256"] != bank:
-        raise CorruptFile(f"{path} holds the moments of other features")
-    shapes = {"means": (classes, width), "counts": (classes,), "covariance": (width, width)}
-    arrays = {}
-    for name, kinds in _KINDS.items():
-        try:
-            arrays[name] = packed.unpack(entry[name], int(np.prod(shapes[name])), kinds).reshape(shapes[name])
-        except ValueError as error:
-            raise CorruptFile(f"{path} is damaged: {name}: {error}") from error
-    return Moments(**arrays)
+        store.save(
+            {name: torch.from_numpy(values) for name, values in vars(moments).items()}, {"features_sha256": bank}
+        )
+    return moments

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.backbone.contract import UNKNOWN, Card, Frozen
-from ifsl_bench.common.errors import UserError, one_line, unknown
+from ifsl_bench.common.errors import UserError, unknown
 
 # Parts of timm's tags that name images, and those that say how a network was trained on them. What is in neither list,
 # a teacher's name for one, may stand for further images.
@@ -156,11 +156,7 @@ def _configuration(model: str) -> dict[str, Any]:
 
 def _address(found: Mapping[str, Any]) -> str:
     if found.get("hf_hub_id"):
-        try:
-            from huggingface_hub import hf_hub_url
-        except Exception as error:  # a broken installation of somebody else's package
-            raise UserError(f"huggingface_hub, which timm needs, cannot be imported ({one_line(str(error))}); install "
-                            f"it again: pip install --force-reinstall huggingface_hub") from error  # fmt: skip
+        from huggingface_hub import hf_hub_url
 
         return hf_hub_url(found["hf_hub_id"], found.get("hf_hub_filename") or "model.safetensors")
     return str(found.get("url") or "")
