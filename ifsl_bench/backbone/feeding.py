@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -52,13 +51,6 @@ def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int,
     return Epoch(rows, [crops[:, part] for crops in drawn])
 
 
-class Feed(Protocol):
-    """Brings the batches of an epoch to the network."""
-
-    def batches(self, epoch: Epoch) -> Batches:
-        """In order; close it, so that its thread ends."""
-
-
 class HostFeed:
     """For a network on the CPU: a thread gathers and augments the next batch from the map."""
 
@@ -66,6 +58,7 @@ class HostFeed:
         self.pool, self.normalise = pool, normalise
 
     def batches(self, epoch: Epoch) -> Batches:
+        """In order; close it, so that its thread ends."""
         crops = iter(epoch.crops or [])
         augment = None if epoch.crops is None else lambda images: cut(images, next(crops))
         loaded = batches(self.pool.images, epoch.rows, torch.device("cpu"), augment)
@@ -104,7 +97,7 @@ class DeviceFeed:
         return self.normalise(chosen), part[1]
 
 
-def make_feed(pool: Pool, normalise: Normalise, device: torch.device) -> Feed:
+def make_feed(pool: Pool, normalise: Normalise, device: torch.device) -> HostFeed | DeviceFeed:
     """Makes the feed that brings the images of a pool to a network on the device."""
     if device.type == "cpu":
         return HostFeed(pool, normalise)

@@ -17,12 +17,6 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import DataSpec
 
 
-def gather(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
-    """Rows of a memory-mapped pool as a tensor on the device; [B, H, W, C] uint8, or [B, D] float32."""
-    batch = torch.from_numpy(np.ascontiguousarray(images[rows]))
-    return batch.to(device, non_blocking=True)
-
-
 def batches(
     images: np.ndarray,
     rows: Iterable[np.ndarray],
@@ -38,7 +32,7 @@ def batches(
     """
 
     def ready(chosen: np.ndarray) -> Tensor:
-        batch = gather(images, chosen, torch.device("cpu"))
+        batch = torch.from_numpy(np.ascontiguousarray(images[chosen]))
         if augment:
             batch = augment(batch)
         return batch.pin_memory() if device.type == "cuda" else batch

@@ -28,8 +28,7 @@ from msgspec import Meta
 
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, write_bytes
-from ifsl_bench.common.json_text import strict_json
+from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, strict_json, write_bytes
 from ifsl_bench.common.limits import WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter

@@ -13,18 +13,18 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.json_text import depth_of, strict_json
 from ifsl_bench.common.limits import Limit
 from ifsl_bench.common.owners import PARTIAL, tagged, what
 
@@ -99,35 +99,18 @@ def check_out(path: Path) -> None:
     """Raises :class:`UserError` where a file that ``--out`` names could not be written, before anything is computed."""
     if os.path.isdir(path):
         raise UserError(f"--out: {path} is a folder; name the file to write")
-    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))  # the others will be made
-    if not os.path.isdir(folder):
-        raise UserError(f"--out: {folder} is not a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"--out: folder {folder} cannot be written")
+    check_writable(path.absolute().parent, "--out")
 
 
 def write_out(path: Path, content: bytes) -> None:
     """Writes what ``--out`` names, atomically, and makes its folder; raises :class:`UserError` where it cannot."""
     try:
-        with chosen_by("--out"):
-            write_bytes(path, content)
+        write_bytes(path, content, "--out")
     except OSError as error:
         raise UserError(f"--out: {path} cannot be written: {error.strerror or error}") from error
 
 
-_chosen_by: ContextVar[str] = ContextVar("chosen_by", default="--home or --results")
-
-
-@contextlib.contextmanager
-def chosen_by(options: str) -> Iterator[None]:
-    """Inside, what cannot be written is said to be chosen with these options of the command."""
-    token = _chosen_by.set(options)
-    try:
-        yield
-    finally:
-        _chosen_by.reset(token)
-
-
+CHOSEN_BY = "--home or --results"  # the options by which most folders are chosen
 _ELSEWHERE = {  # what another folder would help
     errno.ENOSPC: "the disk is full; free some space or choose",
     errno.EDQUOT: "your disk quota is used up; free space or choose",
@@ -144,7 +127,7 @@ _ELSEWHERE = {  # what another folder would help
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
     """Turns the operating system's refusals (full disk, no permission) into one plain line."""
     try:
         yield
@@ -152,7 +135,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         if error.errno == errno.EFBIG:
             reason = "the file would be larger than this system allows (see ulimit -f)"
         elif error.errno in _ELSEWHERE:
-            reason = f"{_ELSEWHERE[error.errno]} another folder with {_chosen_by.get()}"
+            reason = f"{_ELSEWHERE[error.errno]} another folder with {chosen_by}"
         else:
             raise
         shown = Path(what(os.fsdecode(error.filename or path)))
@@ -160,18 +143,11 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise UserError(f"cannot write {shown}: {reason}") from error
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:
     """Raises :class:`UserError` where a folder cannot be written to, or cannot be made; leaves nothing there."""
-    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not there.is_dir():
-        raise UserError(f"cannot write to {folder}: {there} is no folder; choose another with --home or --results")
-    try:
-        with tempfile.TemporaryFile(dir=there, prefix=PARTIAL):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --home or --results"
-        ) from error
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))  # the others will be made
+    with disk_errors(folder, chosen_by), tempfile.TemporaryFile(dir=there, prefix=PARTIAL):
+        pass
 
 
 @contextlib.contextmanager
@@ -213,9 +189,9 @@ def fsync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, chosen_by: str = CHOSEN_BY) -> None:
     """Writes a file atomically: readers see the old file or the new one, never a part."""
-    with disk_errors(path):
+    with disk_errors(path, chosen_by):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(tagged(PARTIAL + path.name))
         try:
@@ -239,6 +215,44 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     text = _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
     write_bytes(path, f"{text}\n".encode())
+
+
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # possessive, or each escape takes 64 bytes
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def strict_json(text: bytes) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Raises:
+        ValueError: it is none, or holds a number that is not finite, or an object with a name that is there twice.
+        RecursionError: it is nested deeper than Python's parser goes.
+    """
+    return json.loads(text.decode(), parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
+
+
+def depth_of(text: bytes) -> int:
+    """Measures how deep a valid JSON text is nested; 1 for an object of numbers."""
+    deepest = depth = 0
+    for bracket in _TEXT.sub(b"", text).translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r} is there twice")
+    return value
 
 
 def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None, depth: Limit | None = None) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.images import Normalise, crop_and_flip, cut, cut_on_device, draw_crops, gather
+from ifsl_bench.backbone.images import Normalise, crop_and_flip, cut, cut_on_device, draw_crops
 from ifsl_bench.protocol.task import DataSpec
 
 
@@ -48,11 +48,3 @@ def test_normalise():
     # three float32 operations on values up to 4
     torch.testing.assert_close(out.double(), expected.permute(0, 3, 1, 2), atol=1e-5, rtol=1e-5)
     assert out.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_gather_copies_only_the_rows():
-    array = np.arange(60, dtype=np.uint8).reshape(5, 2, 2, 3)
-    batch = gather(array, np.array([3, 0]), torch.device("cpu"))
-    np.testing.assert_array_equal(batch.numpy(), array[[3, 0]])
-    batch[0] = 0
-    assert array[3].any()

@@ -17,7 +17,7 @@ from ifsl_bench.board.result_file import parse, read, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.common.json_text import depth_of
+from ifsl_bench.common.files import depth_of
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.page.gather import boards_with_variants
 from ifsl_bench.protocol.task_files import find, packaged

@@ -287,7 +287,7 @@ def test_the_command(call, results, tmp_path):
     assert (status, error) == (0, "")
     assert (tmp_path / "no" / "page.html").read_text() == out.read_text()
     status, _, error = call("report", TASK, "--results", str(results), "--out", str(out / "page.html"))
-    assert (status, error) == (2, f"ifsl-bench: --out: {out} is not a folder\n")
+    assert (status, error.count("\n"), f"cannot write {out}" in error, "--out" in error) == (2, 1, True, True)
     (tmp_path / "none").mkdir()
     for folder, said in (("none", "no results of task 'cub-1shot'"), ("nowhere", "there is no folder ")):
         status, _, error = call("report", "cub-1shot", "--results", str(tmp_path / folder))
