@@ -44,6 +44,7 @@ Statistic = Literal["mean", "max", "total", "episodes", "not_finite"]
 Solve = Literal[
     "episodes", "unconverged", "adjoint_episodes", "adjoint_diverged", "adjoint_failed", "adjoint_indefinite"
 ]
+Processes = Annotated[int, Meta(gt=0, lt=1 << 31)]
 
 
 class _Part(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +80,7 @@ class Pretraining(_Part):
     accuracy: Annotated[dict[Literal["base/val", "base/test"], Percent], Meta(min_length=1)]
     precision: str = ""
     device: str = ""
+    processes: Annotated[tuple[Processes, ...], Meta(min_length=1)] = (1,)
     rounded: Literal["float16"] = "float16"
     backbone: str = ""
     weights: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""

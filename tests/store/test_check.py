@@ -123,7 +123,9 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(tuned={"gamma": {"gamma=1": 101}}), "tuned[...][...]: Expected `float` <= 100.0"),
         (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
         (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: Expected `object`, got `str`"),
+        (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes[1]: Expected `int` >= 1"),
         (lambda v: v["pretraining"].update(rounded="int4"), "pretraining.rounded: Invalid enum value 'int4'"),
+        (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: Expected `array`, got `int`"),
         (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: Expected `object`, got `array`"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
         (
