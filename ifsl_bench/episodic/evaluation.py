@@ -10,7 +10,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,15 +21,19 @@ from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
-from ifsl_bench.episodic.sequence_loader import SequenceBatch, SequenceLoader
-from ifsl_bench.episodic.session_answers import Sessions
-from ifsl_bench.episodic.session_hits import Answers, count
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocol import calibration
 from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
 from ifsl_bench.protocol.metrics import Counts, estimate
+from ifsl_bench.protocol.sequences import SequenceSampler
 from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task import EpisodeSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from ifsl_bench.episodic.sequence_loader import SequenceBatch, SequenceLoader
+    from ifsl_bench.episodic.session_answers import Sessions
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
 # Episodes at once.
@@ -108,6 +112,11 @@ def _describe(values: np.ndarray) -> dict[str, float]:
     }
 
 
+def in_sessions(loader: EpisodeLoader | SequenceLoader) -> TypeIs[SequenceLoader]:
+    """Tells whether a loader has sequences of sessions."""
+    return isinstance(loader.sampler, SequenceSampler)
+
+
 def batch_size(loader: EpisodeLoader | SequenceLoader) -> int:
     """Episodes at once, a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
 
@@ -165,7 +174,9 @@ def evaluate(
     whole = episodes.stop if whole is None else whole
     found: list[Evaluated] = []
     evaluated: Callable[[Method, Any, slice], Evaluated]
-    if isinstance(loader, SequenceLoader):
+    if in_sessions(loader):
+        from ifsl_bench.episodic.session_answers import Sessions
+
         kept = supports_kept or method.keeps_supports(method.__dict__.get("_made_with", {}))
         sessions = Sessions(method, name, loader, kept)
         evaluated = partial(_of_sequences, sessions, bias=bias)
@@ -218,6 +229,8 @@ def _of_sequences(
     sessions: Sessions, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None
 ) -> Evaluated:
     """Of those sequences of a block that were asked for."""
+    from ifsl_bench.episodic.session_hits import Answers, count
+
     found = sessions.answered(method, batch)
     answers = Answers(*(part[asked] for part in found.answers))
     counts = replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,12 +34,14 @@ from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.outline import ensure_of
 from ifsl_bench.episodic.loader import EpisodeLoader
-from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.sequences import SequenceSampler, task_stream
 from ifsl_bench.protocol.task import SUPPORT, Side, Task
+
+if TYPE_CHECKING:
+    from ifsl_bench.episodic.sequence_loader import SequenceLoader
 
 
 def host_threads(device: torch.device) -> int:
@@ -204,13 +207,15 @@ class PreparedTask:
         )
         assert novel is not None
         if isinstance(sampler, SequenceSampler):
+            from ifsl_bench.episodic.sequence_loader import SequenceLoader
+
             return SequenceLoader(sampler, novel, base or novel, support)
         return EpisodeLoader(sampler, novel, base if task.kind.has_base else None)
 
     def episodes(self, side: Side, device: torch.device = HOST, views: int = 1) -> EpisodeLoader:
         """Batches of a side's episodes; raises :class:`UserError` where it has sequences of sessions."""
         loader = self.loader(side, views, device)
-        if isinstance(loader, SequenceLoader):
+        if not isinstance(loader, EpisodeLoader):
             raise UserError(f"task {self.task.name} is in sessions; take a task in episodes")
         return loader
 

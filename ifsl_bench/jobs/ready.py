@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.backbone.placement import Place
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
+from ifsl_bench.episodic.evaluation import Evaluated, evaluate, in_sessions, predict
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
-from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Stage
@@ -25,6 +24,9 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.session_contract import check_sessions
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
+
+if TYPE_CHECKING:
+    from ifsl_bench.episodic.sequence_loader import SequenceLoader
 
 FIRST = 8  # test episodes that the contract is checked on in every run
 
@@ -68,14 +70,14 @@ class Ready:
         """The method with its first test episodes; of sequences, with the first sessions of these."""
         loader = self.loader("test")
         count = min(FIRST, self.job.episodes)
-        first = loader.episodes(count) if isinstance(loader, SequenceLoader) else loader.batch(0, FIRST)
+        first = loader.episodes(count) if in_sessions(loader) else loader.batch(0, FIRST)
         predict(self.method.eval(), self.job.name, first)
         return Asked(self.job.name, self.method, first.support, first.query, first.masked)
 
     def check_sessions(self) -> None:
         """Holds a method that learns session by session against the contract, on the first sequences."""
         loader = self.loader("test")
-        if isinstance(loader, SequenceLoader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
+        if in_sessions(loader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
             batch = loader.batch(0, min(FIRST, self.job.episodes))
             check_sessions(self.job.name, self.method, batch.supports[:2], loader.episodes(len(batch)).query)
 
