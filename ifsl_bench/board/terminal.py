@@ -28,7 +28,7 @@ MINE = "bold cyan"  # the look of a row of the user's own
 # Between these two a line never ends: a number and its unit, +- or sign of comparison.
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
 # Where a long word may end: before an option, behind a stroke or a hyphen, at a space that is glued.
-PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")
+PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/:,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")
 VALUE = re.compile(r"(?<=\w)(?==)")  # where an option may end that is too long: before its value
 JOINED = "\xa0"  # stands for a space at which no line ends where there is room
 

@@ -228,10 +228,10 @@ class Course:
 
 
 def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:
-    return Diverged(
-        f"meta-training of {name!r} diverged: {what} at step {step + 1} of {spec.steps}; "
-        f"a lower learning rate (now {spec.schedule.rate}) or another option may help"
-    )
+    advice = f"a lower learning rate (now {spec.schedule.rate}) or another option may help"
+    if step == 0:
+        advice = "nothing was learned before: it is the method itself, or an option"
+    return Diverged(f"meta-training of {name!r} diverged: {what} at step {step + 1} of {spec.steps}; {advice}")
 
 
 def _save(

@@ -195,17 +195,18 @@ def test_damaged_state_is_named_and_training_starts_anew(clusters):
     assert torch.equal(whole.tau, again.tau)
 
 
-def test_divergence_is_said(clusters):
+@pytest.mark.parametrize(("late", "said"), [
+    (False, "step 1 of 40; nothing was learned before"), (True, "step 2 of 40; a lower learning rate"),
+])  # fmt: skip
+def test_divergence_is_said(clusters, late, said):
     class Broken(Scale):
-        """Infinite loss."""
+        """Infinite loss, at once or when something was learned."""
 
         def forward(self, support, query):
-            return Prediction(super().forward(support, query).logits * torch.inf)
+            logits = super().forward(support, query).logits
+            return Prediction(logits if late and self.tau.item() == 1 else logits * torch.inf)
 
-    with pytest.raises(
-        UserError,
-        match=r"diverged: method .scale. returned NaN or .inf logits .* at step 1 of 40; a lower learning rate",
-    ):
+    with pytest.raises(UserError, match=rf"diverged: method .scale. returned NaN or .inf logits .* at {said}"):
         train(clusters, job(clusters, Broken))
 
 
