@@ -187,17 +187,6 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
         attractors.weights_of(opened(trained, "imprint"), 2)
 
 
-@pytest.mark.parametrize("arguments", [["inner-steps", "--steps", "1,3", "--unrolled", str(STEPS)], ["attractors"],
-                                       ["episode-pca", "--method", "lr+a,imprint"]])  # fmt: skip
-def test_every_kind_is_a_command_that_gives_the_same_bytes(arguments, trained, call, tmp_path):
-    work, task, _ = trained
-    files = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
-    for file in files:
-        status, said, err = call("plot", *arguments, task, "--out", str(file), "--home", str(work.home.cache), "-q")
-        assert (status, said, err) == (0, f"wrote {file}\n", "")
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
 def test_every_command_has_a_function_with_its_defaults(trained, call, tmp_path):
     """By signature; and one is drawn as the command draws it."""
     for name, command in plot.commands.items():

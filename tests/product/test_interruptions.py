@@ -160,15 +160,9 @@ def test_full_disk_is_said_plainly(tmp_path):
         subprocess.run(["umount", str(disk)], check=False)
 
 
-@pytest.mark.parametrize("target", ["a file in the way", "/sys"])
-def test_unwritable_homes_are_said_plainly(tmp_path, target):
-    if target == "/sys":
-        home = Path("/sys/ifsl")
-        if not Path("/sys").is_dir():
-            pytest.skip("no /sys here")
-    else:
-        (tmp_path / "x").write_text("")
-        home = tmp_path / "x" / "home"
+def test_unwritable_homes_are_said_plainly(tmp_path):
+    (tmp_path / "x").write_text("")
+    home = tmp_path / "x" / "home"
     done = subprocess.run([sys.executable, "-m", "ifsl_bench", "data", "prepare", "glyphs", "--home", str(home), "-q"],
                           capture_output=True, text=True, timeout=120)  # fmt: skip
     assert done.returncode == 2, done.stderr

@@ -178,18 +178,6 @@ def test_what_shows_itself_is_short_and_says_what_it_is():
         assert thing._repr_html_().startswith("<")
 
 
-def test_a_notebook_shows_the_first_rows_of_many_and_counts_the_others(monkeypatch):
-    from ifsl_bench.board import frames
-
-    whole = ifsl_bench.table(TASK)
-    monkeypatch.setattr(frames, "MOST_HTML", 4)
-    assert whole._repr_html_().count("<tr>") == 1 + 4
-    assert f"... and {len(whole) - 4} more rows; to_pandas() has them all" in whole._repr_html_()
-    twice = frames.Frame([*whole._tables, *whole._tables])
-    monkeypatch.setattr(frames, "MOST_HTML", len(whole) + 1)
-    assert twice._repr_html_().count("<tr>") == 2 + len(whole) + 1
-
-
 def test_html_escapes_what_is_somebody_elses(tmp_path):
     raw = json.loads((packaged_root() / TASK / "imprint.seed-0.json").read_text())
     raw |= {"label": HOSTILE, "method": HOSTILE}
