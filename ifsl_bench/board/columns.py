@@ -141,7 +141,8 @@ AVERAGE = Heading("Avg.", r"Avg. $\uparrow$", short=True, paper_short=True)  # o
 DROP = {
     "base": 9,
     "first": 9,
-    "gain": 3,
+    "novel": 8,
+    "gain": 1,
     "delta_b": 9,
     "delta_a": 9,
     "spread": 7,

@@ -154,7 +154,11 @@ def _sessions_header(count: int) -> list[str]:
 def _legend(marks: Collection[str], width: int) -> list[str]:
     """What letters beside published rows mean."""
     said = "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marks)
-    return [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\footnotesize {escaped(said)}}} \\"] if said else []
+    return (
+        [r"\midrule", rf"\multicolumn{{{width}}}{{p{{0.95\linewidth}}}}{{\footnotesize {escaped(said)}}} \\"]
+        if said
+        else []
+    )
 
 
 def _place(entries: Mapping[str, Entry]) -> tuple[int, float]:

@@ -79,6 +79,9 @@ def splits_of_rows(board: Board, metric: str) -> list[Split]:
     """The split of each row, the best first; raises as :func:`variance_tables`."""
     if not board.task.sessions:
         raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
+    if not board.rows:
+        raise UserError(f"nothing is measured on {board.name} here; make a row with: "
+                        f"ifsl-bench run --method NAME --task {board.name}")  # fmt: skip
     rows = having((place.row for place in board.places), metric)
     if not rows:
         known = {name for row in board.rows for name in row.metrics}

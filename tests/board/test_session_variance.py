@@ -204,6 +204,7 @@ def test_rows_that_no_seed_changes_have_no_variance_over_seeds(call):
     ("words", "said"),
     [
         (["glyphs-5shot"], "glyphs-5shot is in episodes; variance splits that of tasks in sessions"),
+        (["mini-sessions-published"], "nothing is measured on mini-sessions-published here"),
         (["glyphs-sessions", "--metric", "gac"], "did you mean 'gacc' or"),
     ],
 )
