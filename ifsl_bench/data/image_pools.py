@@ -12,7 +12,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
-from ifsl_bench.data.source import Count, Import
+from ifsl_bench.data.source import Import, count_files
 
 T = TypeVar("T")
 LISTED = 20  # images that the manifest names of the bad and of the duplicate ones
@@ -31,11 +31,6 @@ class ListItem:
 
 ImageFiles = Mapping[str, Sequence[str | ListItem]]  # class -> images, in the order they are to have
 Read = Callable[[str, Sequence[Any]], Iterator[Item]]  # pool, its images as the caller's ImageFiles has them -> content
-
-
-def count_files(pools: Mapping[str, ImageFiles]) -> dict[str, Count]:
-    """Classes and images of each pool, for :meth:`Import.check_counts`."""
-    return {name: Count(len(files), sum(map(len, files.values()))) for name, files in pools.items()}
 
 
 def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[T]]]:
@@ -57,16 +52,13 @@ def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict
     return {pool: pools[pool] for pool in POOLS if pool in pools}
 
 
-def import_images(
-    to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None, advice: str = ""
-) -> None:
+def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None) -> None:
     """Decodes the files of each pool and writes the pools.
 
     Args:
         pools: pool -> class -> paths in ``to.files``, or items of lists; classes and images come in the given order.
         read: how the images of a pool are read where they are items of lists; the row of one is its place there among
             those asked for.
-        advice: what follows the warning of images that were enlarged; ``{smallest}`` is the shortest side of one.
 
     Raises:
         UserError: images that cannot be used, where the user has not allowed less; a class without any image.
@@ -89,7 +81,7 @@ def import_images(
         if skipped := to.writer.pools[name].get("skipped"):
             to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
     note_duplicates(to, pools)
-    _note_enlarged(to, pools, spec, advice)
+    _note_enlarged(to, pools, spec)
 
 
 class _Bad(Exception):
@@ -138,16 +130,15 @@ def _enlarged(done: Decoded) -> dict[str, Any]:
     return {"enlarged": {"images": done.enlarged, "smallest": done.smallest}} if done.enlarged else {}
 
 
-def _note_enlarged(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, advice: str) -> None:
+def _note_enlarged(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
     """Warns of images that were smaller than they are now, in pools of an interrupted import too."""
     found = [entry for name in pools if (entry := to.writer.pools[name].get("enlarged"))]
     if not found:
         return
     total = sum(to.writer.pools[name]["shape"][0] for name in pools)
-    smallest = min(entry["smallest"] for entry in found)
     to.reporter.warn(
         f"{sum(entry['images'] for entry in found):,} of {total:,} images were enlarged to {spec.size} x {spec.size} "
-        f"pixels; the smallest had a side of {smallest}{advice.format(smallest=smallest)}"
+        f"pixels; the smallest had a side of {min(entry['smallest'] for entry in found)}"
     )
 
 

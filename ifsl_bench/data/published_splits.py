@@ -16,7 +16,7 @@ from typing import ClassVar, TypeVar
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.archive import FileTree, natural
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import
+from ifsl_bench.data.source import Counts, DatasetSource, Form, Import, count_files
 
 Image = TypeVar("Image")
 Pools = dict[str, dict[str, Sequence[Image]]]  # pool -> class -> images
@@ -153,7 +153,7 @@ def check_pools(to: Import, what: str, expected: Counts, pools: Pools[Image]) ->
     for pool, groups in pools.items():
         kept = common if pool in base else {name for name, images in groups.items() if len(images)}
         pools[pool] = {name: groups[name] for name in sorted(kept)}
-    to.check_counts(what, expected, {p: Count(len(g), sum(map(len, g.values()))) for p, g in pools.items()})
+    to.check_counts(what, expected, count_files(pools))
     if empty := [pool for pool in expected if not pools[pool]]:
         raise UserError(f"{to.origin} has no images of {what} for {', '.join(empty)}; nothing can be made of it")
 

@@ -202,6 +202,11 @@ class Count:
 Counts = Mapping[str, Count]  # by pool
 
 
+def count_files(pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, Count]:
+    """Classes and images of pools: pool -> class -> images."""
+    return {pool: Count(len(files), sum(map(len, files.values()))) for pool, files in pools.items()}
+
+
 def differences(expected: Counts, found: Counts) -> list[str]:
     """Lists the pools whose counts differ, with the counts side by side."""
     counts = [(pool, expected.get(pool, Count(0, 0)), found.get(pool, Count(0, 0))) for pool in EVERY_POOL]

@@ -26,7 +26,7 @@ from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.source import Count, DatasetSource, Form, Import, differences
+from ifsl_bench.data.source import Count, DatasetSource, Form, Import, count_files, differences
 from ifsl_bench.plugin import registry
 
 SIDES = {"base": ("a", "b"), "novel/train": ("c",), "novel/val": ("d",), "novel/test": ("e",)}
@@ -47,7 +47,7 @@ class Toy(Form):
             classes = SIDES["base" if pool.startswith("base") else pool]
             pools[pool] = {c: [e.path for e in to.files.entries if e.path.startswith(f"{pool}/{c}/")] for c in classes}
         expected = {pool: Count(len(files), PER_CLASS * len(files)) for pool, files in pools.items()}
-        to.check_counts("the toys", expected, image_pools.count_files(pools))
+        to.check_counts("the toys", expected, count_files(pools))
         image_pools.import_images(to, pools, ImageSpec(8))
 
 

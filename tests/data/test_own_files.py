@@ -301,6 +301,6 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
     Image.new("RGB", (60, 11), (1, 2, 3)).save(root / "class 4" / "flat.jpg")
     dataset = prepare(home, "mine", root, False, messages, own=OwnOptions(size=40))
     (told,) = (line for line in messages.warned if "were enlarged" in line)
-    assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11; --size sets" in told
+    assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11" in told
     pools = dataset.manifest["pools"].values()
     assert sum(pool["enlarged"]["images"] for pool in pools) == 24 * 20 + 1

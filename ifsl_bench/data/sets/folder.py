@@ -94,7 +94,7 @@ class ImageFolder(Form):
         sides = {name: side for name, side in sides.items() if name in classes}
         check_sides(sides, classes, where)
         spec = ImageSpec(options.size or SIZE, fit="crop", upright=True)
-        import_images(to, divide(classes, sides), spec, advice="; --size sets another size")
+        import_images(to, divide(classes, sides), spec)
 
 
 def _said(sides: Mapping[str, str]) -> str:

@@ -19,11 +19,11 @@ from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.image_pools import ListItem, count_files, divide, note_duplicates
+from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates
 from ifsl_bench.data.read.archive import natural, printable
 from ifsl_bench.data.read.decode import rgb
 from ifsl_bench.data.sets.folder import check_sides, large_enough
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import Import, count_files
 
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
