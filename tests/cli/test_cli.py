@@ -147,14 +147,6 @@ def test_several_seeds_on_one_pretraining(call, here):
     assert "pretraining.seed must not be negative" in err
 
 
-def test_compare_refuses_other_episodes(call, here):
-    for n in ("30", "60"):
-        call("run", "--method", "protonet", "--task", TASK, "--episodes", n, "--device", "cpu")
-    status, _, err = call("compare", "protonet", "protonet.episodes=30", "--task", TASK)
-    assert status == 2
-    assert "the episodes differ" in err
-
-
 def test_checkpoint_is_evaluated_alone(call, here):
     call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
     stored = json.loads((here / "home/results/clusters-5shot/lwof.train.steps=20.seed-0.json").read_text())
@@ -217,19 +209,6 @@ def test_lists(call, here):
     status, out, _ = call("data", "verify")
     assert status == 0
     assert "verified" in out
-
-
-def test_contact_sheet_is_a_picture(call, glyph_home, tmp_path, monkeypatch):
-    from PIL import Image
-
-    status, _, err = call("data", "show", "glyphs", "--home", str(glyph_home), "--out", str(tmp_path / "s.png"),
-                          "--classes", "3", "--images", "4")  # fmt: skip
-    assert status == 0, err
-    with Image.open(tmp_path / "s.png") as image:
-        assert image.width > 250
-        assert len(set(image.convert("L").tobytes())) > 50
-        names = image.convert("L").crop((16, 16, 130, 48))  # beside the first row of images
-        assert min(names.tobytes()) < 64, "classes have no names"
 
 
 def write_plugin(folder: Path, entries: str, code: str) -> None:
@@ -488,19 +467,6 @@ def test_a_setting_whose_solves_fail_is_never_chosen(call, here, plugins):
     assert value["passed_over"] == ["weight=1"]
     assert value["edge"] == []
     assert value["options"] == {"weight": 0.5}
-
-
-def test_library_call(here):
-    import ifsl_bench
-
-    work = ifsl_bench.workspace(here / "home", device="cpu")
-    result = ifsl_bench.run(method="imprint", task="clusters.toml:clusters-1shot", work=work)
-    assert result.task == "clusters-1shot"
-    assert 0 < result.summary["acc"]["mean"] <= 100
-    again = ifsl_bench.run(method="imprint", task="clusters.toml:clusters-1shot", work=work)
-    assert again == result
-    with pytest.raises(ifsl_bench.UserError, match=r"defines the tasks clusters-1shot, .* say which: FILE:NAME"):
-        ifsl_bench.run(method="imprint", task="clusters.toml", work=work)
 
 
 def test_a_method_that_the_list_has_under_other_names_says_so(here, call):

@@ -11,7 +11,6 @@ from PIL import Image
 
 from ifsl_bench.campaigns.expansion import asked, with_tasks
 from ifsl_bench.campaigns.run import check_data
-from ifsl_bench.cli.main import _interrupted
 from ifsl_bench.cli.running import _typed
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
@@ -201,24 +200,9 @@ def test_every_command_completes_its_names(words, offered, call, monkeypatch):
     assert {line.removeprefix("plain,") for line in call()[1].split()} == offered
 
 
-def test_options_before_and_beside_a_subcommand_do_something_or_are_refused(call, clusters, tmp_path):
-    home = clusters / "home"
-    status, _, err = call("tasks", "--home", str(home), "new", "mine", "--data", "clusters")
-    assert (status, (home / "tasks" / "mine.toml").exists()) == (0, True), err
-    status, _, err = call("table", "mini-5shot", "--beside", "--setting", "paper")
-    assert (status, err) == (2, "ifsl-bench: --beside is a table of its own: leave out --rank, --full and --setting\n")
-    status, _, err = call("run", "--checkpoint", str(tmp_path), "--task", "glyphs-5shot", "--seed", "0")
-    assert (status, "takes one --task, and method, options and seed from the model itself" in err) == (2, True)
-
-
 def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
     said = "run --method lr --log csv --log-dir /a/b --task t --home=/c --results /d --data x=/e --cluster f.toml -v"
     assert _typed(said.split()) == "ifsl-bench run --method lr --log csv --task t -v"
-
-
-def test_who_stops_a_run_hears_what_the_same_command_does():
-    assert "goes on from where it stopped" in _interrupted(["run", "--method", "lr"])
-    assert "trains everything again" in _interrupted(["run", "--method", "lr", "--retrain"])
 
 
 def test_a_program_hears_of_failures_beside_the_rows_there_are(call, clusters, tmp_path):

@@ -18,7 +18,7 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic import evaluation
-from ifsl_bench.episodic.evaluation import BLOCKS, Evaluated, batch_size, evaluate, evaluated_of, joined, record_of
+from ifsl_bench.episodic.evaluation import Evaluated, evaluate, evaluated_of, joined, record_of
 from ifsl_bench.jobs import ranges, ready
 from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import make_jobs
@@ -116,12 +116,6 @@ def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name,
     assert joined(again).described() == counted.described()
 
 
-def test_blocks_divide_the_ranges_and_depend_on_nothing_but_the_task(task, work):
-    assert all(ranges.RANGE % size == 0 and (size > 2000 or 2000 % size == 0) for size in BLOCKS)
-    loader = backbone_of(job_of("protonet", task, work, None)).prepared(work).loader("test")
-    assert batch_size(loader) in BLOCKS
-
-
 def _plain(result: Result) -> Result:
     """Without times."""
     keep = {"parameters"}
@@ -209,24 +203,6 @@ def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, 
 def test_a_number_of_episodes_that_nobody_can_run_is_refused_in_a_line(count, task, work):
     with pytest.raises(UserError, match=r"--episodes must be 2 to 1,000,000 for task clusters-1shot, not "):
         job_of("protonet", task, work, count)
-
-
-def test_tables_and_comparisons_say_what_more_episodes_do_not_do(here, call, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.board.show.MANY", 99)
-    name = "clusters.toml:clusters-1shot"
-    status, out, err = call(
-        "run", "--method", "protonet,imprint", "--task", name, "--episodes", "100", "--device", "cpu"
-    )
-    assert status == 0, err
-    said = "Over more episodes than the task's 60: protonet.episodes=100, imprint.episodes=100."
-    assert said in out.replace(
-        "imprint.episodes=100, protonet.episodes=100", "protonet.episodes=100, imprint.episodes=100"
-    )
-    assert "narrower, not the one over classes" in out
-    status, out, _ = call("compare", "protonet.episodes=100", "imprint.episodes=100", "--task", name)
-    assert status == 0
-    assert "100 episodes" in out
-    assert "but the number of classes limits this one" in out
 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, in_ranges, monkeypatch):

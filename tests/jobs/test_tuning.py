@@ -10,7 +10,6 @@ import re
 import shutil
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,6 @@ import torch
 from ifsl_bench import Method, Prediction
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.columns import entries_of
-from ifsl_bench.board.measured import rows_of
 from ifsl_bench.board.result_file import file_name, path_of, read
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
@@ -451,16 +449,6 @@ def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverifie
     assert [line.startswith("options: another setting than weight_decay=") for line in found.failures] == [True]
 
 
-def test_a_chosen_learning_rate_is_held_against_the_search_too(searched, tmp_path):
-    value = searched[1]["lwof@tuned-3.train.steps=20"]
-    (names,) = value["tuned"]
-    assert RATE in names
-    found = checked(
-        searched, tmp_path, "lwof@tuned-3.train.steps=20", lambda v: v["train"].update(rate=0.0123)
-    ).failures
-    assert [line.startswith("train.rate: 0.0123, the best of those tried, ") for line in found] == [True], found
-
-
 def test_without_the_method_a_search_is_held_against_itself(searched, tmp_path, monkeypatch):
     def stranger(value):
         value |= {"method": "zzz", "label": value["label"].replace(value["label"].split("@")[0], "zzz")}
@@ -517,13 +505,3 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
     assert not any(trial.cached(work.home) for trial in changed)
     _, commented = trials(OWN + "# a remark")
     assert all(trial.cached(work.home) for trial in commented)
-
-
-def test_seeds_of_a_tuned_row_share_their_choice(task, work):
-    first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
-    rows, remarks = rows_of([first, second], "yours")
-    assert ([row.seeds for row in rows], remarks) == ([(0, 1)], [])
-    other = msgspec.structs.replace(second, options={"temperature": 3.0})
-    rows, (remark,) = rows_of([first, other], "yours")
-    assert [len(row.seeds) for row in rows] == [1]
-    assert "another choice was made" in remark

@@ -133,21 +133,6 @@ def test_tasks_go_to_spawned_workers_and_never_to_a_gpu(learn2learn, clusters, w
         assert torch.equal(y, labels)
 
 
-def test_support_first_is_what_partition_task_finds(learn2learn, clusters, work):
-    name = named(clusters, "clusters-regular-5shot")
-    first = ifsl_bench.to_learn2learn(name, order="support-first", work=work).test
-    for i, (X, y) in enumerate(ifsl_bench.to_learn2learn(name, work=work).test):
-        (x, support), (q, query) = split(X, y, 5)
-        assert torch.equal(first[i][0], torch.cat([x, q]))
-        assert torch.equal(first[i][1], torch.cat([support, query]))
-        found = learn2learn.data.partition_task(*first[i], shots=5)
-        assert torch.equal(found[0][0], x)
-        assert torch.equal(found[0][1], support)
-        order = query.argsort(stable=True)
-        assert torch.equal(found[1][0], q[order])
-        assert torch.equal(found[1][1], query[order])
-
-
 def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(learn2learn, glyph_home):
     work, name = api.workspace(glyph_home, device="cpu"), f"{glyph_home.parent / 'few.toml'}:few-1shot"
     tasks = ifsl_bench.to_learn2learn(name, work=work).test

@@ -202,6 +202,19 @@ def test_optional_packages_are_imported_when_they_are_used_and_not_before():
     assert not done.stderr
 
 
+def test_episodes_are_evaluated_without_what_they_do_not_need():
+    """As a row is run again: no training loop, no search, no sessions, no network's learner, no source of the data."""
+    idle = ("episodic.meta_training", "episodic.session_answers", "episodic.sequence_loader", "backbone.second_head",
+            "jobs.searching", "learners.network", "learners.dual", "solve.lbfgs", "data.read.archive",
+            "data.sets.glyphs")  # fmt: skip
+    lines = [
+        "import sys, ifsl_bench.cli.running, ifsl_bench.campaigns.run, ifsl_bench.methods.attractor",
+        f"loaded = {{f'ifsl_bench.{{name}}' for name in {idle}}} & set(sys.modules)",
+        "assert not loaded, loaded",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
+
+
 def test_files_are_of_a_readable_length():
     long = {p.name: n for p in (*LIBRARY, *PLUGINS) if (n := len(p.read_text().splitlines())) > 420}
     assert not long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -77,11 +76,6 @@ def test_a_change_is_in_the_name_the_hash_and_the_episodes():
     names = [f"glyphs-5shot{rest}" for rest in ("", "+ways=6", "+shots=6", "+queries=6", "+base-classes=6")]
     assert len({find(name)[0].hash for name in names}) == len(names)
     assert msgspec.structs.replace(wide, title="", variant_of="").hash == wide.hash
-
-
-def test_what_changes_nothing_is_not_in_the_name():
-    assert find("glyphs-5shot+ways=5+shots=5+queries=5") == find("glyphs-5shot")
-    assert find("glyphs-5shot+ways=5+shots=2")[0].name == "glyphs-5shot+shots=2"
 
 
 def test_shares_of_base_and_novel_queries_stay():
@@ -166,17 +160,6 @@ def test_fewer_base_classes_are_a_view_of_the_data(clusters):
     assert np.array_equal(view.pool("novel/test").images, whole.pool("novel/test").images)
 
 
-def test_images_of_a_view_stay_on_the_disk(glyph_home):
-    whole = open_dataset(glyph_home / "data" / "glyphs")
-    pool, cut = whole.pool("base/test"), some_base_classes(whole, 7).pool("base/test")
-    rows = np.flatnonzero(np.isin(pool.labels, chosen_classes(7, 100)))
-    assert not isinstance(cut.images, np.ndarray)
-    assert (len(cut.images), cut.images.ndim) == (len(rows), 4)
-    at = np.array([3, 0, len(rows) - 1])
-    assert np.array_equal(cut.images[at], pool.images[rows[at]])
-    assert np.array_equal(cut.images[5:9], pool.images[rows[5:9]])
-
-
 @pytest.mark.parametrize(
     ("count", "message"), [(8, "that is the task without"), (9, "has 8 base classes: a task of 9")]
 )
@@ -211,23 +194,6 @@ def test_a_run_with_fewer_base_classes(clusters, task):
     assert {cut_pool.classes[cut_pool.labels[q]] for q in queries.tolist()} <= names
     features = bench.pool("base/test").features[queries]
     assert np.array_equal(features.numpy(), pool.images[np.isin(pool.labels, kept)][queries.numpy()])
-
-
-def test_changed_ways_shots_and_queries_reach_the_episodes(clusters):
-    name = f"{clusters / 'clusters.toml'}:clusters-5shot"
-    work = api.workspace(clusters / "home", device="cpu")
-    result = api.run("protonet", f"{name}+ways=3", change={"shots": 2, "queries": 4}, work=work)
-    assert result.task == "clusters-5shot+ways=3+shots=2+queries=4"
-    assert (result.episodes.base_queries, result.episodes.novel_queries) == (12, 12)
-    batch = PreparedTask(find(f"{name}+ways=3+shots=2+queries=4")[0], "linear", 0, work).loader("test").batch(0, 5)
-    assert batch.support.features.shape[:2] == (5, 6)
-    assert batch.labels.shape == (5, 24)
-    assert [(batch.labels[0] == label).sum().item() for label in (8, 9, 10)] == [4, 4, 4]
-    plain = api.run("protonet", name, work=work)
-    assert plain.digest != result.digest
-    folder = work.home.results
-    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"clusters-5shot", result.task}
-    assert json.loads((folder / result.task / "protonet.seed-0.json").read_text())["task_hash"] == result.task_hash
 
 
 def test_the_command_line(here, call):
