@@ -148,6 +148,7 @@ DROP = {
     "spread": 7,
     "calibrated_acc": 6,
     "to_best": 5,
+    "trials": 4,
     "delta": 2,
 }
 ENDS = ("first", "last")  # A_0 and A_T, which tables with the accuracy after each session need not have

@@ -33,9 +33,14 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
     try:
         import pandas
     except ModuleNotFoundError as error:
-        raise Lacking(f"to_pandas() needs an extra ({error.name} is not installed): {INSTALL}") from None
+        if error.name != "pandas":
+            raise Lacking(f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL}") from error
+        raise Lacking(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
     except Exception as error:  # compiled modules built for another NumPy raise more than ImportError
-        raise Lacking(f"to_pandas(): pandas cannot be imported ({error}): {INSTALL} --force-reinstall") from error
+        raise Lacking(
+            f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
+            f"to install it again: {INSTALL} --force-reinstall"
+        ) from error
     names = dict.fromkeys([*names, *(name for record in records for name in record)])
     columns = {name: [record.get(name) for record in records] for name in names}
     frame = pandas.DataFrame(columns)

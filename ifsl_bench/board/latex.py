@@ -89,6 +89,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}",
+        *_not_shown(boards, bold),
         *([f"% {ARROWS}"] if set(columns) & {"delta", "delta_a", "delta_b"} else []),
         *(f"% {one_line(line)}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
         *([f"% {CALIBRATED}"] if "calibrated_acc" in columns else []),
@@ -200,6 +201,19 @@ def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set
             if len(values) > 1:
                 bold |= {(entry, name) for entry, value in values.items() if value == max(values.values())}
     return bold
+
+
+def _not_shown(boards: Sequence[Board], bold: Collection[tuple[Entry, str]]) -> list[str]:
+    """A comment on each task of whose measured accuracies none is bold, since what may be the best is not shown."""
+    shown = {entry.measured for entry, name in bold if name == "acc"}
+    lines = []
+    for board in boards:
+        tops = [place.row for place in board.ranking.places if place.top]
+        if board.rows and tops and not shown.intersection(tops):
+            names = ", ".join(row.label for row in tops)
+            lines.append(f"% None is bold among the measured rows of {board.name}: {one_line(names)} may be the best, "
+                         "and is not shown.")  # fmt: skip
+    return lines
 
 
 def first_cell(text: str) -> str:

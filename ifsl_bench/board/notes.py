@@ -95,13 +95,23 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     for row in board.others:
         if reason := board.apart(row):
             apart.setdefault(reason, []).append(row.full_name)
-    for reason, names in apart.items():
+    for reason, names in _alike(apart).items():
         are = "is" if len(names) == 1 else "are"
         notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
     if board.papers and not board.task.sessions:
         notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
         notes += [f"{paper.label} ({paper.source}): {paper.said}." for paper in board.papers if paper.said]
     return notes + [f"{remark}." for remark in board.remarks]
+
+
+def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Merges reasons for standing apart that differ in their brackets alone."""
+    merged: dict[str, list[str]] = {}
+    kinds = Counter(reason.partition(" (")[0] for reason in apart)
+    for reason, names in apart.items():
+        kind = reason.partition(" (")[0]
+        merged.setdefault(kind if kinds[kind] > 1 else reason, []).extend(names)
+    return merged
 
 
 def _overrun(row: Row) -> bool:

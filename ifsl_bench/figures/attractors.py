@@ -41,6 +41,7 @@ PRODUCED: dict[str, Any] = {
 }  # a shape that no class has
 FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
                         "markeredgewidth": 0.4}  # fmt: skip
+EDGE = 0.02  # of a panel: half of the widest symbol in its background
 LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
 STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
                         "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
@@ -226,6 +227,12 @@ def _base(axes: Axes, weights: Weights) -> None:
     name_plane(axes, share)
 
 
+def _within(points: np.ndarray, across: tuple[float, float], up: tuple[float, float]) -> np.ndarray:
+    """The points [n, 2] whose symbols lie wholly within a panel: none is cut by its frame."""
+    (low, high), edge = np.transpose([across, up]), EDGE * np.abs(np.ptp([across, up], axis=1))
+    return points[((points > low + edge) & (points < high - edge)).all(1)]
+
+
 def _episode(axes: Axes, weights: Weights, stars: Sequence[np.ndarray]) -> None:
     shown = weights.centres[np.isfinite(weights.centres).all(-1)]
     centre, across, share = _plane(shown, weights.fast)
@@ -243,8 +250,9 @@ def _episode(axes: Axes, weights: Weights, stars: Sequence[np.ndarray]) -> None:
     for star in stars:
         axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")
     axes.margins(0.08)
-    limits: dict[str, Any] = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
+    x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
     if weights.produced is not None:
-        axes.plot(*flat(weights.produced).T, **PRODUCED, zorder=1, gid="attractors of base classes near by")
-    axes.set(**limits)
+        axes.plot(*_within(flat(weights.produced), x_limits, y_limits).T, **PRODUCED, zorder=1, scalex=False,
+                  scaley=False, gid="attractors of base classes near by")  # fmt: skip
+    axes.set(xlim=x_limits, ylim=y_limits)
     name_plane(axes, share)

@@ -93,10 +93,41 @@ def unexplained(stored: Result, found: Result, seeds: Sequence[Result]) -> tuple
     """
     if all(stored.provenance.get(name) == found.provenance.get(name) for name in ("device", "libraries")):
         return ("on the same device with the same libraries nothing differs",)
-    if (stored.options, stored.train) != (found.options, found.train):
-        return ("other options",)
     moved = changes(stored, found)
-    return tuple(_training(moved, seeds) if retrained(stored, found) else _rounding(moved, stored))
+    anew, chosen_anew = bool(retrained(stored, found)), (stored.options, stored.train) != (found.options, found.train)
+    why = _choice(stored, found, anew) if chosen_anew else ()
+    if anew:
+        return (*why, *_training(moved, seeds))
+    return tuple(why if chosen_anew else _rounding(moved, stored))
+
+
+def _choice(stored: Result, found: Result, anew: bool) -> Iterator[str]:
+    """Settings that nearly tie on validation episodes change places; each then does on the test as it did before."""
+    then, now = stored.choice, found.choice
+    if then is None or now is None or [*map(list, stored.tuned.values())] != [*map(list, found.tuned.values())]:
+        yield "the options are others, and not by a choice among the same settings"
+        return
+    if anew:
+        if now.chosen not in {then.chosen, *then.winners}:
+            yield "no other validation episodes would have chosen these options"
+        return
+    joint = [np.add(choice.hits["base_joint"], choice.hits["novel_joint"]) for choice in (then, now)]
+    moved, gap = int(np.abs(joint[1] - joint[0]).max()), int(joint[0][then.chosen] - joint[0][now.chosen])
+    if gap > 2 * moved:
+        yield f"the options were {gap} validation hits behind, and rounding moved no setting's by more than {moved}"
+    if now.chosen in then.rivals:
+        place, counts = 1 + then.rivals.index(now.chosen), found.counts()
+        for name in COUNTS:
+            hits = int(getattr(counts, name)[: then.test_episodes].sum()) - then.test_hits[name][place]
+            if abs(hits) > _flips(then.test_episodes):
+                yield f"{NAMES[name]} has {hits:+,} hits against the same setting's in the stored result"
+
+
+def _flips(episodes: int) -> float:
+    """Bounds how far flips in :data:`SHARE` of the episodes move a sum, at :data:`LEVEL` for all counts together."""
+    from scipy.special import ndtri
+
+    return float(ndtri(1 - LEVEL / (2 * len(COUNTS)))) * math.sqrt(SHARE * episodes)
 
 
 def _rounding(moved: dict[str, Change], stored: Result) -> Iterator[str]:

@@ -329,3 +329,12 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
     monkeypatch.setattr(Row, "edge", ["weight_decay"])
     (note,) = [note for note in notes_of(same) if "Chosen at an end" in note]
     assert note.endswith("lr (yours): weight_decay; lr (stored): weight_decay.")
+
+
+def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path):
+    board = load_board(packaged()["glyphs-5shot"], tmp_path)
+    few = paper_tables([board.only(["lr", "imprint"])])
+    assert r"\textbf" not in few
+    tops = {place.row.label for place in board.ranking.places if place.top}
+    assert f"% None is bold among the measured rows of glyphs-5shot: {', '.join(sorted(tops))} may be the best" in few
+    assert "None is bold" not in paper_tables([board])

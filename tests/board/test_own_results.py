@@ -105,3 +105,24 @@ def test_a_terminal_of_80_columns_keeps_calibrated_accuracy_beside_long_labels(f
     assert any(line.startswith("=0.001 ") or line == "=0.001" for line in lines), "a value is whole"
     assert max(map(len, lines)) <= 80
     shutil.rmtree(tmp_path / "glyphs-5shot")
+
+
+def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
+    from io import StringIO
+
+    from rich.console import Console
+
+    from ifsl_bench.board.asked import pair_of
+    from ifsl_bench.board.comparison import compare
+    from ifsl_bench.board.show import comparison_table
+    from ifsl_bench.board.terminal import print_tables
+
+    table = comparison_table(compare(*pair_of("lr+a", "lr", "glyphs-5shot", Home.locate())))
+    for width, shown in ((80, False), (140, True)):
+        out = StringIO()
+        print_tables([table], Console(file=out, width=width))
+        lines = out.getvalue().splitlines()
+        rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
+        assert lines[rule + len(table.rows) + 1] == "", "a line for each"
+        assert ("each seed" in lines[rule - 1]) == shown
+        assert any("No room for:" in line and "each seed" in line for line in lines) != shown

@@ -268,3 +268,34 @@ def test_a_row_that_was_trained_with_another_gradient_than_it_names_is_shown_wit
     assert "took its place: a (yours) in 12 of 24 episodes" in notes[-1]
     assert with_series((0, 5, 0)) == [("a", None), ("b", 1), ("c", 2)], "one seed of such a kind is in the mean"
     assert "not trained with the gradient that it names, replaced in 5 of 24 episodes: a" in notes[-1].lower()
+
+
+def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(stored_rows):
+    """On a seed that was good for all, a row that is worse than the best has a higher mean than it."""
+    best = row("best", [17.0, 13.0, 13.0], noise=1)
+    lucky = row("lucky", [16.0], noise=1)
+    found = Ranking([lucky, best, row("other", [12.0, 11.0, 11.0], noise=2)]).places
+    assert lucky.summary()["acc"].mean > best.summary()["acc"].mean
+    assert [place.row.label for place in found] == ["best", "lucky", "other"]
+    assert found[1].gap.mean < 0
+    stored_rows(best, lucky)
+    text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
+    assert text.index(" best ") < text.index(" lucky "), "readers see it there too"
+
+
+def test_a_comparison_says_whose_rows_it_is_of():
+    other = row("b", [14.0] * 3, noise=2)
+    stored, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
+    found = compare(mine, other, [stored, mine, other])
+    assert (found.a, found.b) == ("a (yours)", "b (yours)")
+    assert "there is also 'a (stored)', with seeds 0, 1, 2" in found.notes
+    assert "a (yours)" in verdict(found)
+    both = compare(mine, stored, [stored, mine, other])
+    assert (both.a, both.b) == ("a (yours)", "a (stored)")
+    assert not [note for note in both.notes if "there is also" in note]
+    same = compare(mine, mine, [stored, mine, other])
+    assert [note for note in same.notes if "there is also" in note] == [
+        "there is also 'a (stored)', with seeds 0, 1, 2"
+    ], "once"
+    assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in both.notes)
+    assert compare(stored, other, [stored, other]).a == "a (stored)"

@@ -12,6 +12,7 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.preparing import catalogue
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, tell_ignored
@@ -304,3 +305,10 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
     assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11" in told
     pools = dataset.manifest["pools"].values()
     assert sum(pool["enlarged"]["images"] for pool in pools) == 24 * 20 + 1
+
+
+def test_names_on_a_contact_sheet_break_at_strokes_where_they_can():
+    assert catalogue._lines("Malay_(Jawi_Arabic)/character01", 4) == ["Malay_(Jawi_", "Arabic)/", "character01"]
+    assert catalogue._lines("Balinese/character01", 4) == ["Balinese/", "character01"]
+    assert catalogue._lines("a red/fox", 4) == ["a red/fox"]
+    assert "".join(catalogue._lines("x" * 40, 4)) == "x" * 40

@@ -193,6 +193,7 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
     assert list(boards) == [5, 8]
     figure, notes = base_classes.draw(boards)
     assert notes == ["training seeds differ by the number of base classes (1 at 5, 3 at 8): protonet, imprint"]
+    assert "only one number" in base_classes.draw(boards, ["imprint", "acastle"])[1][0]
     drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
     assert set(drawn) == {"imprint", "protonet"}
     for label, points in drawn.items():

@@ -176,6 +176,17 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     drawn = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
     assert len(drawn["base weights"].get_xdata()) == len(drawn["attractors of base classes"].get_xdata()) == known
     assert "static centre" in drawn
+    near, (low, high), (bottom, top) = (drawn["attractors of base classes near by"], figure.axes[1].get_xlim(),
+                                        figure.axes[1].get_ylim())  # fmt: skip
+    figure.canvas.draw()
+    box = figure.axes[1].get_window_extent()
+    symbols = figure.axes[1].transData.transform(np.transpose(near.get_data()))
+    half = near.get_markersize() / 2 * figure.dpi / 72
+    assert low < high
+    assert bottom < top
+    for x, y in symbols:  # none is cut by the frame
+        assert box.x0 + half <= x <= box.x1 - half
+        assert box.y0 + half <= y <= box.y1 - half
     assert drawn["attractors of base classes"].get_marker() not in MARKERS, "as a class has it"
     assert [axes.get_title() for axes in figure.axes] == ["lr+a: base classes", "episode 2"]
     assert [text.get_text() for text in figure.legends[1].get_texts()] == [

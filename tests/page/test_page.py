@@ -19,7 +19,7 @@ import pytest
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.claims import Claim, judge, judged
-from ifsl_bench.board.columns import plus_minus
+from ifsl_bench.board.columns import Entry, plus_minus
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.leaderboard import ranked_table
 from ifsl_bench.board.rank_intervals import holm
@@ -28,8 +28,9 @@ from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
-from ifsl_bench.page.gather import FINEST, boards_with_variants, gather
+from ifsl_bench.page.gather import FINEST, _row, boards_with_variants, gather
 from ifsl_bench.page.html import page_html, script_json
+from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 from tests.board.result_fields import result as plain
@@ -378,3 +379,10 @@ def test_claims_with_what_they_rest_on(results, tmp_path, monkeypatch):
         assert {str(a[0]), str(b[0])} <= buttons
         assert [page.rows[number].label for number, _ in (a, b)] == [evidence.a.label, evidence.b.label]
     assert 'id="claims"' not in page_html(gather([load_board(find(TASK)[0], results)]))
+
+
+def test_a_number_is_rounded_once():
+    """0.37496 is 0.37 in a table; of 0.375, which four digits make of it, a browser makes 0.38."""
+    (task,) = find(TASK)
+    entry = Entry(task, True, "x", {"acc": Estimate(60.37496, 0.37496)}, "stored")
+    assert [f"{value:.2f}" for value in _row(entry, False, {}, {}).values["acc"]] == ["60.37", "0.37"]

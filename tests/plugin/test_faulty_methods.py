@@ -265,3 +265,12 @@ def test_a_method_imports_what_lies_beside_its_file_and_each_folder_has_its_own(
     assert "utils" not in sys.modules
     (folder / "more.py").write_text("VALUE = 20\n")
     assert find_method(f"{folder / 'x.py'}:X")[0].method.made == 22, "what lies beside has changed"
+
+
+def test_a_parameter_without_a_gradient_is_said_by_a_run_too(tmp_path, clusters, call):
+    (tmp_path / "x.py").write_text(START.format(LEARNER, "return Prediction(self.a * logits)"))
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    how = ("--train", "steps=5", "--episodes", "20", "-q", "--home", str(clusters / "home"))
+    status, _, err = call("run", "--method", f"{tmp_path / 'x.py'}:X", "--task", task, *how)
+    assert status == 0, err
+    assert "no step has a gradient for idle, which stay as they began" in err

@@ -251,3 +251,12 @@ def test_run_takes_the_folders_of_the_command(tmp_path):
         ifsl_bench.run("imprint", "glyphs-5shot", home=tmp_path, work=ifsl_bench.workspace(tmp_path))
     with pytest.raises(UserError, match=r"a method is a name, path/to/file\.py:Class or a subclass"):
         ifsl_bench.run([5], "glyphs-5shot", home=tmp_path)
+
+
+def test_a_pandas_that_cannot_be_imported_is_not_called_missing(monkeypatch, tmp_path):
+    """As one whose compiled modules are of another NumPy."""
+    (tmp_path / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    with pytest.raises(Lacking, match=r"is installed but cannot be imported \(ValueError: numpy.dtype size changed\)"):
+        ifsl_bench.table(TASK).to_pandas()

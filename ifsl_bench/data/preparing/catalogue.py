@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -312,6 +313,13 @@ def _lines(name: str, most: int) -> list[str]:
     words = one_line(name).split()
     for start in range(1, len(words) + 1):
         shown = [f"{words[0]}…", *words[start:]] if start > 1 else words
-        if len(lines := textwrap.wrap(" ".join(shown), LINE_WIDE)) <= most:
+        if len(lines := _wrapped(" ".join(shown))) <= most:
             return lines
-    return textwrap.wrap(name, LINE_WIDE)[:most]
+    return _wrapped(name)[:most]
+
+
+def _wrapped(name: str) -> list[str]:
+    """A name in lines that end, where they can, between words or after a stroke."""
+    wrapper = textwrap.TextWrapper(LINE_WIDE)
+    wrapper.wordsep_re = re.compile(r"(\s+|[^\s/_]*[/_])")
+    return wrapper.wrap(name)
