@@ -40,7 +40,7 @@ def complete_rows(context: click.Context, parameter: click.Parameter, word: str)
         for file in task.iterdir()
     }  # fmt: skip
     labels = sorted(unquote(name.partition(".seed-")[0]) for name in files if ".seed-" in name)
-    return [*complete_methods(context, parameter, word), *_completed(word, labels)]
+    return list(dict.fromkeys([*complete_methods(context, parameter, word), *_completed(word, labels)]))
 
 
 def complete_rows_and_tasks(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
@@ -55,9 +55,11 @@ def complete_claims(_: click.Context, __: click.Parameter, word: str) -> list[st
 
 
 def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    from ifsl_bench.common.files import Home
     from ifsl_bench.plugin.registry import DATASETS, names
 
-    return _completed(word, sorted(names(DATASETS)))
+    prepared = {folder.name for folder in Home.locate(None, None).data.glob("[!.]*")}
+    return _completed(word, sorted(prepared.union(names(DATASETS))))
 
 
 def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:

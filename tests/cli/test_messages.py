@@ -197,7 +197,15 @@ def test_every_command_completes_its_names(words, offered, call, monkeypatch):
     monkeypatch.setenv("_IFSL_BENCH_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", f"ifsl-bench {words}")
     monkeypatch.setenv("COMP_CWORD", str(words.count(" ") + 1))
-    assert {line.removeprefix("plain,") for line in call()[1].split()} == offered
+    assert sorted(line.removeprefix("plain,") for line in call()[1].split()) == sorted(offered)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's completion")
+def test_data_sets_of_ones_own_are_completed(call, clusters, monkeypatch):
+    (clusters / "home" / "data" / "cub-mine").mkdir()
+    (clusters / "home" / "data" / ".partial-cub-half").mkdir()
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    test_every_command_completes_its_names("data remove cub-m", {"cub-mine"}, call, monkeypatch)
 
 
 def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
