@@ -66,10 +66,6 @@ class Step:
     def jobs(self) -> tuple[int, ...]:
         return self.node.results if self.node else ()
 
-    @property
-    def seed(self) -> int | None:
-        return self.stage.shown_seed
-
     def __str__(self) -> str:
         return str(self.stage)
 
@@ -254,7 +250,7 @@ def _title(steps: Sequence[Step]) -> str:
     first = steps[0]
     if len(steps) > 1 and first.kind == "trial":
         return str(first.stage.family)
-    seeds = {step.seed for step in steps if step.seed is not None}
+    seeds = {step.stage.shown_seed for step in steps if step.stage.shown_seed is not None}
     return first.stage.told(f", seeds {numbers_in_words(seeds, 2)}") if len(seeds) > 1 else str(first)
 
 

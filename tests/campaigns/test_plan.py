@@ -105,19 +105,9 @@ def test_times_are_guesses_until_such_stages_have_run_here(campaign, call, tmp_p
 
 
 def test_a_long_plan_has_tasks_together(campaign, call):
-    options = [
-        "plan",
-        "--method",
-        "paper",
-        "--task",
-        "glyphs-?shot,glyphs-shared-?shot",
-        "--seeds",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    _, out, _ = call(*options)
-    _, full, _ = call(*options, "--full")
+    options = "plan", "--method", "paper", "--task", "glyphs-?shot,glyphs-shared-?shot", "--seeds", "2"
+    _, out, _ = call(*options, "--device", "cpu")
+    _, full, _ = call(*options, "--device", "cpu", "--full")
     assert "trials of lr on 4 tasks" in out
     assert "meta-training lr+a on 4 tasks" in out
     assert "evaluating on 4 tasks" in out

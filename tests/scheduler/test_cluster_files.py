@@ -124,11 +124,11 @@ def test_without_the_extra_it_is_said_what_to_install(missing, written, monkeypa
     assert missing in told
 
 
-def test_the_cluster_brings_its_own_workers(call):
-    asked = ["run", "--method", "imprint", "--task", "glyphs-5shot", "--cluster", "tcp://127.0.0.1:1"]
-    status, _, told = call(*asked, "--jobs", "2")
-    assert status == 2
-    assert "leave out --jobs and --devices" in told
+def test_a_checkpoint_is_evaluated_by_this_process(call):
+    for more in (("--jobs", "2"), ("--cluster", "tcp://127.0.0.1:1")):
+        status, _, told = call("run", "--checkpoint", "x", "--task", "glyphs-5shot", *more)
+        assert (status, told.count("\n")) == (2, 1)
+        assert "in this process: leave out --jobs" in told
 
 
 def test_a_device_is_a_kind_and_looked_for_on_the_workers(call, written):
