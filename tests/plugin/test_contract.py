@@ -22,6 +22,7 @@ from ifsl_bench.plugin.contract import (
     sees_one_query,
 )
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support
+from ifsl_bench.plugin.session_contract import RULES as OF_SESSIONS
 
 START = """
 import torch
@@ -164,7 +165,8 @@ def test_every_registered_method_keeps_every_rule(name):
 def test_the_command_says_rule_by_rule_what_is_broken(call, tmp_path):
     status, out, _ = call("methods", "--check", "protonet")
     assert status == 0
-    assert out.count(" ok") == len(RULES) - (not registry.method("protonet").may_run_in_threads())
+    kind = registry.method("protonet")
+    assert out.count(" ok") == len(RULES) - (not kind.may_run_in_threads()) + len(OF_SESSIONS) - (not kind.order_free)
     (tmp_path / "x.py").write_text(START.format("logits = logits + torch.randn_like(logits)"))
     status, out, err = call("methods", "--check", str(tmp_path / "x.py"))
     assert status == 2
