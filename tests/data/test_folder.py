@@ -14,11 +14,10 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import own as own_task
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
-from ifsl_bench.protocol.task_files import find, own
+from ifsl_bench.protocol.task_files import find
 
 BIRDS = [f"bird {i}" for i in range(1, 25)]
 FORMS = {"jpg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP"}
@@ -89,18 +88,6 @@ def test_split_by_a_file(tmp_path):
         pool = dataset.pool(name)
         assert list(pool.classes) == base, "natural order: bird 101 after bird 13"
         assert np.diff(pool.starts).tolist() == [len(indices)] * 25
-
-
-def test_four_sides_make_the_separate_protocol(tmp_path):
-    source = write_birds(tmp_path / "photos", images=80)
-    split = write_split(tmp_path / "split.csv", FOUR_SIDES)
-    home = Home.locate(tmp_path / "home")
-    log = io.StringIO()
-    dataset = prepare(home, "birds", source, False, LogReporter(log), own=OwnOptions(split, size=16))
-    assert [len(dataset.pool(name).classes) for name in POOLS] == [8, 8, 8, 5, 5, 5]
-    assert "1 folders are not in" in log.getvalue()
-    assert "bird 24" in log.getvalue()
-    assert all(task.protocol == "separate" for task in own(home).values())
 
 
 def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
