@@ -291,7 +291,8 @@ def _odd(result: Result) -> Iterator[str]:
         yield "columns differ in length"
         return
     try:
-        solves = msgspec.convert(result.training, _Training, strict=True).solves
+        parts = {name: result.training[name] for name in _Training.__struct_fields__ if name in result.training}
+        solves = msgspec.convert(parts, _Training, strict=True).solves
     except (msgspec.ValidationError, UnicodeError) as error:
         yield f"training: {error}"
         return
