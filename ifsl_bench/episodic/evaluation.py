@@ -231,14 +231,14 @@ def _of_sequences(
     """Of those sequences of a block that were asked for."""
     from ifsl_bench.episodic.session_hits import Answers, count
 
-    found = sessions.answered(method, batch)
-    answers = Answers(*(part[asked] for part in found.answers))
+    answered = sessions.answered(method, batch)
+    answers = Answers(*(part[asked] for part in answered.answers))
     counts = replace(
         count(answers, sessions.classes, sessions.ways),
-        state_bytes=found.state_bytes,
+        state_bytes=answered.state_bytes,
         supports=sessions.loader.sampler.shape.supports,
     )
-    statistics = {key: value[asked].cpu().numpy() for key, value in found.statistics.items()}
+    statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
     if bias is None:
         return Evaluated(counts, statistics, answers.margins())
     counts = counts.with_bias(count(answers, sessions.classes, sessions.ways, bias.value))

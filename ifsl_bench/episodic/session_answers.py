@@ -132,7 +132,7 @@ class Sessions:
         count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
         state: State = None
         base, base_right, novel, novel_right = [], [], [], []
-        told: list[Mapping[str, Tensor]] = []
+        statistics: list[Mapping[str, Tensor]] = []
         own = torch.arange(sessions * self.ways, device=batch.hidden.device)
         own = own.repeat_interleave(self.loader.sampler.queries)
         for t in range(1, sessions + 1):
@@ -146,7 +146,7 @@ class Sessions:
                     prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
             queries, classes = query.features.shape[1], self.classes + t * self.ways
             logits = check_form(self.name, prediction, count, queries, classes).logits
-            told.append(prediction.statistics)
+            statistics.append(prediction.statistics)
             best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
             best_novel, novel_at = logits[..., self.classes :].max(-1)
             self._check((best, best_novel), count)
@@ -168,7 +168,7 @@ class Sessions:
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
         kept: State = state if not self.supports_kept else _of_supports(batch.together(sessions))
-        return Answered(answers, _statistics(told), _bytes(kept, count))
+        return Answered(answers, _statistics(statistics), _bytes(kept, count))
 
     def _check(self, logits: Sequence[Tensor], count: int) -> None:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""
@@ -184,8 +184,8 @@ def _margin(base: Tensor, novel: Tensor) -> Tensor:
 def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Of sequences, from those of their sessions."""
     columns: dict[str, list[Tensor]] = {}
-    for one in sessions:
-        for name, value in one.items():
+    for session in sessions:
+        for name, value in session.items():
             columns.setdefault(name, []).append(value)
     stacked = {name: torch.stack(values) for name, values in columns.items()}
     return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
