@@ -61,8 +61,8 @@ def building(target: Path, resume: bool = False) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in target.parent.glob(f"{REMOVED}{escape(target.name)}@*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        if not (resume and partial.is_dir()):
-            remove(partial)
+        if not resume:
+            shutil.rmtree(partial, ignore_errors=True)  # which nobody reads
         partial.mkdir(exist_ok=True)
         try:
             yield partial

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ifsl_bench.backbone.networks import CosineHead, _same_padding, make_backbone
-from ifsl_bench.common.cosine import unit
+from ifsl_bench.backbone.networks import _same_padding, make_backbone
 from ifsl_bench.common.errors import UserError
 
 
@@ -103,14 +102,6 @@ def test_shortcut_pads_channels_half_before_half_after():
     pooled = torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True)
     torch.testing.assert_close(y[:, 32:96], pooled)
     assert y[:, :32].abs().max() == y[:, 96:].abs().max() == 0
-
-
-def test_cosine_head_starts_at_ten():
-    head = CosineHead(8, 3)
-    h = torch.randn(5, 8)
-    assert head.scale.item() == 10
-    torch.testing.assert_close(head(h), 10 * unit(h) @ unit(head.weight).T)
-    assert head(h).abs().max() <= 10
 
 
 def test_unknown_backbone():
