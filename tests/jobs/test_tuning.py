@@ -447,21 +447,15 @@ def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverifie
     assert [text.partition(",")[0] for text in found.unverified] == ["distribution", "choice of options"]
 
 
-def test_without_the_method_a_search_is_held_against_itself(searched, tmp_path, monkeypatch):
+def test_without_the_method_the_numbers_of_a_search_are_held_against_each_other(searched, tmp_path, monkeypatch):
     def stranger(value):
         value |= {"method": "zzz", "label": value["label"].replace(value["label"].split("@")[0], "zzz")}
         value["provenance"]["distribution"] = {"name": "zzz", "version": "1"}
 
     for label in ("lr@tuned-3", "lwof@tuned-3.train.steps=20", "lr", "imprint"):
         assert checked(searched, tmp_path, label, stranger).failures == (), label
-    for change, message in (
-        (lambda v: set_tried(v, tried(v) | {"weight_decay=0.3": 99.0}), "tuned: 4 settings were tried"),
-        (lambda v: v.update(tuned={}), "setting: 'tuned-3', and nothing was tuned"),
-        (lambda v: v.update(setting="every"), "setting: 'every', which is of what neither trains nor chooses"),
-        (lambda v: v.update(passed_over=list(tried(v))), "passed_over: all that was tried"),
-    ):
-        found = checked(searched, tmp_path, "lr@tuned-3", lambda v, change=change: (stranger(v), change(v))).failures
-        assert any(message in line for line in found), (message, found)
+    found = checked(searched, tmp_path, "lr@tuned-3", lambda v: (stranger(v), v.update(tuned={}))).failures
+    assert "rounds: [3], and 0 settings were tried" in found
 
 
 OWN = """
