@@ -66,9 +66,9 @@ class Counts:
 @lru_cache
 def _of_the_suite(file: str) -> tuple[bool, str]:
     """Whether a file is the suite's own code, and its path within the repository; "" elsewhere."""
-    return file.startswith(OURS), file[len(str(ROOT)) + 1 :] if file.startswith(str(ROOT)) and not Path(
-        file
-    ).name.startswith("pretend") else ""
+    path = Path(file)
+    inside = path.is_relative_to(ROOT) and "site-packages" not in path.parts and not path.name.startswith("pretend")
+    return file.startswith(OURS), str(path.relative_to(ROOT)) if inside else ""
 
 
 def place() -> str:

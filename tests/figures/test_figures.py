@@ -339,7 +339,7 @@ def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
     assert "did you mean 'tradeoff'" in said(call, "tradeof", task, "--out", x)
     assert "'.jpg'" in said(call, "seeds", task, "--out", str(tmp_path / "x.jpg"))
     (tmp_path / "file").write_text("")
-    assert "is not a folder" in said(call, "seeds", task, "--out", str(tmp_path / "file" / "x.pdf"))
+    assert "is a file, not a folder" in said(call, "seeds", task, "--out", str(tmp_path / "file" / "x.pdf"))
     assert "--out" in said(call, "seeds", task)
     assert "no comparable result is stored" in said(call, "pairs", "mini-5shot", "--out", x, *known)
     assert "unknown row 'castel'" in said(call, "pairs", task, "--method", "castel", "--out", x, *known)
@@ -372,7 +372,7 @@ def test_notebooks_draw_what_the_command_draws(kind, call, measured, tmp_path):
     assert repr(drawing).splitlines()[1:] == list(drawing.notes)
     drawing.save(tmp_path / "no" / "x.pdf")
     assert (tmp_path / "no" / "x.pdf").read_bytes().startswith(b"%PDF")
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="is a file, not a folder"):
         drawing.save(tmp_path / "notebook.svg" / "x.pdf")
 
 
