@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,8 +64,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or one_line(str(error))}") from error
-    except (EOFError, KeyError) as error:  # empty, or a byte that begins nothing of a pickle's
-        raise UserError(f"{path} holds no weights: torch.save did not write it, or not to its end") from error
+    except (EOFError, KeyError, pickle.UnpicklingError) as error:  # empty, text, or more than tensors
+        raise UserError(f"{path} holds no weights: torch.save did not write it, not to its end, or with more than tensors "
+                        f"by name; save its state_dict") from error  # fmt: skip
     except Exception as error:  # of many kinds, safetensors' own among them
         raise UserError(f"{path} holds no weights: {type(error).__name__}: {one_line(str(error))[:200]}") from error
     for key in ("state_dict", "model"):  # as training scripts wrap them

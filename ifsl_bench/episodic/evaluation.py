@@ -194,7 +194,9 @@ def evaluate(
         for answer in answers:
             found.append(answer)
             right, done = right + answer.accuracy * len(answer.counts), done + len(answer.counts)
-            stage.advance(len(answer.counts), **{called: right / done})
+            # A block may end within an order, whose mean is then that of its sequences in this block.
+            mean = right / done if done < len(episodes) else joined(found).accuracy
+            stage.advance(len(answer.counts), **{called: mean})
     return joined(found)
 
 

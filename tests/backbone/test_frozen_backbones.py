@@ -207,11 +207,13 @@ class _Evil:
 
 @pytest.mark.parametrize(("name", "content"), [
     ("a.pth", pickle.dumps(_Evil(), 2)), ("b.safetensors", b"\xff" * 64), ("c.pth", b""), ("d.bin", b"PK\x03\x04"),
+    ("e.pth", b"name, value"),
 ])  # fmt: skip
 def test_a_file_that_holds_no_weights_is_named_and_runs_nothing(tmp_path, capsys, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"{name} holds no weights"):
+    with pytest.raises(UserError, match=f"{name} holds no weights") as error:
         read_weights(tmp_path / name)
+    assert "weights_only" not in str(error.value), "advice that would run code"
     assert not capsys.readouterr().out
 
 
