@@ -65,8 +65,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or one_line(str(error))}") from error
     except (EOFError, KeyError, pickle.UnpicklingError) as error:  # empty, text, or more than tensors
-        raise UserError(f"{path} holds no weights: torch.save did not write it, not to its end, or with more than tensors "
-                        f"by name; save its state_dict") from error  # fmt: skip
+        what = "torch.save did not write it, not to its end, or with more than tensors by name"
+        raise UserError(f"{path} holds no weights: {what}; save its state_dict") from error
     except Exception as error:  # of many kinds, safetensors' own among them
         raise UserError(f"{path} holds no weights: {type(error).__name__}: {one_line(str(error))[:200]}") from error
     for key in ("state_dict", "model"):  # as training scripts wrap them

@@ -183,7 +183,5 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     if not agreed("Remove this?", yes):
         return
     catalogue.remove_data(folders, name)
-    click.echo(
-        f"removed; features and models made from it are listed by: ifsl-bench cache prune {name} --dry-run, once nothing "
-        f"of them was used for two hours"
-    )
+    lists = f"ifsl-bench cache prune {name} --dry-run"
+    click.echo(f"removed; features and models made from it are listed by: {lists}, once unused for two hours")
