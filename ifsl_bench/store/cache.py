@@ -189,7 +189,8 @@ def _can_be_made(name: str) -> bool:
 def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:
     """Removes what goes, what was made from others first; returns how many bytes that were.
 
-    What has been used, locked or removed since it was looked at stays as it is.
+    What has been used, locked or removed since it was looked at stays as it is. A folder that is empty now stays too: a
+    run that starts may be about to write into it.
     """
     freed = 0
     for item in sorted(going, key=lambda item: ORDER.index(item.kind), reverse=True):
@@ -202,6 +203,4 @@ def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:
                 freed += item.bytes
                 with contextlib.suppress(OSError):
                     (item.path.parent / f".{item.path.name}.lock").unlink()
-        with contextlib.suppress(OSError):
-            item.path.parent.rmdir()  # which needs it to be empty
     return freed
