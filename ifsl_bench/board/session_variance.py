@@ -23,6 +23,7 @@ from ifsl_bench.board.rank_intervals import Difference, Prior, difference
 from ifsl_bench.common.errors import UserError
 
 TAIL = 0.025  # of a 95% interval, on each side
+NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
 PARTS = ("order", "support", "seed", "seed by order", "rest")
 
 
@@ -189,8 +190,10 @@ def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[fl
     return total
 
 
-def wrong_sign(x: np.ndarray) -> WrongSign:
+def wrong_sign(x: np.ndarray) -> WrongSign | None:
     """How much a single comparison can be trusted, from the differences [seeds, orders, supports] of two rows.
+
+    None where their mean is 0, as of equal rows: it has no sign.
 
     The chance is Phi(-|d| / s), d the mean and s^2 the variance of a single difference. Its interval is that of d / s,
     by the delta method, with Student's distribution and the degrees of freedom of the overall interval of d. It reaches
@@ -202,11 +205,13 @@ def wrong_sign(x: np.ndarray) -> WrongSign:
     from scipy.special import ndtr, stdtrit
 
     mean, squares = overall(x, Prior(0.0, 0.0), random=2), _mean_squares(x)
+    if abs(mean.mean) < NO_DIFFERENCE:
+        return None
     terms = [(w * squares[name].value, squares[name].effective) for name, w in _weights(*x.shape)["one"].items()]
     variance = sum(value for value, _ in terms)
-    observed = float(((np.sign(x) != np.sign(mean.mean)) * np.where(x == 0, 0.5, 1.0)).mean()) if mean.mean else 0.5
+    observed = float(((np.sign(x) != np.sign(mean.mean)) * np.where(x == 0, 0.5, 1.0)).mean())
     if variance <= 0:
-        return WrongSign(*((0.5,) * 3 if mean.mean == 0 else (0.0,) * 3), observed)
+        return WrongSign(0.0, 0.0, 0.0, observed)
     deviation = math.sqrt(variance)
     ratio = abs(mean.mean) / deviation
     of_variance = sum(2 * value**2 / degrees for value, degrees in terms)

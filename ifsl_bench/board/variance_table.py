@@ -31,6 +31,7 @@ SIGN = (
     "wrong sign: how likely a comparison on one order, one support set and one seed has another sign than the mean of "
     "A - B, with its 95% interval; made here: the share of such comparisons among these results that have."
 )
+NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows: it has no sign."
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Split:
         mean: with its 95% interval: of a row over orders, of a difference over orders and seeds.
         parts: by :data:`~ifsl_bench.board.session_variance.PARTS` and "one"; what the design cannot tell is left out.
         seeds: how many it is over; 1 where all are the same by construction.
-        sign: of a difference.
+        sign: of a difference that is not 0.
     """
 
     a: Row
@@ -71,7 +72,8 @@ def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:
     ]
     if differences := splits_of_differences(board, metric):
         columns = [*_named(names, "A", "a"), *_named(names, "B", "b"), *_columns(board, f"A - B, {heading}"), *_sign()]
-        tables.append(Table(columns, differences, f"{board.name}, differences of two rows", [SIGN]))
+        signs = [SIGN, *([NO_SIGN] if any(entry.sign is None for entry in differences) else [])]
+        tables.append(Table(columns, differences, f"{board.name}, differences of two rows", signs))
     return tables
 
 
@@ -149,17 +151,18 @@ def _deviations(variance: Variance) -> tuple[float, float, float]:
 
 def _sign() -> list[Column[Split]]:
     def text(entry: Split) -> str:
-        assert entry.sign is not None
+        if entry.sign is None:
+            return ""
         chance, low, high = (100 * value for value in (entry.sign.chance, entry.sign.low, entry.sign.high))
         return f"{chance:.0f}% ({low:.0f}-{high:.0f}%)"
 
     def fields(entry: Split) -> dict[str, float | None]:
-        assert entry.sign is not None
+        sign = entry.sign or WrongSign(math.nan, math.nan, math.nan, math.nan)
         return {
-            "wrong_sign": rounded(entry.sign.chance),
-            "wrong_sign_low": rounded(entry.sign.low),
-            "wrong_sign_high": rounded(entry.sign.high),
-            "wrong_sign_made": rounded(entry.sign.observed),
+            "wrong_sign": rounded(sign.chance),
+            "wrong_sign_low": rounded(sign.low),
+            "wrong_sign_high": rounded(sign.high),
+            "wrong_sign_made": rounded(sign.observed),
         }
 
     return [

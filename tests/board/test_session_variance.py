@@ -134,9 +134,14 @@ def test_the_chance_of_a_wrong_sign():
     none = wrong_sign(simulated(rng, (5, 60, 4), deviations, 0.0))
     assert none.high == 0.5
     assert wrong_sign(np.ones((2, 3, 2))).chance == 0
-    assert wrong_sign(np.zeros((2, 3, 2))).chance == 0.5
     tied = np.array([[[1.0], [0.0], [2.0], [-1.0]]])
     assert wrong_sign(tied).observed == (1 + 0.5) / 4
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, -0.6], [0.7, -0.7, 1 / 3, -1 / 3]])
+def test_a_difference_of_0_has_no_sign_that_could_be_wrong(values):
+    """Some of these sum to 1e-17."""
+    assert wrong_sign(np.reshape(values, (1, 4, 1))) is None
 
 
 def test_overall_is_wider_by_the_seeds():
@@ -197,7 +202,12 @@ def test_rows_that_no_seed_changes_have_no_variance_over_seeds(call):
     assert ncm["seeds"] == difference["seeds"] == 1
     assert ncm["sd_seed"] is None
     assert ncm["sd_single"] == pytest.approx(np.hypot(ncm["sd_order"], ncm["sd_support"]), abs=1e-4)
-    assert (difference["mean"], difference["wrong_sign"]) == (0, 0.5), "on these features the two are the same"
+    wrong = [difference[name] for name in ("wrong_sign", "wrong_sign_low", "wrong_sign_high", "wrong_sign_made")]
+    assert (difference["mean"], wrong) == (0, [None] * 4), "on these features the two are the same"
+    _, text, _ = call("variance", "tiny-features-sessions", "--method", "ncm,imprint,teen")
+    assert "No wrong sign is given where the mean of A - B is 0" in text
+    assert "%" not in next(line for line in text.splitlines() if line.startswith("imprint  ncm"))
+    assert "No wrong sign" not in call("variance", "glyphs-sessions", "--method", "teen,protonet")[1]
 
 
 @pytest.mark.parametrize(
