@@ -23,7 +23,7 @@ from ifsl_bench.board.asked import board_of, row_of
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import overall
-from ifsl_bench.board.measured import LAZY, Row, lazy_of
+from ifsl_bench.board.measured import Row, lazy_of
 from ifsl_bench.board.rank_intervals import LEVEL, Difference, holm
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.board.result_folder import CLAIMS, packaged_root
@@ -32,6 +32,7 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
+from ifsl_bench.plugin.rows import LAZY
 
 ANY = "*"  # in place of B: every other row that is ranked with A; "lazy" is the model of A's A_0, in sessions
 Statement = tuple[str, str, float]  # A, B, c: A - B > c

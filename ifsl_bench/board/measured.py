@@ -14,13 +14,14 @@ from ifsl_bench.board.consistency import Counted, counted, over_seeds
 from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.plugin.method_source import same_method
+from ifsl_bench.plugin.rows import LAZY
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
 from ifsl_bench.protocol.session_metrics import SessionCounts
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
-LAZY, COMPUTED = "lazy", "computed"  # label and origin of what follows from the A_0 of other rows
+COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
 STORED, FILE = "stored", "file"  # origins: rows that come with the package, and a result file by itself
 PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
 

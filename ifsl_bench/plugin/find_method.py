@@ -18,7 +18,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, method_source, neighbours
 from ifsl_bench.plugin.options import check_method
-from ifsl_bench.plugin.rows import printed_alone
+from ifsl_bench.plugin.rows import LAZY, printed_alone
 
 FROM = "__from__"  # a module made from a file says which
 _LOCK = threading.RLock()
@@ -79,6 +79,10 @@ def find_method(said: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
         if said in printed_alone() and not registry.owners(registry.METHODS, said):
             raise UserError(f"{said} is known from the numbers that its paper prints; its method is not part of this "
                             f"package and cannot be run. The paper: ifsl-bench cite {said}")  # fmt: skip
+        if said == LAZY and not registry.owners(registry.METHODS, said):
+            raise UserError("lazy, the model that never answers with a novel class, needs no run: tables of tasks in "
+                            "sessions compute its row from each A_0 of the other rows ('ifsl-bench table "
+                            "tiny-features-sessions')")  # fmt: skip
         name, method, meant = registry.resolve(said)
         return Chosen(name, method), meant
     try:

@@ -13,6 +13,8 @@ import msgspec
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed
 
+LAZY = "lazy"  # the row of a model that never answers with a novel class: computed from other rows, no method
+
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How papers print a row, and what it is in a few words.

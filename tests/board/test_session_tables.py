@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -121,6 +122,14 @@ def test_each_a_0_has_its_lazy_row_which_has_no_rank(command, call):
         assert rows[name].get("rank_first") is None
     _, text, _ = call(*command, "tiny-features-sessions")
     assert "lazy (imprint): the A_0 of imprint, ncm, teen." in text
+
+
+@pytest.mark.parametrize("command", [("methods",), ("run", "--task", "tiny-features-sessions", "--method")])
+def test_asking_for_the_lazy_model_as_a_method_says_where_its_row_is(command, call):
+    status, _, err = call(*command, "lazy")
+    assert (status, err.count("\n")) == (2, 1)
+    _, out, _ = call(*re.search("'ifsl-bench (.*)'", err)[1].split())
+    assert re.search(r"^lazy ", out, re.MULTILINE)
 
 
 def test_latex_has_a_column_for_each_session(call):
