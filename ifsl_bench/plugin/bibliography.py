@@ -37,8 +37,8 @@ class Paper:
 
     def field(self, name: str) -> str:
         """A field's text without braces; "" where there is none."""
-        found = re.search(rf"^\s*{name}\s*=\s*{{(.*?)}},?$", self.bibtex, re.MULTILINE | re.DOTALL)
-        return re.sub(r"[{}]", "", " ".join(found[1].split())) if found else ""
+        match = re.search(rf"^\s*{name}\s*=\s*{{(.*?)}},?$", self.bibtex, re.MULTILINE | re.DOTALL)
+        return re.sub(r"[{}]", "", " ".join(match[1].split())) if match else ""
 
     @property
     def short(self) -> str:
@@ -53,15 +53,15 @@ class Paper:
 def papers(folder: str) -> tuple[Paper, ...]:
     """The papers of ``methods`` or ``tasks``, in the order of the file."""
     text = (resources.files(f"ifsl_bench.{folder}") / "papers.bib").read_text(encoding="utf-8")
-    found = []
+    records = []
     for entry in re.findall(r"^@.*?^}$", text, re.MULTILINE | re.DOTALL):
         head = re.match(r"@\w+\{([^,\s]+),", entry)
         of = re.search(r"^ *keywords *= *\{(.*?)\},?\n", entry, re.MULTILINE | re.DOTALL)
         if head is None or of is None:
             raise RuntimeError(f"{folder}/papers.bib: an entry without a key or keywords: {entry[:60]}")
         names = tuple(name.strip() for name in of[1].split(","))
-        found.append(Paper(head[1], names, entry.replace(of[0], "")))
-    return tuple(found)
+        records.append(Paper(head[1], names, entry.replace(of[0], "")))
+    return tuple(records)
 
 
 def printed(label: str) -> str:
@@ -74,8 +74,10 @@ def printed(label: str) -> str:
     if setting:
         trials = setting.removeprefix("tuned-")
         parts.append(f"tuned in {trials} trials" if trials.isdigit() else setting)
-    said = ", ".join(_TRAINING.sub("training ", one).replace("=", " = ", 1).replace("_", " ") for one in options)
-    return ", ".join(parts) + (f" ({said})" if said else "")
+    option_text = ", ".join(
+        _TRAINING.sub("training ", option).replace("=", " = ", 1).replace("_", " ") for option in options
+    )
+    return ", ".join(parts) + (f" ({option_text})" if option_text else "")
 
 
 def of_method(name: str) -> list[Paper]:
@@ -92,8 +94,8 @@ def cite_method(name: str) -> str:
     Raises:
         UserError: no such method, or one that says no paper.
     """
-    if found := of_method(name):
-        return "\n\n".join(paper.bibtex for paper in found)
+    if own_papers := of_method(name):
+        return "\n\n".join(paper.bibtex for paper in own_papers)
     from ifsl_bench.plugin.find_method import find_method
 
     chosen, _ = find_method(name)
@@ -116,8 +118,7 @@ def cite_suite() -> str:
 
 
 def _protocol() -> Paper:
-    (found,) = (paper for paper in papers("methods") if paper.key == PROTOCOL)
-    return found
+    return next(paper for paper in papers("methods") if paper.key == PROTOCOL)
 
 
 def cite_task(task: Task) -> str:
@@ -125,8 +126,8 @@ def cite_task(task: Task) -> str:
     names = [task.dataset.name, *([task.novel_from] if task.novel_from else [])]
     parts = []
     for name in dict.fromkeys(names):
-        found = [paper.bibtex for paper in papers("tasks") if name in paper.of]
-        parts += found or [f"% data set {name}: no paper"]
+        entries = [paper.bibtex for paper in papers("tasks") if name in paper.of]
+        parts += entries or [f"% data set {name}: no paper"]
     return "\n\n".join([*parts, _protocol().bibtex])
 
 

@@ -100,136 +100,136 @@ def _double(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def differs(given: Asked, found: Tensor, expected: Tensor) -> bool:
+def differs(asked: Asked, logits: Tensor, expected: Tensor) -> bool:
     """Whether logits [E, Q, C] differ beyond rounding, or of a method that searches, in most episodes beyond that."""
     there = torch.isfinite(expected)
-    if not torch.equal(there, torch.isfinite(found)):
+    if not torch.equal(there, torch.isfinite(logits)):
         return True
-    apart = (found - expected).masked_fill(~there, 0.0).abs().flatten(1).amax(1)  # [E]
+    apart = (logits - expected).masked_fill(~there, 0.0).abs().flatten(1).amax(1)  # [E]
     count = there.flatten(1).sum(1).clamp_min(1)
     mean = expected.masked_fill(~there, 0.0).flatten(1).sum(1) / count
     centred = (expected - mean[:, None, None]).masked_fill(~there, 0.0).flatten(1)
     spread = (centred.square().sum(1) / count).sqrt().clamp_min(1e-6)
-    if given.searches:
+    if asked.searches:
         return bool((apart > SEARCHED * spread).float().mean() > MOST_OTHERWISE)
     largest = expected.masked_fill(~there, 0.0).abs().flatten(1).amax(1)
     return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
 
 
-def repeats(given: Asked) -> str:
+def repeats(asked: Asked) -> str:
     """A second call gives the same answer, whatever was asked between."""
-    first = given.logits()
-    given.part(0).logits()
+    first = asked.logits()
+    asked.part(0).logits()
     broken = "a second call gives another answer: it draws at random or keeps something between calls"
-    return broken if differs(given, given.logits(), first) else ""
+    return broken if differs(asked, asked.logits(), first) else ""
 
 
-def leaves_its_input(given: Asked) -> str:
+def leaves_its_input(asked: Asked) -> str:
     """What a method is given is as it was after the call."""
-    holders = {"support": given.support, "query": given.query, "base": given.method.base}
+    holders = {"support": asked.support, "query": asked.query, "base": asked.method.base}
     named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
     parts = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     before = {name: value.detach().clone() for name, value in parts.items()}
-    given.logits()
+    asked.logits()
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
     return f"it writes into {changed[0]}" if changed else ""
 
 
-def sees_one_episode(given: Asked) -> str:
+def sees_one_episode(asked: Asked) -> str:
     """An episode's answer does not depend on the other episodes of its batch."""
-    whole = given.logits()
-    alone = torch.cat([given.part(episode).logits() for episode in range(len(whole))])
-    return "the answer to an episode depends on the other episodes in its batch" if differs(given, alone, whole) else ""
+    whole = asked.logits()
+    alone = torch.cat([asked.part(episode).logits() for episode in range(len(whole))])
+    return "the answer to an episode depends on the other episodes in its batch" if differs(asked, alone, whole) else ""
 
 
-def follows_the_queries(given: Asked) -> str:
+def follows_the_queries(asked: Asked) -> str:
     """Queries in another order get the same answers in that order."""
-    q, count = given.query, given.query.features.shape[1]
+    q, count = asked.query, asked.query.features.shape[1]
     order = torch.arange(count - 1, -1, -1, device=q.features.device)
-    turned = given.logits(query=Query(q.features[:, order], q.base_logits[:, order]))
+    turned = asked.logits(query=Query(q.features[:, order], q.base_logits[:, order]))
     broken = "the answer to a query depends on its place among the queries"
-    return broken if differs(given, turned[:, order], given.logits()) else ""
+    return broken if differs(asked, turned[:, order], asked.logits()) else ""
 
 
-def sees_one_query(given: Asked) -> str:
+def sees_one_query(asked: Asked) -> str:
     """A query's answer does not depend on the other queries, unless the class declares that it is transductive."""
-    q = given.query
-    if given.method.transductive:
+    q = asked.query
+    if asked.method.transductive:
         return ""
-    alone = given.logits(query=Query(q.features[:, :1], q.base_logits[:, :1]))
-    return "the answer to a query depends on the other queries" if differs(given, alone, given.logits()[:, :1]) else ""
+    alone = asked.logits(query=Query(q.features[:, :1], q.base_logits[:, :1]))
+    return "the answer to a query depends on the other queries" if differs(asked, alone, asked.logits()[:, :1]) else ""
 
 
-def keeps_hidden_classes_out(given: Asked) -> str:
+def keeps_hidden_classes_out(asked: Asked) -> str:
     """What a hidden base class is like changes no answer about the others."""
-    s, q, hidden = given.support, given.query, given.support.hidden
+    s, q, hidden = asked.support, asked.query, asked.support.hidden
     if not hidden.any():
         return ""
-    one = int(hidden.any(0).nonzero()[0])
-    there = hidden[:, one]  # [E] episodes that hide it
-    base = copy.deepcopy(given.method.base)
+    hidden_class = int(hidden.any(0).nonzero()[0])
+    there = hidden[:, hidden_class]  # [E] episodes that hide it
+    base = copy.deepcopy(asked.method.base)
     with torch.no_grad():
         for tensor in (base.weight, base.prototypes):
-            tensor[one] += 5.0
-        other = _on(base, given)
-        for parameter in other.parameters():
+            tensor[hidden_class] += 5.0
+        method = _on(base, asked)
+        for parameter in method.parameters():
             if parameter.shape == base.weight.shape:  # a row for each base class
-                parameter[one] += 5.0
+                parameter[hidden_class] += 5.0
     shifted = [x.clone() for x in (s.base_logits, q.base_logits)]
     for x in shifted:
-        x[..., one] += 5.0
-    found = given.logits(replace(s, base_logits=shifted[0]), Query(q.features, shifted[1]), other)
+        x[..., hidden_class] += 5.0
+    shifted_logits = asked.logits(replace(s, base_logits=shifted[0]), Query(q.features, shifted[1]), method)
     # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
-    before, after = (logits[there].log_softmax(-1) for logits in (given.logits(), found))
-    return "a hidden base class leaves a trace in the answers" if differs(given, after, before) else ""
+    before, after = (logits[there].log_softmax(-1) for logits in (asked.logits(), shifted_logits))
+    return "a hidden base class leaves a trace in the answers" if differs(asked, after, before) else ""
 
 
-def _on(base: Base, given: Asked) -> Method:
+def _on(base: Base, asked: Asked) -> Method:
     """The method with its parameters on another base classifier: made anew, if that can be done, since it may keep
     what it has computed from the base classifier."""
-    if given.make is None:
-        other = copy.deepcopy(given.method)
-        other.base = base
-        return other
-    other = given.make(base)
-    for mine, theirs in zip(other.parameters(), given.method.parameters(), strict=True):
+    if asked.make is None:
+        method = copy.deepcopy(asked.method)
+        method.base = base
+        return method
+    method = asked.make(base)
+    for mine, theirs in zip(method.parameters(), asked.method.parameters(), strict=True):
         mine.copy_(theirs)
-    return other
+    return method
 
 
-def ignores_the_order_of_support(given: Asked) -> str:
+def ignores_the_order_of_support(asked: Asked) -> str:
     """The images of a class come in no particular order."""
-    s, ways = given.support, given.method.ways
+    s, ways = asked.support, asked.method.ways
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
-    return broken if differs(given, given.logits(turned), given.logits()) else ""
+    return broken if differs(asked, asked.logits(turned), asked.logits()) else ""
 
 
-def copies_do_not_meet(given: Asked) -> str:
+def copies_do_not_meet(asked: Asked) -> str:
     """Copies that answer at once, in threads, answer as one does, as the class declares."""
-    if not given.method.may_run_in_threads():
+    if not asked.method.may_run_in_threads():
         return ""
-    expected = given.logits()
+    expected = asked.logits()
 
     @torch.no_grad()  # a thread has this setting for itself
     def answer(mine: Method) -> list[Tensor]:
-        return [given.logits(method=mine) for _ in range(2)]
+        return [asked.logits(method=mine) for _ in range(2)]
 
     with ThreadPoolExecutor(COPIES) as pool:
-        found = pool.map(answer, [copy.deepcopy(given.method) for _ in range(COPIES)])
-        wrong = any(differs(given, one, expected) for answers in found for one in answers)
+        copies_answers = pool.map(answer, [copy.deepcopy(asked.method) for _ in range(COPIES)])
+        wrong = any(differs(asked, logits, expected) for answers in copies_answers for logits in answers)
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else ""
 
 
-def learns(given: Asked) -> str:
+def learns(asked: Asked) -> str:
     """Every parameter gets a finite gradient."""
-    method = copy.deepcopy(given.method).train()
+    method = copy.deepcopy(asked.method).train()
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
     if not parameters:
         return ""
     with torch.enable_grad():
-        logits = given.logits(method=method)
+        logits = asked.logits(method=method)
         if not logits.requires_grad:
             return "no parameter gets a gradient: the logits are detached from all of them"
         classes = logits.shape[-1]
@@ -255,39 +255,39 @@ RULES = (*IN_EVERY_RUN, keeps_hidden_classes_out, ignores_the_order_of_support, 
 
 
 @torch.no_grad()
-def check_answers(given: Asked) -> Tensor:
+def check_answers(asked: Asked) -> Tensor:
     """Holds a method's answers against the rules of every run, and returns them, for :func:`check_repeated`.
 
     Raises:
         UserError: it breaks one; says which.
     """
-    given = given.looked_at()
+    asked = asked.looked_at()
     for rule in IN_EVERY_RUN:
-        if (broken := rule(given)) and not _rounding(rule, given):
-            raise UserError(f"method {given.name!r} breaks the contract: {broken}")
-    return given.logits()
+        if (broken := rule(asked)) and not _rounding(rule, asked):
+            raise UserError(f"method {asked.name!r} breaks the contract: {broken}")
+    return asked.logits()
 
 
 @torch.no_grad()
-def check_repeated(given: Asked, answers: Tensor) -> None:
+def check_repeated(asked: Asked, answers: Tensor) -> None:
     """Asks again, after other episodes, what :func:`check_answers` has asked before.
 
     Raises:
         UserError: the answers are others: the method keeps something between calls.
     """
-    given = given.looked_at()
-    if differs(given, given.logits(), answers):
-        raise UserError(f"method {given.name!r} breaks the contract: after the evaluation it answers its first "
+    asked = asked.looked_at()
+    if differs(asked, asked.logits(), answers):
+        raise UserError(f"method {asked.name!r} breaks the contract: after the evaluation it answers its first "
                         f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
 
 
-def _rounding(rule: Callable[[Asked], str], given: Asked) -> bool:
+def _rounding(rule: Callable[[Asked], str], asked: Asked) -> bool:
     """Whether a rule that is broken in single precision is kept in double.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
     """
     try:
-        return rule not in (leaves_its_input, repeats) and not rule(given.exactly())
+        return rule not in (leaves_its_input, repeats) and not rule(asked.exactly())
     except UserError:
         return False  # a method that works in single precision alone
 
@@ -304,14 +304,14 @@ def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: in
         torch.manual_seed(0)
         weight, bias, prototypes = (torch.randn(K, *size, dtype=torch.float64) for size in ((D,), (), (D,)))
         within = torch.randn(3 * D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        known = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
+        moments = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
         images = prototypes.repeat_interleave(len(within) // K, 0) + within[: len(within) // K * K]
         of_base = torch.arange(K).repeat_interleave(len(within) // K)
 
         def make(base: Base) -> Method:
             return make_method(kind, base, N, options).double().eval()
 
-        method = make(Base(weight, 0.1 * bias, prototypes, 9.0, *known, lambda: (images, of_base)))
+        method = make(Base(weight, 0.1 * bias, prototypes, 9.0, *moments, lambda: (images, of_base)))
         means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
         of = labels, torch.arange(Q) % N
         x, q = (means[:, each] + 0.7 * torch.randn(E, len(each), D, dtype=torch.float64) for each in of)
@@ -333,7 +333,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     Raises:
         UserError: the method gives no answers that could be held against a rule, and for which episodes.
     """
-    found: dict[Callable[[Asked], str], str] = {}
+    breaches: dict[Callable[[Asked], str], str] = {}
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
@@ -343,11 +343,11 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
             raise UserError(f"{error}; asked with {shots} shot{'s' * (shots > 1)} and {with_base}") from error
         rules = [rule for rule in RULES if rule is not copies_do_not_meet or first.method.may_run_in_threads()]
         for rule in rules:
-            if found.setdefault(rule, ""):
+            if breaches.setdefault(rule, ""):
                 continue
             try:  # with episodes of its own, since a method may write into them
-                found[rule] = rule(replace(made_up(name, kind, options, *case), searches=first.searches))
+                breaches[rule] = rule(replace(made_up(name, kind, options, *case), searches=first.searches))
             except UserError as error:
-                found[rule] = str(error)
-    for rule, broken in found.items():
+                breaches[rule] = str(error)
+    for rule, broken in breaches.items():
         yield (rule.__doc__ or "").strip().split("\n")[0].rstrip("."), broken

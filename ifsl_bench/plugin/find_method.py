@@ -51,39 +51,41 @@ class Chosen:
 
 
 def _reopen(file: str, source: str) -> Chosen:
-    found = find_method(file)[0]
-    if method_source(found.method) != source:
+    chosen = find_method(file)[0]
+    if method_source(chosen.method) != source:
         raise UserError(f"{file} has changed since it was chosen; start the run again")
-    return found
+    return chosen
 
 
-def find_method(said: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
-    """The method that ``said`` means, with the options that a shorthand stands for.
+def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
+    """The method that ``reference`` means, with the options that a shorthand stands for.
 
     Args:
-        said: a registered name (``protonet``), a shorthand (``lr+a``), ``path/to/file.py:Class`` (the class may be
+        reference: a registered name (``protonet``), a shorthand (``lr+a``), ``path/to/file.py:Class`` (the class may be
             left out where the file defines one method), or a subclass of :class:`Method`.
 
     Raises:
         UserError: there is no such method (with the nearest names), its file cannot be run, or its class breaks the
             contract.
     """
-    if isinstance(said, type):
-        method = _checked(said, repr(said))
+    if isinstance(reference, type):
+        method = _checked(reference, repr(reference))
         return Chosen(_name_of(method), method, getattr(sys.modules.get(method.__module__), FROM, "")
                       and f"{getattr(sys.modules[method.__module__], FROM)}:{method.__name__}"), {}  # fmt: skip
-    if not isinstance(said, str):
-        raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {said!r}")
-    path, _, wanted = said.rpartition(".py:") if ".py:" in said else (said.removesuffix(".py"), "", "")
-    if path == said:  # no file
-        if said in printed_alone() and not registry.owners(registry.METHODS, said):
-            raise UserError(f"{said} is known from the numbers that its paper prints; its method is not part of this "
-                            f"package and cannot be run. The paper: ifsl-bench cite {said}")  # fmt: skip
-        if said == LAZY and not registry.owners(registry.METHODS, said):
+    if not isinstance(reference, str):
+        raise UserError(
+            f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {reference!r}"
+        )
+    path, _, wanted = reference.rpartition(".py:") if ".py:" in reference else (reference.removesuffix(".py"), "", "")
+    if path == reference:  # no file
+        if reference in printed_alone() and not registry.owners(registry.METHODS, reference):
+            raise UserError(f"{reference} is known from the numbers that its paper prints; its method is not part of "
+                            f"this package and cannot be run. The paper: ifsl-bench cite {reference}")  # fmt: skip
+        if reference == LAZY and not registry.owners(registry.METHODS, reference):
             raise UserError("lazy, the model that never answers with a novel class, needs no run: tables of tasks in "
                             "sessions compute its row from each A_0 of the other rows ('ifsl-bench table "
                             "tiny-features-sessions')")  # fmt: skip
-        name, method, meant = registry.resolve(said)
+        name, method, meant = registry.resolve(reference)
         return Chosen(name, method), meant
     try:
         file = Path(f"{path}.py").expanduser().absolute()
@@ -169,6 +171,6 @@ def _run(file: Path) -> ModuleType:
             if not isinstance(error, (Exception, SystemExit)):
                 raise
             at = where(error, str(file))
-            said = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
-            raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {said}") from error
+            message = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
+            raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {message}") from error
     return module

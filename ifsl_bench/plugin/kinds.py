@@ -41,9 +41,9 @@ def read(kind: Any, value: Any) -> Any:
     Raises:
         ValueError: it can be none.
     """
-    for one in alternatives(kind):
+    for alternative in alternatives(kind):
         try:
-            return _read(one, value)
+            return _read(alternative, value)
         except (ValueError, msgspec.ValidationError):
             continue
     raise ValueError(f"{value!r} is not {spelled(kind)}")
@@ -80,19 +80,19 @@ def typed(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(typed_values)
 
 
-def typed_spread(kind: Any, given: Range | Choices) -> Range | Choices:
+def typed_spread(kind: Any, offer: Range | Choices) -> Range | Choices:
     """A range or choices with every value as the type has it, so that a whole number is tried where the option is one.
 
     Raises:
         ValueError: as :func:`typed`; or the type has no numbers, or none at the range's ends.
     """
-    if isinstance(given, Choices):
-        return Choices(typed(kind, given.values))
-    low, high = given.low, given.high
+    if isinstance(offer, Choices):
+        return Choices(typed(kind, offer.values))
+    low, high = offer.low, offer.high
     if float not in alternatives(kind) and all(float(end).is_integer() for end in (low, high)):
         low, high = int(low), int(high)
     try:
         low, high = typed(kind, (low, high))
-        return Range(low, high, given.log)
+        return Range(low, high, offer.log)
     except ValueError:
-        raise ValueError(f"{given} is no range of {spelled(kind)}") from None
+        raise ValueError(f"{offer} is no range of {spelled(kind)}") from None

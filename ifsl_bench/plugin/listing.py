@@ -41,7 +41,7 @@ class Described:
 
 def method_rows() -> list[dict[str, Any]]:
     """A row for each shorthand of a method, and for the method as it is by default where no shorthand means that."""
-    found: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     for name in registry.names(registry.METHODS):
         plugin = registry.load(registry.METHODS, name)
         kind, problem = None, plugin.problem
@@ -51,19 +51,19 @@ def method_rows() -> list[dict[str, Any]]:
             except UserError as error:
                 problem = f"broken: {error}"
         if kind is None:
-            known = name in rows()
+            has_row = name in rows()
             reason = f"needs {plugin.lacks}" if plugin.lacks else problem.partition(": ")[0]
-            what = f"{rows()[name].says} ({reason})" if known else problem
-            paper = of_method(name)[0].short if known else ""
-            found.append(_row(name, name, plugin.package) | {"what": what, "paper": paper})
+            what = f"{rows()[name].says} ({reason})" if has_row else problem
+            paper = of_method(name)[0].short if has_row else ""
+            table.append(_row(name, name, plugin.package) | {"what": what, "paper": paper})
             continue
         meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
         usual = {option.name: option.default for option in options_of(kind).values()}
         if not any(usual | dict(meant) == usual for meant in meanings.values()):
             meanings[name] = {}
         for row, meant in meanings.items():
-            found.append(_row(row, name, plugin.package) | _usable(row, kind, meant))
-    return sorted(found, key=lambda row: str(row["method"]))
+            table.append(_row(row, name, plugin.package) | _usable(row, kind, meant))
+    return sorted(table, key=lambda row: str(row["method"]))
 
 
 def _row(row: str, name: str, package: str) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def _row(row: str, name: str, package: str) -> dict[str, Any]:
 
 
 def _usable(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
-    said = rows()[row].says if row in rows() else (kind.__doc__ or "").strip().split("\n")[0]
+    summary = rows()[row].says if row in rows() else (kind.__doc__ or "").strip().split("\n")[0]
     shown = [f"{o.name}={short(meant.get(o.name, o.default))} ({o.spelled})" for o in options_of(kind).values()]
     return {
-        "what": said,
+        "what": summary,
         "head": kind.head,
         "trained": _trained(kind, meant),
         "paper": ", ".join(paper.short for paper in of_method(row)[:1]),
@@ -90,21 +90,21 @@ def _trained(kind: type[Method], options: Mapping[str, Any]) -> str:
         return ""
 
 
-def described(said: str) -> Described:
+def described(name: str) -> Described:
     """A method by its name, a shorthand or ``path/to/file.py:Class``.
 
     Raises:
         UserError: there is no such method, or it cannot be used.
     """
-    papers, title = of_method(said), printed(said) if printed(said) != said else ""
-    title = ": ".join(filter(None, [title or said, rows()[said].says if said in rows() else ""]))
-    of_papers = [("paper", f"{one.field('title')} ({one.short})") for one in papers]
+    papers, title = of_method(name), printed(name) if printed(name) != name else ""
+    title = ": ".join(filter(None, [title or name, rows()[name].says if name in rows() else ""]))
+    of_papers = [("paper", f"{paper.field('title')} ({paper.short})") for paper in papers]
     try:
-        chosen, meant = find_method(said)
+        chosen, meant = find_method(name)
     except UserError as error:
-        if said not in rows():
+        if name not in rows():
             raise
-        cite = [("cite", f"ifsl-bench cite {said}")] if papers else []
+        cite = [("cite", f"ifsl-bench cite {name}")] if papers else []
         return Described(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), tuple(papers), "")
     kind = chosen.method
     text, means = _sections((inspect.getdoc(kind) or "").replace("``", "`"))
@@ -125,14 +125,14 @@ def described(said: str) -> Described:
         options.append(rate | {"--tune": _spread(space[RATE]), "meaning": "of meta-training (--train rate=...)"})
     owner = chosen.distribution.get("name") or chosen.file or "this session"
     with_these = ", with " + ", ".join(f"{key}={short(value)}" for key, value in meant.items()) if meant else ""
-    others = [name for name in vars(kind).get("shorthands", {}) if name != said]
+    others = [shorthand for shorthand in vars(kind).get("shorthands", {}) if shorthand != name]
     facts = [("method", f"{chosen.name} of {owner}{with_these}")]
     facts += [("rows", f"{', '.join(others)}: the same method with other options")] if others else []
     facts += [("head", f"{kind.head}: of the base classifier that it starts from")]
     facts += [("trained", {"yes": "meta-trained", "no": "nothing is meta-trained"}.get(_trained(kind, meant), "?"))]
     facts += [("transductive", "an answer may depend on the other queries of its episode")] if kind.transductive else []
     facts += of_papers
-    facts += [("cite", f"ifsl-bench cite {said}")] if papers or kind.bibtex else []
+    facts += [("cite", f"ifsl-bench cite {name}")] if papers or kind.bibtex else []
     return Described(title, tuple(facts), tuple(options), tuple(papers), text)
 
 
@@ -147,7 +147,7 @@ def _sections(doc: str) -> tuple[str, dict[str, str]]:
     before, marked, section = doc.partition(f"\n{OPTIONS}\n")
     if not marked:
         return doc, {}
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     rest: list[str] = []
     name = ""
     for line in section.split("\n"):
@@ -155,16 +155,16 @@ def _sections(doc: str) -> tuple[str, dict[str, str]]:
             rest.append(line)
         elif head := re.match(r" {4}(\w+): (.*)", line):
             name = head[1]
-            found[name] = head[2]
+            meanings[name] = head[2]
         elif line.strip() and name:
-            found[name] += f" {line.strip()}"
-    return "\n".join([before.rstrip(), *(["", *rest] if rest else [])]), found
+            meanings[name] += f" {line.strip()}"
+    return "\n".join([before.rstrip(), *(["", *rest] if rest else [])]), meanings
 
 
 def shorthands_of() -> dict[str, list[str]]:
     """The registered methods that the list shows under the names of their shorthands alone, with these."""
-    found: dict[str, list[str]] = {}
+    shorthands: dict[str, list[str]] = {}
     for shorthand, ways in registry.all_shorthands().items():
         for point, _, _ in ways:
-            found.setdefault(point.name, []).append(shorthand)
-    return dict(sorted(found.items()))
+            shorthands.setdefault(point.name, []).append(shorthand)
+    return dict(sorted(shorthands.items()))

@@ -366,8 +366,10 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
             f"(episodes, queries, base + novel classes)"
         )
     if not isinstance(prediction.statistics, Mapping):
-        said = type(prediction.statistics).__name__
-        raise UserError(f"method {name!r} returned statistics of type {said}, expected name -> tensor; {{}} for none")
+        type_name = type(prediction.statistics).__name__
+        raise UserError(
+            f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; {{}} for none"
+        )
     for key, value in prediction.statistics.items():
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
             raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")

@@ -24,12 +24,12 @@ INSTALLED = ("site-packages", "dist-packages")  # folders where a module's neigh
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def same_method(made_by: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Returns whether two records of origin are of one method: ``method_source``, ``revision``, ``distribution``.
 
     Records of revision 0 may leave it out.
     """
-    return _identity(made_by) == _identity(other)
+    return _identity(first) == _identity(second)
 
 
 def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -52,23 +52,23 @@ _options: WeakKeyDictionary[type[Method], dict[str, Option]] = WeakKeyDictionary
 
 
 def _read_options(method: type[Method]) -> dict[str, Option]:
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for constructor, parameter in _parameters(method):
         name, kind = parameter.name, _annotation(method, constructor, parameter)
         if kind is None or parameter.default is inspect.Parameter.empty:
             raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
-        for one in kinds.alternatives(kind):
-            if not kinds.readable(one):
+        for alternative in kinds.alternatives(kind):
+            if not kinds.readable(alternative):
                 raise UserError(
-                    f"option {name!r} of {method.__qualname__} is annotated {one!r}, which --set cannot read"
+                    f"option {name!r} of {method.__qualname__} is annotated {alternative!r}, which --set cannot read"
                 )
-        found[name] = Option(name, kind, parameter.default)
-    return found
+        options[name] = Option(name, kind, parameter.default)
+    return options
 
 
 def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
     """Keyword-only parameters with the constructor that has them, the base class's first."""
-    found: list[tuple[Any, inspect.Parameter]] = []
+    pairs: list[tuple[Any, inspect.Parameter]] = []
     passes_on = ""  # the last class whose constructor hands on what it does not name
     for kind in method.__mro__:
         if "__init__" not in vars(kind):
@@ -80,13 +80,13 @@ def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
             raise UserError(f"{kind.__qualname__}.__init__ takes {more[0]!r} by position; put * before it")
         named = [(constructor, p) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
         passes_on = "" if named else passes_on
-        found[:0] = named
+        pairs[:0] = named
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             break
         passes_on = kind.__qualname__
     if passes_on:
         raise UserError(f"{passes_on}.__init__ takes **, but no base class of it has options; name its options instead")
-    return found
+    return pairs
 
 
 def _annotation(method: type[Method], constructor: Any, parameter: inspect.Parameter) -> Any:
@@ -152,15 +152,15 @@ def check_method(method: type[Method]) -> None:
     for name, (is_sound, expected) in ATTRIBUTES.items():
         if not is_sound(value := getattr(method, name)):
             raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
-    known, space = options_of(method), method.space
-    if "episodes" in known:  # labels say that of the evaluation
+    options, space = options_of(method), method.space
+    if "episodes" in options:  # labels say that of the evaluation
         raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
     for shorthand, meant in method.shorthands.items():
-        if strange := [key for key in meant if key not in known]:
+        if strange := [key for key in meant if key not in options]:
             raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
-    if strange := [key for key in space if key not in known and key != RATE]:
+    if strange := [key for key in space if key not in options and key != RATE]:
         raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE!r}")
-    if strange := [key for key in method.grid if key not in space or key not in known]:
+    if strange := [key for key in method.grid if key not in space or key not in options]:
         raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
     rate = space_of(method).get(RATE)
     if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
@@ -174,13 +174,13 @@ def space_of(method: type[Method]) -> Space:
     Raises:
         UserError: values that the option does not take, or a range for one that is no number.
     """
-    kind_of, found = {RATE: float, **{key: one.kind for key, one in options_of(method).items()}}, {}
-    for key, given in method.space.items():
+    kind_of, space = {RATE: float, **{key: option.kind for key, option in options_of(method).items()}}, {}
+    for key, values in method.space.items():
         try:
-            found[key] = kinds.typed_spread(kind_of[key], given)
+            space[key] = kinds.typed_spread(kind_of[key], values)
         except ValueError as error:
             raise UserError(f"{method.__qualname__}.space[{key!r}]: {error}") from None
-    return found
+    return space
 
 
 def grid_of(method: type[Method]) -> dict[str, tuple[Any, ...]]:
@@ -189,13 +189,13 @@ def grid_of(method: type[Method]) -> dict[str, tuple[Any, ...]]:
     Raises:
         UserError: values that the option does not take.
     """
-    known, found = options_of(method), {}
+    options, grid = options_of(method), {}
     for key, values in method.grid.items():
         try:
-            found[key] = kinds.typed(known[key].kind, values)
+            grid[key] = kinds.typed(options[key].kind, values)
         except ValueError as error:
             raise UserError(f"{method.__qualname__}.grid[{key!r}]: {error}") from None
-    return found
+    return grid
 
 
 def make_method(method: type[Method], base: Base, ways: int, options: Mapping[str, Any]) -> Method:
@@ -205,16 +205,16 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
         UserError: its constructor refuses an option, or fails, and where; or it leaves out that of :class:`Method`.
     """
     try:
-        made = method(base, ways, **options)
+        instance = method(base, ways, **options)
     except UserError:
         raise
     except Exception as error:
-        said = f"{where(error)}{type(error).__name__}: {error}"
-        raise UserError(f"method {method.__qualname__} cannot be made: {said}") from error
-    if not all(hasattr(made, name) for name in ("_parameters", "base", "ways")):
+        reason = f"{where(error)}{type(error).__name__}: {error}"
+        raise UserError(f"method {method.__qualname__} cannot be made: {reason}") from error
+    if not all(hasattr(instance, name) for name in ("_parameters", "base", "ways")):
         raise UserError(f"{method.__qualname__}.__init__ does not call super().__init__(base, ways)")
-    made.__dict__["_made_with"] = dict(options)
-    return made
+    instance.__dict__["_made_with"] = dict(options)
+    return instance
 
 
 def with_ways(method: Method, ways: int) -> Method:
@@ -224,14 +224,14 @@ def with_ways(method: Method, ways: int) -> Method:
         UserError: its parameters depend on the number of ways, or as :func:`make_method`.
     """
     kind = type(method)
-    made = make_method(kind, method.base, ways, method.__dict__["_made_with"]).to(method.base.weight.device)
+    instance = make_method(kind, method.base, ways, method.__dict__["_made_with"]).to(method.base.weight.device)
     try:
-        made.load_state_dict(method.state_dict())
+        instance.load_state_dict(method.state_dict())
     except RuntimeError as error:
         raise UserError(
             f"{kind.__qualname__} has parameters for {method.ways} ways alone: {one_line(str(error))}"
         ) from error
-    return made.train(method.training)
+    return instance.train(method.training)
 
 
 _trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary()  # class -> options -> what was found
@@ -239,10 +239,10 @@ _trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary() 
 
 def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Whether a method with these options has parameters, hence anything to meta-train; looked at once."""
-    known, key = _trains.setdefault(method, {}), repr(sorted(options.items()))
-    if key not in known:
-        known[key] = _has_parameters(method, options)
-    return known[key]
+    answers, key = _trains.setdefault(method, {}), repr(sorted(options.items()))
+    if key not in answers:
+        answers[key] = _has_parameters(method, options)
+    return answers[key]
 
 
 def _has_parameters(method: type[Method], options: Mapping[str, Any]) -> bool:
@@ -268,14 +268,14 @@ def _small(method: type[Method], options: Mapping[str, Any]) -> Method:
 
 
 def resolve_options(
-    method: type[Method], name: str, given: Mapping[str, Any], task: Task, trials: int = 0
+    method: type[Method], name: str, values: Mapping[str, Any], task: Task, trials: int = 0
 ) -> dict[str, Any]:
     """Checks options against the constructor and converts them to the declared types.
 
     Args:
         method: the method's class.
         name: what the user called it.
-        given: option -> value; strings (from ``--set``) or Python values.
+        values: option -> value; strings (from ``--set``) or Python values.
         task: what the defaults may depend on.
         trials: of a search.
 
@@ -286,15 +286,15 @@ def resolve_options(
     Raises:
         UserError: no such option (with the nearest names), or a value of another type.
     """
-    known = options_of(method)
+    options = options_of(method)
     resolved: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in known:
-            raise unknown("option", key, known, where=f"of method {name!r}")
+    for key, value in values.items():
+        if key not in options:
+            raise unknown("option", key, options, where=f"of method {name!r}")
         try:
-            resolved[key] = kinds.read(known[key].kind, value)
+            resolved[key] = kinds.read(options[key].kind, value)
         except ValueError:
-            raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}") from None
+            raise UserError(f"option {key!r} of method {name!r} takes {options[key].spelled}, not {value!r}") from None
     return settled(method, resolved, task, trials)
 
 
@@ -304,19 +304,19 @@ def defaults(method: type[Method], task: Task) -> dict[str, Any]:
     Raises:
         UserError: the method's own are no dict, or name what is none of its options.
     """
-    known = options_of(method)
+    options = options_of(method)
     try:
         own = method.defaults(task)
     except UserError:
         raise
     except Exception as error:
-        said = f"{where(error)}{type(error).__name__}: {error}"
-        raise UserError(f"{method.__qualname__}.defaults failed: {said}") from error
+        reason = f"{where(error)}{type(error).__name__}: {error}"
+        raise UserError(f"{method.__qualname__}.defaults failed: {reason}") from error
     if not isinstance(own, dict):
         raise UserError(f"{method.__qualname__}.defaults returned {own!r}, expected a dict of options, {{}} for none")
-    if strange := [key for key in own if key not in known]:
+    if strange := [key for key in own if key not in options]:
         raise UserError(f"{method.__qualname__}.defaults names {strange[0]!r}, which is none of its options")
-    return {key: option.default for key, option in known.items()} | own
+    return {key: option.default for key, option in options.items()} | own
 
 
 def settled(method: type[Method], values: Mapping[str, Any], task: Task, trials: int = 0) -> dict[str, Any]:

@@ -132,9 +132,9 @@ def get(group: str, kind: str, name: str) -> Any:
     return plugin.value
 
 
-def names_file(said: str) -> bool:
+def names_file(method: str) -> bool:
     """Returns whether a method is a Python file, whose code runs when it is looked up, not by a registered name."""
-    return ".py:" in said or said.endswith(".py")
+    return ".py:" in method or method.endswith(".py")
 
 
 def method(name: str) -> type[Method]:
@@ -185,16 +185,16 @@ def check_shorthands(name: str, kind: type[Method]) -> None:
         check_free(shorthand, name, f"shorthand {shorthand!r} of method {name}")
 
 
-def check_free(said: str, name: str, what: str) -> None:
+def check_free(label: str, name: str, what: str) -> None:
     """Raises :class:`UserError` where what a method calls itself is the name or a shorthand of another one.
 
     Args:
-        said: its name, a shorthand or a label.
+        label: its name, a shorthand or a label.
         name: the method's.
-        what: how the error names ``said``.
+        what: how the error names ``label``.
     """
-    others = [(point, f"method {point.name}") for point in owners(METHODS, said)]
-    others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_called(said)]
+    others = [(point, f"method {point.name}") for point in owners(METHODS, label)]
+    others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_called(label)]
     for point, kind in others:
         if point.name != name:
             mine = owners(METHODS, name)

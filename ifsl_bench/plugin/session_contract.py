@@ -41,57 +41,57 @@ class Learner:
             state = self.method.learn(support, state).state
         return state
 
-    def differ(self, found: Tensor, expected: Tensor) -> bool:
+    def differ(self, logits: Tensor, expected: Tensor) -> bool:
         """Whether logits [E, Q, C] differ beyond rounding, or of a search beyond its tolerance."""
         first = self.supports[0]
-        asked = Asked(self.name, self.method, first, self.query, first.hidden[: len(found)], self.searches)
-        return differs(asked, found, expected)
+        asked = Asked(self.name, self.method, first, self.query, first.hidden[: len(logits)], self.searches)
+        return differs(asked, logits, expected)
 
 
-def leaves_earlier_states(given: Learner) -> str:
+def leaves_earlier_states(learner: Learner) -> str:
     """Learning a session leaves the state before it as it is."""
-    first = given.state(given.supports[:1])
+    first = learner.state(learner.supports[:1])
     before = [x.clone() for x in leaves(first) if x is not None]
-    given.method.learn(given.supports[1], first)
+    learner.method.learn(learner.supports[1], first)
     after = [x for x in leaves(first) if x is not None]
     changed = not all(map(torch.equal, before, after))
     return "learning a session changes the state of the sessions before it" if changed else ""
 
 
-def carries_no_images(given: Learner) -> str:
+def carries_no_images(learner: Learner) -> str:
     """The state is as large for one support image of a class as for more."""
-    lean = given.state([_one_image(support, given.method.ways) for support in given.supports])
-    sizes = [[None if x is None else x.shape for x in leaves(state)] for state in (lean, given.state())]
+    lean = learner.state([_one_image(support, learner.method.ways) for support in learner.supports])
+    sizes = [[None if x is None else x.shape for x in leaves(state)] for state in (lean, learner.state())]
     return "" if sizes[0] == sizes[1] else "its state grows with the number of support images"
 
 
-def sees_one_sequence(given: Learner) -> str:
+def sees_one_sequence(learner: Learner) -> str:
     """The answer to a sequence does not depend on the others in its batch."""
-    whole = given.method.answer(given.state(), given.query).logits
-    query = Query(given.query.features[:1], given.query.base_logits[:1])
-    alone = given.method.answer(given.state([_of_first(support) for support in given.supports]), query).logits
+    whole = learner.method.answer(learner.state(), learner.query).logits
+    query = Query(learner.query.features[:1], learner.query.base_logits[:1])
+    alone = learner.method.answer(learner.state([_of_first(support) for support in learner.supports]), query).logits
     broken = "the answer to a sequence depends on the other sequences in its batch"
-    return broken if given.differ(alone, whole[:1]) else ""
+    return broken if learner.differ(alone, whole[:1]) else ""
 
 
-def begins_as_episode(given: Learner) -> str:
+def begins_as_episode(learner: Learner) -> str:
     """One session is answered as the episode of the same support set."""
-    episode = given.method(given.supports[0], given.query)
-    session = given.method.answer(given.state(given.supports[:1]), given.query)
+    episode = learner.method(learner.supports[0], learner.query)
+    session = learner.method.answer(learner.state(learner.supports[:1]), learner.query)
     broken = "one session is answered otherwise than the same episode"
-    return broken if given.differ(session.logits, episode.logits) else ""
+    return broken if learner.differ(session.logits, episode.logits) else ""
 
 
-def keeps_order_free(given: Learner) -> str:
+def keeps_order_free(learner: Learner) -> str:
     """A method that declares so answers alike in whatever order sessions come."""
-    if not given.method.order_free:
+    if not learner.method.order_free:
         return ""
-    ways = given.method.ways
-    logits = given.method.answer(given.state(), given.query).logits
-    turned = given.method.answer(given.state(given.supports[::-1]), given.query).logits
+    ways = learner.method.ways
+    logits = learner.method.answer(learner.state(), learner.query).logits
+    turned = learner.method.answer(learner.state(learner.supports[::-1]), learner.query).logits
     base, first, second = turned.split([turned.shape[-1] - 2 * ways, ways, ways], -1)
     broken = "the answer depends on the order of sessions, against order_free"
-    return broken if given.differ(torch.cat([base, second, first], -1), logits) else ""
+    return broken if learner.differ(torch.cat([base, second, first], -1), logits) else ""
 
 
 RULES = (leaves_earlier_states, carries_no_images, sees_one_sequence, begins_as_episode, keeps_order_free)
@@ -113,11 +113,11 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
         (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
         check_prediction(name, episode, episodes, queries, classes + method.ways)
         searches = any(key.startswith("solver_") for key in episode.statistics)
-        given = Learner(name, method, supports[:2], query, searches)
-        answer = method.answer(given.state(), query)
+        learner = Learner(name, method, supports[:2], query, searches)
+        answer = method.answer(learner.state(), query)
         check_prediction(name, answer, episodes, queries, classes + 2 * method.ways)
         for rule in RULES:
-            if broken := rule(given):
+            if broken := rule(learner):
                 raise UserError(f"method {name!r} breaks the contract: {broken}")
 
 
@@ -137,11 +137,11 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
     later = replace(whole, features=whole.features.roll(1, 0), base_logits=whole.base_logits.roll(1, 0))
     with answering(name, asked.method):
         searches = any(key.startswith("solver_") for key in asked.answer().statistics)
-        given = Learner(name, asked.method, (whole, later), asked.query, searches)
+        learner = Learner(name, asked.method, (whole, later), asked.query, searches)
         for rule in RULES:
             if rule is keeps_order_free and not asked.method.order_free:
                 continue
-            yield (rule.__doc__ or "").strip().rstrip("."), rule(given)
+            yield (rule.__doc__ or "").strip().rstrip("."), rule(learner)
 
 
 def _one_image(support: Support, ways: int) -> Support:

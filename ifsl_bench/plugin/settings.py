@@ -15,17 +15,17 @@ from ifsl_bench.plugin.space import RATE, Space
 from ifsl_bench.protocol.task import Task
 
 
-def searched(method: type[Method], given: Container[str], trials: int) -> list[str]:
+def searched(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:
     """What is chosen on validation episodes: of the method's grid, or with ``trials`` of its space, what is not given.
 
     Names of options, and ``train.rate`` for the learning rate of meta-training.
     """
-    return [key for key in (method.space if trials else method.grid) if key not in given]
+    return [key for key in (method.space if trials else method.grid) if key not in fixed_options]
 
 
 def points(
     method: type[Method],
-    given: Container[str],
+    fixed_options: Container[str],
     trials: int,
     default: Mapping[str, Any],
     rounds: Sequence[Sequence[tuple[Point, float]]] = (),
@@ -37,7 +37,7 @@ def points(
     Args:
         rounds: the earlier ones, with accuracies.
     """
-    free = searched(method, given, trials)
+    free = searched(method, fixed_options, trials)
     if free and trials:
         return next_round(_space(method, free), default, trials, rounds)
     grid = grid_of(method)
@@ -45,9 +45,9 @@ def points(
     return [] if rounds else [dict(zip(free, values, strict=True)) for values in product]
 
 
-def rounds_after_first(method: type[Method], given: Container[str], trials: int) -> int:
+def rounds_after_first(method: type[Method], fixed_options: Container[str], trials: int) -> int:
     """The number of rounds that a search has at most after its first."""
-    free = searched(method, given, trials)
+    free = searched(method, fixed_options, trials)
     return later_rounds(_space(method, free), trials) if free and trials else 0
 
 
@@ -66,7 +66,7 @@ def at_edge(method: type[Method], options: Mapping[str, Any], point: Point, offe
     """
     edges = []
     for key, value in point.items():
-        values = [one[key] for one in offered]
+        values = [candidate[key] for candidate in offered]
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         ends = [end for end, extreme in ((-math.inf, min(values)), (math.inf, max(values))) if value == extreme]
@@ -80,15 +80,15 @@ def _beyond(value: float, end: float) -> float:
     return value + int(math.copysign(1, end)) if isinstance(value, int) else math.nextafter(value, end)
 
 
-def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> list[str]:
+def label(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:
     """The method's name in tables, then each given option that the name does not say, as ``key=value``."""
-    called, said = name, set[str]()
+    called, named_keys = name, set[str]()
     # A copy or a subclass of a registered method is another one, and says so.
     if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
-        called, said = method.label(name, defaults(method, task) | dict(given))
+        called, named_keys = method.label(name, defaults(method, task) | dict(options))
         if called != name and called not in method.shorthands:
             registry.check_free(called, name, f"label {called!r} of method {name}")
-    return [called, *(f"{key}={short(value)}" for key, value in given.items() if key not in said)]
+    return [called, *(f"{key}={short(value)}" for key, value in options.items() if key not in named_keys)]
 
 
 Point = dict[str, Any]  # option -> value
@@ -115,8 +115,8 @@ def next_round(
         return _each_once([{key: default[key] for key in space}, *spread(space, first)])[:first]  # which may hold it
     if len(rounds) > pairs:
         return []
-    tried = [point for one in rounds for point, _ in one]
-    best, _ = max((pair for one in rounds for pair in one), key=lambda pair: pair[1])
+    tried = [point for results in rounds for point, _ in results]
+    best, _ = max((pair for results in rounds for pair in results), key=lambda pair: pair[1])
     reach = 0.5 * first ** (-1 / len(space)) * 0.5 ** ((len(rounds) - 1) // len(space))  # first half as far as they lie
     names = list(space)
     for turn in range(len(space)):  # an option that has nothing new beside the best leaves its turn to the next
@@ -142,13 +142,13 @@ def spread(space: Space, count: int) -> list[Point]:
 
 def _primes(count: int) -> list[int]:
     """The first so many primes without 5, whose root is that of the golden section."""
-    found: list[int] = []
+    primes: list[int] = []
     number = 2
-    while len(found) < count:
-        if number != 5 and all(number % prime for prime in (*found, 5) if prime < number):
-            found.append(number)
+    while len(primes) < count:
+        if number != 5 and all(number % prime for prime in (*primes, 5) if prime < number):
+            primes.append(number)
         number += 1
-    return found
+    return primes
 
 
 def _each_once(points: Sequence[Point]) -> list[Point]:
