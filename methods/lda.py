@@ -37,10 +37,12 @@ class LDA(GrowingMethod):
     Twardowski & van de Weijer, FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual
     Learning (NeurIPS 2023), shrinkage, normalisation and distance of its released code, with its two gammas as one
     (``shrink_cov``, ``normalize_cov`` and ``_mahalanobis`` of models/base.py; shrinkage and normalisation are equations
-    8 and 7 of arXiv 2309.14062v3 according to a secondary source). Differences: FeCAM has covariances of single classes
-    where there are images enough, here one serves all classes, and it is within classes, while its common covariance is
-    that of all images about their one mean; its code shrinks twice, here once; Tukey's transformation of features is
-    left out, since it would need the covariance of transformed images.
+    8 and 7 of arXiv 2309.14062v3 according to a secondary source). Two more parts of it are options, which read the
+    images of base/train. ``tukey`` is the exponent p of Tukey's ladder of powers: images x and means m become unit(x^p)
+    and unit(m^p), and S is that of the x^p. With ``per_class``, S and so L are of the class alone, S = sum_i (x_i - m)
+    (x_i - m)^T / (n - 1) over its n images, supports included, and a query's logit is minus half its distance. One
+    image alone has L = 1. Differences: the common covariance is within classes, theirs is of all images about one mean;
+    their code shrinks twice, here once; features below 0, which their networks have none of, become -|x|^p.
 
     ``corrected``, the default: as ``slda``, but 1/2 tr(L S) / n_k is added to the logit of class k, n_k being the
     images behind mu_k. Without it the noise of a mean of few images lengthens all distances to it, by that much on
@@ -53,6 +55,8 @@ class LDA(GrowingMethod):
         form: ``corrected``, ``slda`` or ``fecam``, as described in the text.
         shrinkage: 1e-4 in the code of ``slda``, 1 in that of ``fecam``; chosen from a grid on validation episodes
             unless given.
+        tukey: the exponent of features in ``fecam``, 0.5 in its code; 1 leaves them as they are.
+        per_class: whether each class has a covariance of its own in ``fecam``, as in its code.
     """
 
     parallel_copies: ClassVar[bool] = True
@@ -65,10 +69,14 @@ class LDA(GrowingMethod):
 
     def __init__(
         self, base: Base, ways: int, *, form: Literal["corrected", "slda", "fecam"] = "corrected",
-        shrinkage: float = 0.1,
+        shrinkage: float = 0.1, tukey: float = 1.0, per_class: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(base, ways)
-        self.form = form
+        if not 0 < tukey < math.inf:
+            raise UserError(f"tukey must be positive and finite, not {tukey}")
+        if (tukey != 1 or per_class) and form != "fecam":
+            raise UserError(f"tukey and per_class are parts of form=fecam, not of form={form}")
+        self.form, self.shrinkage, self.tukey, self.per_class = form, shrinkage, tukey, per_class
         most = math.inf if form == "fecam" else 1.0
         if not 0 <= shrinkage <= most or shrinkage == math.inf:
             raise UserError(f"shrinkage must be {'between 0 and 1' if most == 1 else '0 or positive, and finite'}, "
@@ -78,6 +86,19 @@ class LDA(GrowingMethod):
                             "images, which lda needs: give Base both")  # fmt: skip
         covariance, counts = base.covariance.double(), base.counts.double()
         means = self.placed(base.prototypes.double())
+        if tukey != 1 or per_class:
+            if base.images is None:
+                raise UserError("tukey and per_class take covariances of the images of base/train, and this data set "
+                                "has but their means")  # fmt: skip
+            features, labels = (part.to(base.weight.device) for part in base.images())
+            images = [power(features[labels == k].double(), tukey) for k in range(len(means))]
+            if per_class:
+                self.register_buffer("means", means.to(base.weight.dtype), persistent=False)
+                metrics = torch.stack([own_metric(x, shrinkage).to(base.weight.dtype) for x in images])  # [K, D, D]
+                self.register_buffer("metrics", metrics, persistent=False)
+                return
+            scatters = [(x - x.mean(0)).T @ (x - x.mean(0)) for x in images]
+            covariance = torch.stack(scatters).sum(0) / counts.sum()
         shrunk = fecam(covariance, shrinkage) if form == "fecam" else slda(covariance, counts.sum(), shrinkage)
         if not bool(shrunk.isfinite().all()):
             raise UserError("the covariance of the base features has no inverse: some feature never varies, or is not "
@@ -92,9 +113,14 @@ class LDA(GrowingMethod):
 
     def placed(self, x: Tensor) -> Tensor:
         """Features [..., D] as distances are taken between them."""
-        return F.normalize(x, dim=-1) if self.form == "fecam" else x
+        return F.normalize(power(x, self.tukey), dim=-1) if self.form == "fecam" else x
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        if self.per_class:
+            own = [[own_metric(power(x[of == n].double(), self.tukey), self.shrinkage).to(x) for n in range(self.ways)]
+                   for x, of in zip(support.features, support.labels, strict=True)]  # fmt: skip
+            metrics = torch.stack([torch.stack(classes) for classes in own])  # [E, N, D, D]
+            return Learned({"means": self.placed(support.class_means(self.ways)), "metrics": metrics})
         means = self.placed(support.class_means(self.ways)) - self.get_buffer("centre")
         weight, offset = discriminants(means, self.get_buffer("metric"))  # [E, N, D], [E, N]
         images = F.one_hot(support.labels, self.ways).sum(1)  # [E, N]
@@ -102,13 +128,20 @@ class LDA(GrowingMethod):
 
     def base_logits(self, query: Query) -> Tensor:
         h = self.compared(query).features  # [E, Q, D]
+        if self.per_class:
+            means, metrics = (self.get_buffer(name).expand(len(h), *(-1,) * self.get_buffer(name).ndim)
+                              for name in ("means", "metrics"))  # fmt: skip
+            return own_logits(h, means, metrics)
         return h @ self.get_buffer("seen").T + self.get_buffer("offset")
 
     def class_logits(self, state: State, query: Query) -> Tensor:
+        if self.per_class:
+            return own_logits(query.features, state["means"], state["metrics"])
         return query.features @ state["weight"].mT + state["offset"].unsqueeze(-2)
 
     def compared(self, query: Query) -> Query:
-        return Query(self.placed(query.features) - self.get_buffer("centre"), query.base_logits)
+        placed = self.placed(query.features)
+        return Query(placed if self.per_class else placed - self.get_buffer("centre"), query.base_logits)
 
 
 def inverse(shrunk: Tensor) -> Tensor:
@@ -143,3 +176,29 @@ def fecam(s: Tensor, gamma: float) -> Tensor:
     shrunk = s + gamma * s.diagonal().mean() * one + gamma * mean * (1 - one)
     deviation = shrunk.diagonal().sqrt()
     return shrunk / (deviation[:, None] * deviation)
+
+
+def power(x: Tensor, exponent: float) -> Tensor:
+    """Tukey's transformation x^exponent, of the absolute value where x is negative, with the sign of x."""
+    return x if exponent == 1 else x.sign() * x.abs() ** exponent
+
+
+def own_metric(x: Tensor, gamma: float) -> Tensor:
+    """L [D, D] of a class with these images [n, D] in float64; 1 where they do not differ."""
+    apart = x - x.mean(0)
+    if not bool(apart.any()):
+        return torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    shrunk = fecam(apart.T @ apart / (len(x) - 1), gamma)
+    if not bool(shrunk.isfinite().all()):
+        raise UserError("the covariance of a class has no inverse: some feature never varies in it; give a shrinkage "
+                        "above 0")  # fmt: skip
+    return inverse(shrunk)
+
+
+def own_logits(h: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
+    """-1/2 (h - mu_k)^T L_k (h - mu_k), [E, Q, N], of queries [E, Q, D], means [E, N, D] and metrics [E, N, D, D]."""
+    logits = []
+    for mean, metric in zip(means.unbind(1), metrics.unbind(1), strict=True):  # [E, Q, N, D] would be too much at once
+        apart = h - mean.unsqueeze(1)
+        logits.append(-0.5 * (apart @ metric * apart).sum(-1))
+    return torch.stack(logits, -1)

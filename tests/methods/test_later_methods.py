@@ -117,6 +117,70 @@ def test_lda_in_the_form_of_fecam(oracle, run):
     close(found - found[:, :1], expected - expected[:, :1], 1e-7)  # their unit vectors are off by 1e-8
 
 
+@pytest.mark.parametrize("tukey", [0.5, 1.0])
+@pytest.mark.parametrize("per_class", [True, False])
+@pytest.mark.parametrize("shots", [1, 5])
+def test_lda_in_the_form_of_fecam_with_its_options(tukey, per_class, shots):
+    """The paper's steps for one query and one class at a time, in NumPy: powers, covariance, shrinkage, correlation,
+    unit vectors, distance."""
+    rng, size, gamma = np.random.default_rng(3), 6, 0.7
+    x = np.abs(rng.normal(size=(N, shots, size)) + rng.normal(size=(N, 1, size)))
+    queries, base_x = (
+        np.abs(rng.normal(size=(4, size))),
+        np.abs(rng.normal(size=(K, 9, size)) + rng.normal(size=(K, 1, size))),
+    )
+    images = torch.from_numpy(base_x.reshape(-1, size)), torch.arange(K).repeat_interleave(9)
+    means, ones = torch.from_numpy(base_x.mean(1)), torch.ones(1, N * shots, K, dtype=torch.float64)
+    within = torch.eye(size, dtype=torch.float64)  # of which the options make no use, but with tukey = 1
+    if tukey == 1:
+        apart = (base_x - base_x.mean(1, keepdims=True)).reshape(-1, size)
+        within = torch.from_numpy(apart.T @ apart / len(apart))
+    base = Base(means, torch.zeros(K).double(), means, 1.0, torch.full((K,), 9.0).double(), within, lambda: images)
+    labels = torch.arange(N).repeat_interleave(shots)[None]
+    support = Support(torch.from_numpy(x.reshape(1, -1, size)), labels, torch.zeros(1, K, dtype=torch.bool), ones)
+    made = method("lda", base, form="fecam", shrinkage=gamma, tukey=tukey, per_class=per_class)
+    found = made(support, Query(torch.from_numpy(queries)[None], ones[:, :4])).logits[0].numpy()
+
+    def correlation(s):
+        off = [s[i, j] for i in range(size) for j in range(size) if i != j and s[i, j] != 0]
+        mean = sum(off) / len(off)
+        s = np.array(
+            [[s[i, j] + gamma * (np.trace(s) / size if i == j else mean) for j in range(size)] for i in range(size)]
+        )
+        return np.array([[s[i, j] / np.sqrt(s[i, i] * s[j, j]) for j in range(size)] for i in range(size)])
+
+    def distance(q, mean, metric):
+        apart = q**tukey / np.linalg.norm(q**tukey) - mean**tukey / np.linalg.norm(mean**tukey)
+        return apart @ metric @ apart
+
+    of_base = base_x**tukey
+    common = sum(np.cov(one.T, bias=True) for one in of_base) / K
+    expected = np.empty((4, K + N))
+    for k, one in enumerate([*base_x, *x]):
+        if not per_class:
+            metric = np.linalg.inv(correlation(common))
+        elif len(one) == 1:
+            metric = np.eye(size)
+        else:
+            metric = np.linalg.inv(correlation(np.cov((one**tukey).T)))
+        expected[:, k] = [-distance(q, one.mean(0), metric) / 2 for q in queries]
+    if not per_class:  # the same up to a number for each query
+        found, expected = found - found[:, :1], expected - expected[:, :1]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_options_of_fecam_are_refused_where_they_have_no_meaning(oracle):
+    base = base_of(oracle("fecam_s5"))
+    without_images = {"form": "fecam", "per_class": True}, "has but their means"
+    for options, reason in (
+        ({"tukey": 0.5}, "form=fecam"),
+        without_images,
+        ({"form": "fecam", "tukey": 0.0}, "positive"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            method("lda", base, **options)
+
+
 def test_lda_is_the_logarithm_of_normal_densities_of_one_covariance(oracle):
     z = oracle("slda_s5")
     base = base_of(z)
