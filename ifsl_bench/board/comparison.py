@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.board.consistency import solve_notes
-from ifsl_bench.board.measured import FILE, PARTIAL, Row, having, holding_choices, mismatch, variance
+from ifsl_bench.board.measured import FILE, PARTIAL, Row, having, held_fixed, holding_choices, mismatch, variance
 from ifsl_bench.board.rank_intervals import LEVEL, Difference
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import UserError
@@ -113,7 +113,7 @@ def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classe
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
     yield from holding_choices([a, b])
     if a.units == "orders":
-        yield "every interval holds a bias, and options that were chosen on validation sequences, fixed"
+        yield f"every interval holds fixed {held_fixed([a, b])}"
     if classes:
         yield classes
     for note in solve_notes({first: a.solves, second: b.solves}):

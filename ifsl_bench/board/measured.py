@@ -259,6 +259,16 @@ def variance(choices: np.ndarray) -> float:
     return float(choices.var(ddof=1))
 
 
+def held_fixed(rows: Sequence[Row], *more: str) -> str:
+    """What every interval of rows in sessions holds fixed: ``more``, classes, and what validation sequences chose."""
+    results = [result for row in rows for result in row.results]
+    held = [*more, "the base and novel classes"]
+    held += ["the bias on novel logits"] if any(result.calibration for result in results) else []
+    tuned = [row.label for row in rows if any(result.tuned for result in row.results)]
+    held += [f"the chosen options of {', '.join(tuned)}"] if tuned else []
+    return f"{', '.join(held[:-1])} and {held[-1]}" if len(held) > 1 else held[0]
+
+
 def holding_choices(rows: Sequence[Row]) -> list[str]:
     """A remark on rows that do not record it, so that their intervals are without the uncertainty of choices."""
     if not (names := [row.label for row in rows if row.holds_choices]):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.consistency import solve_notes
-from ifsl_bench.board.measured import PAPER, PARTIAL, Row, holding_choices
+from ifsl_bench.board.measured import PAPER, PARTIAL, Row, held_fixed, holding_choices
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.result_file import SessionResult
@@ -18,11 +18,11 @@ from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
-OF_SESSIONS = [
+OF_SESSIONS = (
     "Avg.: the mean accuracy after each session, A_0 to A_T; base and novel: after the last; lazy: the same base "
     "classifier (A_0), which never answers with a novel class; gain: how far Avg. is above that; bytes/class: what is "
-    "carried on for each novel class. Intervals hold a bias, and options chosen on validation sequences, fixed.",
-]
+    "carried on for each novel class."
+)
 CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes."
 
 
@@ -44,7 +44,8 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         if isinstance(first, SessionResult):
             over = f"{first.counts().orders:,} orders of the novel classes ({len(first.episodes):,} sequences)"
         notes.append(f"Measured: mean ± 95% interval over {over}, averaged over seeds, in percent.")
-        notes += OF_SESSIONS if isinstance(first, SessionResult) else []
+        if isinstance(first, SessionResult):
+            notes += [OF_SESSIONS, f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}."]
     usual = board.task.evaluation.episodes
     if many := [called(row) for row in measured if len(row.results[0].episodes) > usual]:
         notes.append(

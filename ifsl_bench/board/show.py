@@ -244,7 +244,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
     overall = [
         f"A - B overall: percentage points, with 95% interval and p-value over {units} and seeds, as in ranks, "
         "for claims about methods. The other columns have 95% intervals of the same difference:",
-        f"over {units}: trained models held fixed (paired t-test); over seeds: other trainings (Student's, paired).",
+        f"over {units}: trained models held fixed (paired t-test); over seeds: {units} held fixed (Student's, paired).",
     ]
     alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
     notes = [

@@ -179,6 +179,18 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
     assert "after each session" not in call("show", "lr", "glyphs-5shot")[1]
 
 
+def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
+    """The bias of every row, the options of LR alone, which a grid chose, and models where no seed is drawn."""
+    bias, options = "the bias on novel logits", "the chosen options of lr"
+    task = ("--task", "tiny-features-sessions")
+    assert f"the base and novel classes, {bias} and {options}." in call("compare", "lr", "teen", *task)[1]
+    assert f"the base and novel classes and {bias}." in call("compare", "ncm", "teen", *task)[1]
+    for command in ("table", "leaderboard"):
+        _, out, _ = call(command, "tiny-features-sessions")
+        assert f"Intervals hold fixed the trained models, the base and novel classes, {bias} and {options}." in out
+    assert options not in call("table", "tiny-features-sessions", "--method", "ncm,teen")[1]
+
+
 def test_the_overview_has_averages_of_sessions(call):
     lines = call("leaderboard")[1].splitlines()
     at = lines.index("tiny-features-sessions")
