@@ -106,8 +106,8 @@ def _import_pool(
                 raise _Bad(done)
             facts |= _enlarged(done)
             np.save(to.writer.side_file(name), done.digests)
-    except _Bad as found:
-        done = found.done
+    except _Bad as error:
+        done = error.done
         if not to.allow_partial:
             return done.bad
     else:
@@ -132,13 +132,13 @@ def _enlarged(done: Decoded) -> dict[str, Any]:
 
 def _note_enlarged(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
     """Warns of images that were smaller than they are now, in pools of an interrupted import too."""
-    found = [entry for name in pools if (entry := to.writer.pools[name].get("enlarged"))]
-    if not found:
+    entries = [entry for name in pools if (entry := to.writer.pools[name].get("enlarged"))]
+    if not entries:
         return
     total = sum(to.writer.pools[name]["shape"][0] for name in pools)
     to.reporter.warn(
-        f"{sum(entry['images'] for entry in found):,} of {total:,} images were enlarged to {spec.size} x {spec.size} "
-        f"pixels; the smallest had a side of {min(entry['smallest'] for entry in found)}"
+        f"{sum(entry['images'] for entry in entries):,} of {total:,} images were enlarged to {spec.size} x {spec.size} "
+        f"pixels; the smallest had a side of {min(entry['smallest'] for entry in entries)}"
     )
 
 

@@ -96,9 +96,9 @@ def find_images(
     for entry in tree.entries:
         if match := pattern.fullmatch(entry.path):
             group, name = named(match)
-            if (other := images.setdefault(group, {}).setdefault(name, entry.path)) != entry.path:
+            if (earlier := images.setdefault(group, {}).setdefault(name, entry.path)) != entry.path:
                 raise UserError(
-                    f"{tree.path} has {name} twice, {other} and {entry.path}; give the folder of the images alone"
+                    f"{tree.path} has {name} twice, {earlier} and {entry.path}; give the folder of the images alone"
                 )
     if classes is not None and (strange := sorted(group for group in images if group not in classes)):
         raise UserError(f"{tree.path} has {len(strange)} classes that are not {what}'s ({', '.join(strange[:3])})")
@@ -151,8 +151,8 @@ def check_pools(to: Import, what: str, expected: Counts, pools: Pools[Image]) ->
     base = [pool for pool in expected if pool.startswith("base/")]
     common = set.intersection(*({name for name, images in pools[p].items() if len(images)} for p in base))
     for pool, groups in pools.items():
-        kept = common if pool in base else {name for name, images in groups.items() if len(images)}
-        pools[pool] = {name: groups[name] for name in sorted(kept)}
+        usable = common if pool in base else {name for name, images in groups.items() if len(images)}
+        pools[pool] = {name: groups[name] for name in sorted(usable)}
     to.check_counts(what, expected, count_files(pools))
     if empty := [pool for pool in expected if not pools[pool]]:
         raise UserError(f"{to.origin} has no images of {what} for {', '.join(empty)}; nothing can be made of it")

@@ -62,13 +62,13 @@ class Import:
         """The words by which a user accepts less: on the command line, or in the call that was given objects."""
         return "--allow-partial" if self.tree else "allow_partial=True"
 
-    def check_counts(self, what: str, expected: Counts, found: Counts) -> None:
+    def check_counts(self, what: str, expected: Counts, counts: Counts) -> None:
         """Compares what was found with what ``what``, such as Tiny-ImageNet, should hold, as published.
 
         Raises:
             UserError: they differ, and the user has not allowed it; both counts stand in the message.
         """
-        if wrong := "; ".join(differences(expected, found)):
+        if wrong := "; ".join(differences(expected, counts)):
             self.accept_less(wrong, f"{self.origin} does not give all of {what}: {wrong}. Get the whole", "partial: ")
 
     def accept_less(self, told: str, refused: str, kind: str = "") -> None:
@@ -207,7 +207,7 @@ def count_files(pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, C
     return {pool: Count(len(files), sum(map(len, files.values()))) for pool, files in pools.items()}
 
 
-def differences(expected: Counts, found: Counts) -> list[str]:
+def differences(expected: Counts, there: Counts) -> list[str]:
     """Lists the pools whose counts differ, with the counts side by side."""
-    counts = [(pool, expected.get(pool, Count(0, 0)), found.get(pool, Count(0, 0))) for pool in EVERY_POOL]
+    counts = [(pool, expected.get(pool, Count(0, 0)), there.get(pool, Count(0, 0))) for pool in EVERY_POOL]
     return [f"{pool} should have {should} and has {does}" for pool, should, does in counts if should != does]

@@ -48,27 +48,27 @@ class _View:
 
 @dataclass(frozen=True)
 class BaseSubset(Dataset):
-    """The data set ``whole`` with its base pools cut down to the classes ``kept`` (its labels, [count], ascending).
+    """The data set ``whole`` with its base pools cut down to the classes ``labels`` ([count], ascending).
 
     The fingerprint is the whole data set's; the number of base classes is in the task's definition.
     """
 
     whole: Dataset
-    kept: np.ndarray
+    labels: np.ndarray
 
     def pool(self, name: str) -> Pool:
         pool = self.whole.pool(name)
         if name not in BASE_POOLS:
             return pool
-        rows = np.concatenate([np.arange(pool.starts[label], pool.starts[label + 1]) for label in self.kept])
+        rows = np.concatenate([np.arange(pool.starts[label], pool.starts[label + 1]) for label in self.labels])
         # Features are small, and are used as an array; images stay on the disk.
         images = pool.images[rows] if pool.images.ndim == 2 else cast(np.ndarray, _View(pool.images, rows))
-        counts = np.diff(pool.starts)[self.kept]
+        counts = np.diff(pool.starts)[self.labels]
         return Pool(
             name,
             images,
-            np.repeat(np.arange(len(self.kept), dtype=np.int64), counts),
-            tuple(pool.classes[label] for label in self.kept),
+            np.repeat(np.arange(len(self.labels), dtype=np.int64), counts),
+            tuple(pool.classes[label] for label in self.labels),
             np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         )
 
@@ -87,13 +87,13 @@ def some_base_classes(dataset: Dataset, count: int) -> Dataset:
     pools = dict(dataset.manifest["pools"])
     classes = len(pools["base/train"]["classes"])
     check_fewer(dataset.name, count, classes)
-    kept = chosen_classes(count, classes)
+    labels = chosen_classes(count, classes)
     for name in (name for name in BASE_POOLS if name in pools):
         images = dataset.pool(name).starts
         entry = {key: value for key, value in pools[name].items() if key != "statistics"}  # of all classes
-        entry["classes"] = [entry["classes"][label] for label in kept]
-        pools[name] = entry | {"shape": [int(np.diff(images)[kept].sum()), *entry["shape"][1:]]}
-    return BaseSubset(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, kept)
+        entry["classes"] = [entry["classes"][label] for label in labels]
+        pools[name] = entry | {"shape": [int(np.diff(images)[labels].sum()), *entry["shape"][1:]]}
+    return BaseSubset(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, labels)
 
 
 NOVEL = ("novel/val", "novel/test")  # the pools of the other data set
@@ -133,9 +133,9 @@ class Crossed(Dataset):
         (self.novel if pool in NOVEL else self.base).check_images(pool)
 
 
-def grey_beside_colour(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Returns whether ``other`` [H, W, C] is of grey images of the size of these coloured ones."""
-    return len(shape) == 3 and tuple(other) == (*shape[:2], 1) and shape[2] == 3
+def grey_beside_colour(shape: Sequence[int], grey: Sequence[int]) -> bool:
+    """Returns whether ``grey`` [H, W, C] is of grey images of the size of these coloured ones."""
+    return len(shape) == 3 and tuple(grey) == (*shape[:2], 1) and shape[2] == 3
 
 
 def short(fingerprint: str) -> str:
@@ -143,16 +143,18 @@ def short(fingerprint: str) -> str:
     return fingerprint[:12]
 
 
-def check_crossing(base: str, shape: Sequence[int], novel: str, other: Sequence[int], pools: Container[str]) -> None:
+def check_crossing(
+    base: str, base_shape: Sequence[int], novel: str, novel_shape: Sequence[int], pools: Container[str]
+) -> None:
     """Raises :class:`UserError` where novel classes of one data set cannot stand beside base classes of another.
 
     Args:
         base, novel: their names.
-        shape, other: of their images [H, W, C], or features [D].
+        base_shape, novel_shape: of their images [H, W, C], or features [D].
         pools: that ``novel`` has.
     """
-    if tuple(shape) != tuple(other) and not grey_beside_colour(shape, other):
-        sizes = ["x".join(map(str, one)) for one in (other, shape)]
+    if tuple(base_shape) != tuple(novel_shape) and not grey_beside_colour(base_shape, novel_shape):
+        sizes = ["x".join(map(str, sides)) for sides in (novel_shape, base_shape)]
         raise UserError(
             f"novel classes of {novel!r} do not fit base classes of {base!r}: {sizes[0]} beside {sizes[1]}; both need "
             f"images of one size, or features of one length"

@@ -29,7 +29,7 @@ class Writer:
     def __init__(self, folder: Path, keys: Sequence[str] = ()) -> None:
         self.folder, self.keys = folder, keys
         self.pools: dict[str, dict[str, Any]] = {}
-        self._made: dict[str, list[str]] = {}  # pool -> its key, and the checksum of its side file
+        self._origins: dict[str, list[str]] = {}  # pool -> its key, and the checksum of its side file
         if keys:
             self._resume()
 
@@ -37,13 +37,13 @@ class Writer:
         """Takes over the complete pools of an unfinished build of the same thing, and removes everything else."""
         try:
             progress = read_sealed(self.folder / PROGRESS)
-            made = {name: list(made) for name, made in progress["made"].items() if made[0] in self.keys}
-            whole = {name: progress["pools"][name] for name in made}
-            whole = {name: entry for name, entry in whole.items() if self._is_whole(name, entry, made[name][1])}
+            origins = {name: list(origin) for name, origin in progress["made"].items() if origin[0] in self.keys}
+            whole = {name: progress["pools"][name] for name in origins}
+            whole = {name: entry for name, entry in whole.items() if self._is_whole(name, entry, origins[name][1])}
         except (CorruptFile, OSError, LookupError, TypeError, AttributeError):
-            whole, made = {}, {}
+            whole, origins = {}, {}
         if whole:
-            self._record(whole, {name: made[name] for name in whole})
+            self._record(whole, {name: origins[name] for name in whole})
         self.discard_incomplete()
 
     def _is_whole(self, name: str, entry: dict[str, Any], side: str) -> bool:
@@ -54,19 +54,19 @@ class Writer:
     def _checksum(self, file: str) -> str:
         return sha256_file(self.folder / file) if (self.folder / file).exists() else ""
 
-    def _record(self, pools: dict[str, dict[str, Any]], made: dict[str, list[str]]) -> None:
+    def _record(self, pools: dict[str, dict[str, Any]], origins: dict[str, list[str]]) -> None:
         """Takes pools for complete, once the next build would know of it."""
         if self.keys:
-            write_sealed(self.folder / PROGRESS, {"made": made, "pools": pools})
-        self.pools, self._made = pools, made
+            write_sealed(self.folder / PROGRESS, {"made": origins, "pools": pools})
+        self.pools, self._origins = pools, origins
 
     def discard_incomplete(self) -> None:
         """Removes all files but those of complete pools."""
-        kept = {PROGRESS} if self.pools else set()
+        names = {PROGRESS} if self.pools else set()
         for name, entry in self.pools.items():
-            kept |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
+            names |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
         for path in self.folder.iterdir():
-            if path.name not in kept and not path.name.startswith(".nfs"):
+            if path.name not in names and not path.name.startswith(".nfs"):
                 path.unlink()
 
     def has(self, pool: str) -> bool:
@@ -121,8 +121,8 @@ class Writer:
                 "labels": _describe(self.folder / labels_file),
             }
         del images
-        made = [self.keys[0] if self.keys else "", self._checksum(self.side_file(name).name)]
-        self._record({**self.pools, name: entry}, {**self._made, name: made})
+        origin = [self.keys[0] if self.keys else "", self._checksum(self.side_file(name).name)]
+        self._record({**self.pools, name: entry}, {**self._origins, name: origin})
 
 
 def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
@@ -193,9 +193,9 @@ def build(
             with suppress(OSError):
                 writer.discard_incomplete()
             raise
-    for left in (folder / PROGRESS, *(folder / writer.side_file(pool).name for pool in writer.pools)):
+    for path in (folder / PROGRESS, *(folder / writer.side_file(pool).name for pool in writer.pools)):
         with suppress(OSError):
-            left.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
     return open_dataset(folder)
 
 
@@ -220,5 +220,5 @@ def _check_sides(pools: dict[str, dict[str, Any]]) -> None:
     for pool in (name for name in POOLS if name in pools):
         side = "base" if pool in POOLS[:3] else pool
         for name in pools[pool]["classes"]:
-            if (other := side_of.setdefault(name, side)) != side:
-                raise UserError(f"class {name!r} is in {other} and in {side}; the sides must be disjoint")
+            if (earlier := side_of.setdefault(name, side)) != side:
+                raise UserError(f"class {name!r} is in {earlier} and in {side}; the sides must be disjoint")

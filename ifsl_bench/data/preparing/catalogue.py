@@ -51,8 +51,8 @@ def prepared_names(home: Home) -> list[str]:
 
 def unfinished_names(home: Home) -> list[str]:
     """Data sets whose import goes on now, or was interrupted; the same command then goes on with it."""
-    found = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
-    return sorted({path.name.removeprefix(PARTIAL) for path in found if path.is_dir()})
+    folders = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
+    return sorted({path.name.removeprefix(PARTIAL) for path in folders if path.is_dir()})
 
 
 def listing(home: Home) -> list[dict[str, str]]:
@@ -133,9 +133,9 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     if registered.is_made_here(name):
         return prepare(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
-    known = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
-    if name not in known:
-        raise unknown("data set", name, known, see="ifsl-bench data list")
+    names = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
+    if name not in names:
+        raise unknown("data set", name, names, see="ifsl-bench data list")
     spec = specs.get(name, DataSpec(name=name))
     raise UserError(not_prepared(home, spec))
 

@@ -19,9 +19,9 @@ from ifsl_bench.plugin import registry
 
 def downloadable(name: str) -> Downloadable:
     """The data set of that name; raises :class:`UserError` where it cannot be fetched."""
-    known = registry.names(registry.DATASETS)
-    if name not in known:
-        raise unknown("data set", name, known, see="ifsl-bench data list")
+    names = registry.names(registry.DATASETS)
+    if name not in names:
+        raise unknown("data set", name, names, see="ifsl-bench data list")
     source = registered.dataset_source(name)
     if not source.needs_source:
         raise UserError(f"data set {name!r} needs no files: leave --download out")

@@ -29,22 +29,22 @@ def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) 
     """
     if not re.fullmatch(NAME, name):
         raise UserError(f"{name!r} is no name for tasks: {RULE}")
-    if said := re.search(r"-\d+shot$", name):
-        plain = name.removesuffix(said[0])
-        raise UserError(f"the tasks are called NAME-1shot and NAME-5shot; leave out {said[0]!r}: "
+    if ending := re.search(r"-\d+shot$", name):
+        plain = name.removesuffix(ending[0])
+        raise UserError(f"the tasks are called NAME-1shot and NAME-5shot; leave out {ending[0]!r}: "
                         f"ifsl-bench tasks new {plain or 'NAME'} --data {data}")  # fmt: skip
     if os.path.exists(path):
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = opened(home, data, reporter)
-    known = {**packaged(), **own(home)}
+    tasks_there = {**packaged(), **own(home)}
     tasks = tasks_on(dataset, name)
-    if taken := [task for task in tasks if task in known]:
+    if taken := [task for task in tasks if task in tasks_there]:
         raise UserError(f"there is a task {taken[0]!r} already; choose another name")
     content: dict[str, Any] = suggested(dataset)
-    like = next((task for task in known.values() if task.dataset.name == data and task.kind.has_base), None)
+    like = next((task for task in tasks_there.values() if task.dataset.name == data and task.kind.has_base), None)
     if like is not None:
-        said = msgspec.to_builtins(like)
-        content = {table: said[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
+        tables = msgspec.to_builtins(like)
+        content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
         content["dataset"]["fingerprint"] = dataset.fingerprint
     text = task_text({**content, "tasks": tasks}, f"# Tasks on the data set {data}.\n")
     parse(text, str(path))

@@ -49,17 +49,17 @@ class Outline:
         return len(self.starts["base/train"]) - 1 if self.starts else 0
 
 
-_known: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVar("known", default=None)
+_fingerprints: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVar("fingerprints", default=None)
 
 
 @contextmanager
 def remembered() -> Iterator[None]:
     """Inside, a prepared data set is opened once to be asked for its fingerprint, however many stages do."""
-    token = _known.set({})
+    token = _fingerprints.set({})
     try:
         yield
     finally:
-        _known.reset(token)
+        _fingerprints.reset(token)
 
 
 def fingerprint_of(task: Task, home: Home) -> str | None:
@@ -73,13 +73,13 @@ def novel_fingerprint(task: Task, home: Home) -> str:
 
 
 def _fingerprint(spec: DataSpec, home: Home) -> str | None:
-    known, key = _known.get(), (home.data, spec.name)
-    if known is None:
-        known = {}
-    if key not in known:
+    fingerprints, key = _fingerprints.get(), (home.data, spec.name)
+    if fingerprints is None:
+        fingerprints = {}
+    if key not in fingerprints:
         dataset = prepared(home, spec.name)
-        known[key] = dataset.fingerprint if dataset else None
-    return known[key] or spec.fingerprint
+        fingerprints[key] = dataset.fingerprint if dataset else None
+    return fingerprints[key] or spec.fingerprint
 
 
 def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
@@ -121,8 +121,8 @@ def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool
         check_fewer(name, base_classes, counts["base/train"].classes)
     starts = {}
     for pool, count in counts.items():
-        kept = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
-        starts[pool] = np.arange(kept + 1, dtype=np.int64) * count.images // count.classes
+        classes_left = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
+        starts[pool] = np.arange(classes_left + 1, dtype=np.int64) * count.images // count.classes
     return Outline(spec.fingerprint, shape, starts, False)
 
 
@@ -135,12 +135,12 @@ def data_of(task: Task, home: Home) -> tuple[DataSpec, ...]:
     name = task.novel_from
     if name is None:
         return (task.dataset,)
-    specs = {other.dataset.name: other.dataset for other in packaged().values()}
+    specs = {task.dataset.name: task.dataset for task in packaged().values()}
     if name not in specs:
-        specs |= {other.dataset.name: other.dataset for other in own(home).values()}
-    known = registry.names(registry.DATASETS)
-    if name not in specs and name not in known and not is_prepared(home, name):
-        raise unknown("data set", name, {*known, *specs}, where=f"that {task.name!r} takes novel classes from",
+        specs |= {task.dataset.name: task.dataset for task in own(home).values()}
+    names = registry.names(registry.DATASETS)
+    if name not in specs and name not in names and not is_prepared(home, name):
+        raise unknown("data set", name, {*names, *specs}, where=f"that {task.name!r} takes novel classes from",
                       see="ifsl-bench data list")  # fmt: skip
     return task.dataset, specs.get(name, DataSpec(name=name))
 
@@ -152,6 +152,6 @@ def ensure_of(task: Task, home: Home, reporter: Reporter) -> Dataset:
         UserError: as :func:`ensure`; or the task wants more base classes than there are, or novel classes of a data
             set that does not fit.
     """
-    first, *other = (ensure(home, spec, reporter) for spec in data_of(task, home))
-    kept = some_base_classes(first, task.base_classes) if task.base_classes else first
-    return crossed(kept, *other) if other else kept
+    first, *novel = (ensure(home, spec, reporter) for spec in data_of(task, home))
+    base = some_base_classes(first, task.base_classes) if task.base_classes else first
+    return crossed(base, *novel) if novel else base

@@ -131,16 +131,16 @@ def prepare(
     from ifsl_bench.data.sets.folder import OwnOptions
     from ifsl_bench.data.sets.own import OwnData
 
-    known = registry.names(registry.DATASETS)
+    names = registry.names(registry.DATASETS)
     _check_name(name)
-    if name not in known and path is None:
+    if name not in names and path is None:
         if is_prepared(home, name):
             return open_dataset(dataset_folder(home, name))
-        raise unknown("data set", name, known, where="(for images or features of your own, add --from FOLDER)",
+        raise unknown("data set", name, names, where="(for images or features of your own, add --from FOLDER)",
                       see="ifsl-bench data list")  # fmt: skip
-    if name in known and own is not None and own.given():
-        raise UserError(f"{', '.join(own.given())}: for data sets of your own; {name!r} is divided as it is published")
-    source = registered.dataset_source(name) if name in known else OwnData(name, own or OwnOptions())
+    if name in names and own is not None and own.flags():
+        raise UserError(f"{', '.join(own.flags())}: for data sets of your own; {name!r} is divided as it is published")
+    source = registered.dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
     if not source.needs_source and path is not None:
         raise UserError(f"data set {name!r} needs no files: leave --from out; for your own data, choose another name")
     if source.needs_source and path is None:
@@ -266,7 +266,7 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, repo
 
     there = _there(dataset)
     remedy = "--force replaces it" + (", or choose another name" if source.own else "")
-    if source.own and not cast("OwnData", source).made(dataset):
+    if source.own and not cast("OwnData", source).matches(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
     if path is not None:
         about = dataset.manifest["about"]

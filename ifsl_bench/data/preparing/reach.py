@@ -37,8 +37,8 @@ def _within(dataset: Dataset, task: Task) -> str:
     shape = task.episode
     for ways, queries in itertools.product(range(shape.ways, 1, -1), range(shape.novel_queries, 0, -1)):
         if not _reason(dataset, changed(task, Change(ways=ways, queries=queries))):
-            said = [f"--ways {ways}"] * (ways != shape.ways) + [f"--queries {queries}"] * (
+            flags = [f"--ways {ways}"] * (ways != shape.ways) + [f"--queries {queries}"] * (
                 queries != shape.novel_queries
             )
-            return f"; within reach with {' '.join(said)}"
+            return f"; within reach with {' '.join(flags)}"
     return "; no number of --ways or --queries would do"

@@ -19,12 +19,13 @@ def check_form(source: DatasetSource, tree: FileTree) -> None:
         return
     names = [name for name in registry.names(registry.DATASETS) if not registry.load(registry.DATASETS, name).problem]
     others = [
-        (other, form) for other in map(registered.dataset_source, names) if (form := other.form(tree)) is not None
+        (source, form) for source in map(registered.dataset_source, names) if (form := source.form(tree)) is not None
     ]
     if others:
         titles = " and ".join(dict.fromkeys(form.title for _, form in others))
-        made = " or ".join(f"{other.name!r} ({other.summary})" for other, _ in others)
-        commands = ", or ".join(f"ifsl-bench data prepare {other.name} --from {tree.path}" for other, _ in others)
+        choices = " or ".join(f"{source.name!r} ({source.summary})" for source, _ in others)
+        commands = ", or ".join(f"ifsl-bench data prepare {source.name} --from {tree.path}" for source, _ in others)
         raise UserError(
-            f"{tree.path} holds {titles}, which makes data set {made}, not {source.name!r}; to prepare it: {commands}"
+            f"{tree.path} holds {titles}, which makes data set {choices}, not {source.name!r}; to prepare it: "
+            f"{commands}"
         )

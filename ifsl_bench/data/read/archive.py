@@ -74,8 +74,8 @@ class _Folder(FileTree):
                 me = (status.st_dev, status.st_ino)
                 if me in above:
                     continue
-                with os.scandir(folder) as found:
-                    for item in found:
+                with os.scandir(folder) as items:
+                    for item in items:
                         if is_hidden(item.name):  # not looked into, however much is in it
                             continue
                         try:

@@ -32,7 +32,7 @@ class Budget:
     """Lets threads hold so many units in all; who wants more than is left waits."""
 
     def __init__(self, most: int) -> None:
-        self.most = self.left = most
+        self.most = self.available = most
         self.changed = threading.Condition()
 
     @contextmanager
@@ -40,13 +40,13 @@ class Budget:
         """``count`` units, or all of them where it is more, for the time of the block."""
         count = min(count, self.most)
         with self.changed:
-            self.changed.wait_for(lambda: count <= self.left)
-            self.left -= count
+            self.changed.wait_for(lambda: count <= self.available)
+            self.available -= count
         try:
             yield
         finally:
             with self.changed:
-                self.left += count
+                self.available += count
                 self.changed.notify_all()
 
 
@@ -87,8 +87,8 @@ def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    if (found := tiff.values(content)) > TIFF_VALUES.most:
-        raise BadImage(f"it has {found:,} values in its header, too many to open")
+    if (values := tiff.values(content)) > TIFF_VALUES.most:
+        raise BadImage(f"it has {values:,} values in its header, too many to open")
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as image:
             whole = image.width * image.height

@@ -91,7 +91,7 @@ def nfc(name: str) -> str:
 
 def printable(path: str) -> str:
     """A path with ``\\xe9`` in the place of bytes that are not UTF-8; other paths as they are."""
-    return _UNDECODED.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", path)
+    return _UNDECODED.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", path)
 
 
 def some(names: Sequence[str], count: int = 3) -> str:
@@ -145,23 +145,23 @@ class FileTree(ABC):
         Raises:
             UserError: a path leads out of the tree, is no text, or occurs twice; it is named. Or there are too many.
         """
-        found = []
+        entries = []
         for count, entry in enumerate(self._list(), 1):
             MEMBERS.check(count, str(self.path))
             if not any(map(is_hidden, entry.path.split("/"))):
-                found.append(entry)
-        found.sort(key=lambda entry: entry.path)
-        if strange := [e.path for e in found if printable(e.path) != e.path]:
+                entries.append(entry)
+        entries.sort(key=lambda entry: entry.path)
+        if strange := [e.path for e in entries if printable(e.path) != e.path]:
             raise UserError(
                 f"{self.path} holds {len(strange)} files whose names are not UTF-8 "
                 f"({some([printable(path) for path in strange])}); rename them, or the folders they are in"
             )
-        if twice := [a.path for a, b in itertools.pairwise(found) if a.path == b.path]:
+        if twice := [a.path for a, b in itertools.pairwise(entries) if a.path == b.path]:
             raise UserError(
                 f"{self.path} holds {len(twice)} files twice under the same name ({some(twice)}), and which is meant "
                 f"is unclear; pack the archive anew"
             )
-        return found
+        return entries
 
     @cached_property
     def by_path(self) -> dict[str, Entry]:
@@ -173,13 +173,13 @@ class FileTree(ABC):
         Raises:
             UserError: there are several.
         """
-        found = [entry for entry in self.entries if entry.name == name]
-        if len(found) > 1:
+        entries = [entry for entry in self.entries if entry.name == name]
+        if len(entries) > 1:
             raise UserError(
-                f"{self.path} holds {len(found)} files called {name} ({some([e.path for e in found])}); "
+                f"{self.path} holds {len(entries)} files called {name} ({some([e.path for e in entries])}); "
                 f"say which is meant with --from and a smaller folder"
             )
-        return found[0] if found else None
+        return entries[0] if entries else None
 
     @abstractmethod
     def _list(self) -> Iterable[Entry]: ...

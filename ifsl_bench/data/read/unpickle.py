@@ -201,10 +201,10 @@ class _Unpickler(_Machine):
 
     def load_dict(self) -> None:
         items = self.pop_mark()
-        made = _Dict()
+        pairs = _Dict()
         for key, value in zip(items[::2], items[1::2], strict=True):
-            made[key] = value
-        self.append(made)
+            pairs[key] = value
+        self.append(pairs)
 
     def load_set(self) -> NoReturn:
         raise Refused("a set; data files hold arrays, lists, dicts, strings and numbers")

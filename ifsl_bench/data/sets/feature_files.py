@@ -100,16 +100,16 @@ def _surveyed(tree: FileTree) -> dict[str, _Pool]:
         where = tree.where(entry)
         features, labels = _read(tree, entry)
         names, ids = np.unique(_labels(labels, where), return_inverse=True)
-        pools[pool] = found = _Pool(entry, features.shape[1], ids, tuple(map(str, names)))
+        pools[pool] = surveyed = _Pool(entry, features.shape[1], ids, tuple(map(str, names)))
         first = pools["base/train"]
-        if found.width != first.width:
-            raise UserError(f"{where} has {found.width} features a row, {first.entry.name} has {first.width}")
-        if pool.startswith("base/") and found.classes != first.classes:
+        if surveyed.width != first.width:
+            raise UserError(f"{where} has {surveyed.width} features a row, {first.entry.name} has {first.width}")
+        if pool.startswith("base/") and surveyed.classes != first.classes:
             raise UserError(f"{where} does not have the same classes as {first.entry.name}")
-        for other, earlier in pools.items():
-            both = set(found.classes) & set(earlier.classes)
-            if both and other != pool and not (pool.startswith("base/") and other.startswith("base/")):
-                raise UserError(f"class {min(both)!r} is in {earlier.entry.name} and in {found.entry.name}; novel "
+        for earlier_name, earlier in pools.items():
+            both = set(surveyed.classes) & set(earlier.classes)
+            if both and earlier_name != pool and not (pool.startswith("base/") and earlier_name.startswith("base/")):
+                raise UserError(f"class {min(both)!r} is in {earlier.entry.name} and in {surveyed.entry.name}; novel "
                                 f"classes must be others than base classes, and others in each file: "
                                 f"their labels may begin at 1000, 2000, ...")  # fmt: skip
     return pools
@@ -121,16 +121,16 @@ def _stem(pool: str) -> str:
 
 def _file(tree: FileTree, pool: str) -> Entry | None:
     """The file of a pool; None where novel/train has none."""
-    found = [entry for suffix in READERS if (entry := tree.named(f"{_stem(pool)}{suffix}"))]
-    if len(found) > 1:
-        raise UserError(f"{tree.path} holds {' and '.join(e.path for e in found)}; leave one of them there")
-    if not found and pool != "novel/train":
+    entries = [entry for suffix in READERS if (entry := tree.named(f"{_stem(pool)}{suffix}"))]
+    if len(entries) > 1:
+        raise UserError(f"{tree.path} holds {' and '.join(e.path for e in entries)}; leave one of them there")
+    if not entries and pool != "novel/train":
         wanted = ", ".join(map(_stem, POOLS))
         raise UserError(
             f"{tree.where(f'{_stem(pool)}.npz')} is missing; a data set of frozen features is six files: {wanted}, "
             f"each {' or '.join(READERS)} (without novel-train, base classes are hidden in turn)"
         )
-    return found[0] if found else None
+    return entries[0] if entries else None
 
 
 # -- one file

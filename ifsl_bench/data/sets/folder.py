@@ -46,7 +46,7 @@ class OwnOptions:
     size: int | None = None
     depth: int | None = None
 
-    def given(self) -> list[str]:
+    def flags(self) -> list[str]:
         """The options that the user gave, as the command line spells them."""
         options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size, "--depth": self.depth}
         return [name for name, value in options.items() if value is not None]
@@ -83,7 +83,7 @@ class ImageFolder(Form):
             sides, where = _listed(to, classes, options.split), str(options.split)
         elif layout.sides and options.split_seed is None:
             where = f"the folders {', '.join(layout.folders)}"
-            to.reporter.say(f"{where} divide the classes: {_said(layout.sides)}")
+            to.reporter.say(f"{where} divide the classes: {_counts(layout.sides)}")
             sides = layout.sides
             to.about["division"] = where
         elif layout.sides:
@@ -97,7 +97,7 @@ class ImageFolder(Form):
         import_images(to, divide(classes, sides), spec)
 
 
-def _said(sides: Mapping[str, str]) -> str:
+def _counts(sides: Mapping[str, str]) -> str:
     counts = Counter(sides.values())
     return ", ".join(f"{counts[side]} on {side}" for side in SIDES if counts[side])
 
@@ -142,14 +142,14 @@ def read_sides(path: Path) -> dict[str, str]:
         rows = [(above + reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UserError(f"{path}, line {above + reader.line_num + 1}: {error}") from error
-    given = reader.fieldnames or ()
-    columns = {(name or "").strip().lower(): name for name in given}
+    fields = reader.fieldnames or ()
+    columns = {(name or "").strip().lower(): name for name in fields}
     kind = next((columns[c] for c in _CLASS_COLUMNS if c in columns), None)
     side_column = next((columns[c] for c in _SIDE_COLUMNS if c in columns), None)
     if kind is None or side_column is None:
         raise UserError(
             f"{path}: its first line must name the columns 'class' and 'split', it is "
-            f"{', '.join(repr(name) for name in given) or 'empty'}"
+            f"{', '.join(repr(name) for name in fields) or 'empty'}"
         )
     sides: dict[str, str] = {}
     for line, row in rows:
@@ -207,10 +207,10 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
             "novel/val": WAYS, "novel/test": WAYS}  # fmt: skip
     if any(counts[side] < least for side, least in need.items()):
         needed = ", ".join(f"{least} on {side}" for side, least in need.items() if least)
-        given = ", ".join(f"{counts[side]} on {side}" for side in need if need[side] or counts[side])
+        counted = ", ".join(f"{counts[side]} on {side}" for side in need if need[side] or counts[side])
         raise UserError(
             f"{WAYS}-way episodes need at least {sum(need.values())} classes, {needed}; there are "
-            f"{sum(counts.values())}: {given}, by {where}"
+            f"{sum(counts.values())}: {counted}, by {where}"
         )
     # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.
     tenths = [len(paths) // 10 for name, paths in classes.items() if sides[name] == "base"]

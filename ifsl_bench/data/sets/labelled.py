@@ -50,9 +50,9 @@ def files_of(objects: Any) -> tuple[str, Path]:
                 raise UserError(f"{name} is made from one folder; these were loaded from {' and '.join(sorted(roots))}")
             return name, Path(*roots) / folder
     kinds = ", ".join(dict.fromkeys(map(_kind_of, inner))) or "nothing"
-    known = "; ".join(f"learn2learn.{kind} for {name}" for kind, (name, _) in FILES.items())
+    choices = "; ".join(f"learn2learn.{kind} for {name}" for kind, (name, _) in FILES.items())
     raise UserError(
-        f"no data set is made of {kinds}; known are {known}. Other labelled images make a data set of your own: give "
+        f"no data set is made of {kinds}; known are {choices}. Other labelled images make a data set of your own: give "
         f"it a name, as in name='mine'"
     )
 

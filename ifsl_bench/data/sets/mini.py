@@ -69,8 +69,8 @@ def sides() -> Mapping[str, str]:
 def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:
     for wnid in groups:
         if sides().get(wnid) != side:
-            known = f"is a {sides()[wnid]} class" if wnid in sides() else "is no class"
-            raise UserError(f"{where} has class {wnid!r} among its {side} classes, which {known} of mini-ImageNet")
+            status = f"is a {sides()[wnid]} class" if wnid in sides() else "is no class"
+            raise UserError(f"{where} has class {wnid!r} among its {side} classes, which {status} of mini-ImageNet")
 
 
 class LwofPickles(Form):

@@ -55,8 +55,8 @@ class OwnData(DatasetSource):
         self.check_name()
         if isinstance(form := self.form(to.files), ImageFolder):
             to.about["settings"] = self.options.settings()
-        elif form is not None and (given := self.options.given()):
-            raise UserError(f"{', '.join(given)}: for images; {to.files.path} holds {form.title}")
+        elif form is not None and (flags := self.options.flags()):
+            raise UserError(f"{', '.join(flags)}: for images; {to.files.path} holds {form.title}")
         super().build(to)
 
     def task_names(self) -> list[str]:
@@ -94,10 +94,10 @@ class OwnData(DatasetSource):
         for side in sides:
             task_stream(task, side, 0, starts.__getitem__)
 
-    def made(self, dataset: Dataset) -> bool:
+    def matches(self, dataset: Dataset) -> bool:
         """Returns whether a data set was made with the settings asked for."""
         settings = dataset.manifest["about"].get("settings")
-        return settings == self.options.settings() if settings else not self.options.given()
+        return settings == self.options.settings() if settings else not self.options.flags()
 
     def has_tasks(self, home: Home, dataset: Dataset) -> bool:
         """Returns whether the tasks of a data set are there, or cannot be, since others have their names.
@@ -145,7 +145,7 @@ class OwnObjects(OwnData):
     def recipe(self) -> str:
         return "objects of one's own, 1"
 
-    def made(self, dataset: Dataset) -> bool:
+    def matches(self, dataset: Dataset) -> bool:
         return True
 
 

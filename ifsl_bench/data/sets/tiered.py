@@ -81,11 +81,11 @@ def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[st
     names, wnids = lists
     if len(names) != len(wnids):
         raise UserError(f"{tree.path}: {NAMES} has {len(names):,} lines, {SYNSETS} has {len(wnids):,}; get both again")
-    known: dict[str, str] = {}
+    wnid_of: dict[str, str] = {}
     for name, wnid in zip(names, wnids, strict=True):
-        if wnid in wanted and known.setdefault(name, wnid) != wnid:
-            raise UserError(f"{tree.path}: {NAMES} calls two classes {name!r}, {known[name]} and {wnid}")
-    return known
+        if wnid in wanted and wnid_of.setdefault(name, wnid) != wnid:
+            raise UserError(f"{tree.path}: {NAMES} calls two classes {name!r}, {wnid_of[name]} and {wnid}")
+    return wnid_of
 
 
 def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:

@@ -71,12 +71,12 @@ def letters() -> tuple[Letter, ...]:
     """All letters, by side, then by code point."""
     head, *rows = _LETTERS.read_text(encoding="utf-8").splitlines()
     faces = tuple(head.split("\t")[-1].split(" "))
-    found = []
+    alphabet = []
     for row in rows:
         codepoint, _, name, script, side, has = row.split("\t")
         chosen = tuple(face for face, mark in zip(faces, has, strict=True) if mark == "1")
-        found.append(Letter(int(codepoint, 16), name, script, side, chosen))
-    return tuple(found)
+        alphabet.append(Letter(int(codepoint, 16), name, script, side, chosen))
+    return tuple(alphabet)
 
 
 @cache
@@ -98,13 +98,13 @@ def recipe() -> str:
 def pools() -> dict[str, GlyphPool]:
     """The six pools by name."""
     by_side = {side: tuple(letter for letter in letters() if letter.side == side) for side in SIDES}
-    made = {}
+    by_name = {}
     first = 0
     for name, per_class in PER_CLASS.items():
         side = "base" if name.startswith("base/") else name
-        made[name] = GlyphPool(name, by_side[side], first if side == "base" else 0, per_class)
+        by_name[name] = GlyphPool(name, by_side[side], first if side == "base" else 0, per_class)
         first += per_class
-    return made
+    return by_name
 
 
 def render(letters: Sequence[Letter], indices: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.uint8]:

@@ -71,10 +71,10 @@ def open_face(face: str) -> TTFont:
         content = path.read_bytes()
     except OSError as error:
         raise FontError(f"font file {path} cannot be read ({error.strerror}); reinstall matplotlib") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != FONT_SHA256[face]:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != FONT_SHA256[face]:
         raise FontError(
-            f"font file {path} has SHA-256 {found}, but glyphs are rendered from {FONT_SHA256[face]}: "
+            f"font file {path} has SHA-256 {digest}, but glyphs are rendered from {FONT_SHA256[face]}: "
             "its images would not be comparable with anybody's; install a matplotlib with the original fonts"
         )
     return TTFont(BytesIO(content), lazy=True)

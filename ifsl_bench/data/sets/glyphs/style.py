@@ -57,9 +57,9 @@ def _matrices(words: U64, style: Style) -> I64:
     shear = rng.between(words[:, _SHEAR], -style.shear, style.shear)
     stretch = rng.between(words[:, _STRETCH], *style.stretch)
     # (1 - t^2, 2 t) / (1 + t^2): cosine and sine without a transcendental function.
-    square, one = tangent * tangent, 1 << 32
-    cosine = ((one - square) << 14) // (one + square)
-    sine = (tangent << 31) // (one + square)
+    square, unit = tangent * tangent, 1 << 32
+    cosine = ((unit - square) << 14) // (unit + square)
+    sine = (tangent << 31) // (unit + square)
     rows = [
         (cosine * stretch) >> 8,
         (cosine * shear - (sine << 8)) >> 8,
