@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.backbone.device import whole_float32
-from ifsl_bench.backbone.pretrain import Pretrained
+from ifsl_bench.backbone.pretrained import Pretrained
 from ifsl_bench.common.arrays import create_array, open_array
 from ifsl_bench.common.building import building, read_or_made
 from ifsl_bench.common.checkpoint import CheckpointFolder
@@ -58,7 +58,7 @@ def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, ori
     """The folder of the features of a pool under a pretraining.
 
     Args:
-        key: that of :func:`ifsl_bench.backbone.pretrain.features_key`.
+        key: that of :func:`ifsl_bench.backbone.pretrained.features_key`.
         origin: what tells the pool from the one of that name that the backbone's data set has, as
             :meth:`ifsl_bench.data.pools.Dataset.origin` says.
     """

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.device import free_memory
-from ifsl_bench.backbone.images import Normalise, batches, cut, cut_on_device, draw_crops
+from ifsl_bench.backbone.images import batches, cut, cut_on_device, draw_crops
+from ifsl_bench.backbone.networks import Normalise
 from ifsl_bench.backbone.processes import World
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Pool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,24 +15,45 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.base_head import accuracies, fit_head, head_of
-from ifsl_bench.backbone.contract import Card, Frozen
+from ifsl_bench.backbone.contract import Card, Frozen, corpora_of, frozen_backbone
 from ifsl_bench.backbone.device import choose_precision, describe_device
 from ifsl_bench.backbone.features import centred, compute_features
-from ifsl_bench.backbone.given_weights import read_weights, weights_file
 from ifsl_bench.backbone.networks import FrozenNetwork, channels_last, make_head
-from ifsl_bench.backbone.preprocess import Preprocess, enlarged
-from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, at_chance, features_key, pretraining_key
-from ifsl_bench.backbone.registered import corpora_of, frozen_backbone
+from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, at_chance, features_key, pretraining_key
+from ifsl_bench.backbone.weights import ENDINGS, read_tensors
 from ifsl_bench.common.building import read_or_made
 from ifsl_bench.common.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import Home, sha256_file
+from ifsl_bench.common.files import Home, disk_errors, sha256_file, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocol.contamination import seen
-from ifsl_bench.protocol.task import CENTRED, Task
+from ifsl_bench.protocol.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
 
 MEAN = "features.mean"  # the tensor's name
+
+
+class Preprocess:
+    """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's.
+
+    Resizing is that of 8-bit images, with antialiasing, as Pillow does it. Grey images get three equal channels.
+    """
+
+    def __init__(self, card: Card, device: torch.device) -> None:
+        from torchvision.transforms import InterpolationMode  # takes a second, and most commands need none of it
+
+        self.card, self.mode = card, InterpolationMode(card.interpolation)
+        self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (card.mean, card.std))
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        from torchvision.transforms import functional as F
+
+        images = batch.permute(0, 3, 1, 2)
+        resize = self.card.resize
+        size = [resize] if isinstance(resize, int) else list(resize)
+        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.card.size))
+        # Without a copy of what is repeated until the arithmetic is done.
+        return ((images / 255).expand(-1, 3, -1, -1) - self.mean) / self.std
 
 
 def pretrain_frozen(
@@ -105,7 +128,7 @@ def pretrain_frozen(
 
 def _filled(plugin: Frozen, model: str, file: Path, device: torch.device) -> FrozenNetwork:
     """The network with the weights of a file."""
-    weights = read_weights(file)
+    weights = read_tensors(file)
     with torch.random.fork_rng(devices=[]):
         body, width = plugin.network(model)
         try:
@@ -123,6 +146,11 @@ def _filled(plugin: Frozen, model: str, file: Path, device: torch.device) -> Fro
 def _first(tensors: Mapping[str, Tensor]) -> str:
     name = next(iter(tensors))
     return f"{name} {list(tensors[name].shape)}"
+
+
+def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
+    """Returns whether images [H, W, C] have fewer pixels than the network sees."""
+    return min(shape[:2]) < min(card.size)
 
 
 def _announce(card: Card, dataset: Dataset, name: str, reporter: Reporter) -> None:
@@ -170,3 +198,49 @@ def _trained(
         "accuracy": accuracy,
         "solve": solve,
     }
+
+
+def take_weights(home: Home, file: Path) -> str:
+    """Keeps a copy of a file of weights in the home; returns the first digits of its checksum, which name it there.
+
+    Raises:
+        UserError: no such file, one that holds no weights, or a full disk.
+    """
+    read_tensors(file)
+    digest = sha256_file(file)[:WEIGHTS_DIGITS]
+    target = home.weights / f"{digest}{file.suffix}"
+    if not target.exists():
+        write_bytes(target, file.read_bytes())
+    return digest
+
+
+def weights_file(home: Home, spec: Pretraining, plugin: Frozen, model: str, card: Card, reporter: Reporter) -> Path:
+    """The file of a frozen backbone's weights: the user's, the one in the home, or the source's.
+
+    Raises:
+        UserError: it is not there and cannot be got; says which file to get and where to put it.
+    """
+    name = spec.weights or spec.backbone
+    for ending in dict.fromkeys([*card.endings, *ENDINGS]):
+        if os.path.isfile(path := home.weights / f"{name}{ending}"):
+            return path
+    if spec.weights is not None:
+        raise UserError(
+            f"the weights {spec.weights} of {spec.backbone} are not in {home.weights}; give the file once more with "
+            f"--weights FILE"
+        )
+    target = home.weights / f"{name}{card.endings[0]}"
+    reporter.say(f"weights of {spec.backbone}: {card.source}")
+    with disk_errors(home.weights):
+        home.weights.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights) as folder:
+        try:
+            got = plugin.fetch(model, Path(folder))
+        except Exception as error:
+            why = one_line(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
+            raise UserError(
+                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {card.source or 'them'} "
+                f"elsewhere, and put it at {target}"
+            ) from error
+        write_bytes(target, got.read_bytes())
+    return target

@@ -1,4 +1,4 @@
-"""Batches of images on their way into a network: gathered, augmented, normalised.
+"""Batches of images on their way into a network: gathered and augmented.
 
 On the CPU they are gathered from the map and augmented one batch ahead of the network. Devices augment them themselves,
 with the same random numbers.
@@ -12,9 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from torch import Tensor
-
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.task import DataSpec
 
 
 def batches(
@@ -113,27 +110,3 @@ def crop_and_flip(batch: Tensor, padding: int, flip: bool, generator: torch.Gene
     """
     crops = draw_crops(len(batch), padding, flip, generator)
     return cut(batch, crops) if padding or flip else batch
-
-
-class Normalise:
-    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged."""
-
-    def __init__(self, spec: DataSpec, channels: int, device: torch.device) -> None:
-        mean = torch.tensor(spec.mean, device=device).expand(channels)
-        std = torch.tensor(spec.std, device=device).expand(channels)
-        self.scale, self.shift = 1 / (255 * std), -mean / std
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        if batch.dim() == 2:
-            return batch
-        return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)
-
-
-def make_normalise(spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> Normalise:
-    """For images [H, W, C] or features [D]; raises :class:`UserError` where mean and std do not fit the channels."""
-    channels = shape[-1] if len(shape) == 3 else 1
-    if len(spec.mean) not in (1, channels):
-        raise UserError(
-            f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
-        )
-    return Normalise(spec, channels, device)

@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.backbone.contract import Backbone, Frozen
+from ifsl_bench.backbone.contract import Backbone, Frozen, backbone_plugin
 from ifsl_bench.backbone.device import choose_precision
-from ifsl_bench.backbone.registered import backbone_plugin
 from ifsl_bench.common.cosine import unit
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
+from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, DataSpec
 
 Norm = Callable[[int], nn.Module]
 
@@ -327,3 +326,27 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
 def features_of(backbone: str, shape: tuple[int, ...]) -> int:
     """The number of features that a network gives an image [H, W, C], or features [D]."""
     return make_backbone(backbone, shape).features
+
+
+class Normalise:
+    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged."""
+
+    def __init__(self, spec: DataSpec, channels: int, device: torch.device) -> None:
+        mean = torch.tensor(spec.mean, device=device).expand(channels)
+        std = torch.tensor(spec.std, device=device).expand(channels)
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        if batch.dim() == 2:
+            return batch
+        return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)
+
+
+def make_normalise(spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> Normalise:
+    """For images [H, W, C] or features [D]; raises :class:`UserError` where mean and std do not fit the channels."""
+    channels = shape[-1] if len(shape) == 3 else 1
+    if len(spec.mean) not in (1, channels):
+        raise UserError(
+            f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
+        )
+    return Normalise(spec, channels, device)

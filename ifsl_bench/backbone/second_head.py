@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.backbone.base_head import TEMPERATURE, accuracies, fit_head, head_of
 from ifsl_bench.backbone.networks import CosineHead, Included
-from ifsl_bench.backbone.pretrain import Pretrained, pretraining_key
+from ifsl_bench.backbone.pretrained import Pretrained, pretraining_key
 from ifsl_bench.common.building import read_or_made
 from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.cosine import unit

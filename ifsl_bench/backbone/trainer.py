@@ -1,12 +1,12 @@
-"""The training loop of a pretraining: its state, on disk and in memory, its steps, and its accuracy at the end."""
+"""Stage 1: the backbone and the base classifier, trained on base/train by cross-entropy, then frozen for good."""
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +15,18 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.backbone.device import Precision, choose_precision, describe_device, whole_float32
-from ifsl_bench.backbone.images import batches, make_normalise
-from ifsl_bench.backbone.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head
+from ifsl_bench.backbone.images import batches
+from ifsl_bench.backbone.networks import CosineHead, LinearHead
+from ifsl_bench.backbone.pretrained import Checkpoint, HeadKind, Pretrained, pretraining_key
 from ifsl_bench.backbone.processes import ALONE, World, share_norms
-from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.backbone.weights import adopt
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.progress import RATE, Reporter
-from ifsl_bench.common.sealed import check_kinds
+from ifsl_bench.common.files import Home, set_aside
+from ifsl_bench.common.locks import locked
+from ifsl_bench.common.progress import RATE, Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task import INCLUDED, Task
 
 ROUNDED = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
 LOOK = 10  # steps from one look at the loss to the next, since a look waits for the device
@@ -43,13 +45,10 @@ class _Classifier(nn.Module):
         return self.head(features.float())
 
 
-class Trainer:
+class Trainer(Checkpoint):
     """A pretraining as far as it has come.
 
     Args:
-        folder: where its state is kept.
-        head: "linear" or "cosine".
-        seed: that of the pretraining.
         world: the processes that share each batch. Each has a trainer, and all of them call the same methods in the
             same order, but for :meth:`restore`, which is for the first one.
 
@@ -58,28 +57,18 @@ class Trainer:
     """
 
     def __init__(
-        self, folder: Path, task: Task, dataset: Dataset, head: str, seed: int, device: torch.device,
+        self, folder: Path, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device,
         world: World = ALONE,
     ) -> None:  # fmt: skip
-        self.folder, self.task, self.dataset, self.kind, self.seed, self.device, self.world = (
-            folder, task, dataset, head, seed, device, world,
-        )  # fmt: skip
-        self._store, spec = CheckpointFolder(folder), task.pretraining
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of("initial weights", seed))
-            network = make_backbone(spec.backbone, dataset.shape, spec.norm_momentum)
-            classes = len(dataset.manifest["pools"]["base/train"]["classes"])
-            self.head = make_head(head, network.features, classes)
-        self.network = share_norms(channels_last(network, device), device, world)
-        self.head.to(device)
-        self.normalise = make_normalise(task.dataset, dataset.shape, device)
+        super().__init__(folder, task, dataset, head, seed, device)
+        self.world, self.network = world, share_norms(self.network, device, world)
         if self._batch[0] < world.size:
             raise UserError(f"a batch of {self._batch[0]} images is too small for {world.size} processes; start fewer")
         every = [*self.network.parameters(), *self.head.parameters()]
         self.decayed = [parameter for parameter in every if parameter.dim() >= 2]
         self.parameters = [*self.decayed, *(parameter for parameter in every if parameter.dim() < 2)]
         precision = choose_precision(device)
-        self.info: dict[str, Any] = {
+        self.info = {
             "key": folder.name,
             "finished": False,
             "epoch": 0,
@@ -100,23 +89,6 @@ class Trainer:
         fused = True if self.device.type == "cuda" else None
         return torch.optim.SGD([g for g in groups if g["params"]], 0.0, spec.momentum, fused=fused)
 
-    def restore(self) -> None:
-        """Goes on from the state on disk, if there is one.
-
-        Raises:
-            CorruptFile: it is damaged or another's; this trainer is of no use then.
-            UserError: it may not be read.
-        """
-        state = self._store.load()
-        if state is None:
-            return
-        self._check(state.info)
-        try:
-            self._load(state.tensors)
-        except (RuntimeError, KeyError) as error:
-            raise CorruptFile(f"{self.folder} does not fit the network: {error}") from error
-        self.info = state.info
-
     def agree(self) -> None:
         """Gives the other processes what the first one has restored."""
         if self.world.size == 1:
@@ -125,34 +97,15 @@ class Trainer:
         state = {k: v.cpu() for k, v in self._tensors().items()} if self.world.first and began else {}
         self.info, state = self.world.told((self.info, state))
         if state:
-            self._load(state)
-
-    def _check(self, info: dict[str, Any]) -> None:
-        """Raises :class:`CorruptFile` where a state is not of this pretraining."""
-        path, number = self._store.json, (int, float)
-        kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
-        check_kinds(path, info, {"finished": bool, "key": str, "processes": list, **kinds})
-        if info["key"] != self.folder.name or info["seed"] != self.seed:
-            raise CorruptFile(f"{path} is of another pretraining: {info['key']}, seed {info['seed']}")
-        if info["finished"]:
-            check_kinds(path, info, {"accuracy": dict})
-            check_kinds(path, info["accuracy"], dict.fromkeys(self._held_out, number))
+            self.load(state)
 
     @property
     def _batch(self) -> tuple[int, int]:
         """Images of a step, of all processes, and steps of an epoch."""
         return self.task.pretraining.epoch(self.dataset.manifest["pools"]["base/train"]["shape"][0])
 
-    @property
-    def _held_out(self) -> list[str]:
-        return [name for name in ("base/val", "base/test") if self.dataset.has(name)]
-
-    def _load(self, tensors: dict[str, Tensor]) -> None:
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        self.network.load_state_dict(part("network."))
-        self.head.load_state_dict(part("head."))
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        super().load(tensors)
         for i, parameter in enumerate(self.parameters):
             if f"momentum.{i}" in tensors:  # in the parameter's own layout, which fused steps need
                 buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{i}"])
@@ -173,7 +126,7 @@ class Trainer:
 
     def _save(self) -> None:
         if self.world.first:
-            self.info = self._store.save(self._tensors(), self.info)
+            self.info = self.store.save(self._tensors(), self.info)
 
     def train(self, reporter: Reporter, compiled: bool = False) -> None:
         """To the end, from where it is.
@@ -188,7 +141,7 @@ class Trainer:
         from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 
         spec, world = self.task.pretraining, self.world
-        for name in ("base/train", *self._held_out) if world.first else ():
+        for name in ("base/train", *self.held_out) if world.first else ():
             self.dataset.check_images(name)
         world.wait()
         pool, (batch, per_epoch) = self.dataset.pool("base/train"), self._batch
@@ -219,7 +172,7 @@ class Trainer:
                     self._save()
         self.network.eval()
         self._round()
-        accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self._held_out}
+        accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self.held_out}
         shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
         reporter.say(f"{title}: accuracy {shown}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
@@ -289,3 +242,64 @@ class Trainer:
                     logits = self.head(self.network(self.normalise(images)))
                 hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
         return int(self.world.total(hits)) / len(pool)
+
+
+def pretrain(
+    home: Home,
+    task: Task,
+    dataset: Dataset,
+    head: HeadKind,
+    seed: int,
+    device: torch.device,
+    reporter: Reporter,
+    world: World = ALONE,
+    compiled: bool = False,
+) -> Pretrained:
+    """Loads the pretraining from the cache, takes it from the package where that has it, resumes it, or starts it.
+
+    One that is damaged, or is another's, is set aside with a warning, and starts anew.
+
+    Args:
+        world: the processes that share each batch, all of which call this; the first one writes and takes the lock.
+        compiled: let torch.compile make the network's kernels; for devices.
+
+    Raises:
+        UserError: the loss became infinite or NaN, a file may not be read or written, or the processes cannot share
+            this pretraining.
+        CorruptFile: the images to train on are not what was written.
+    """
+    key = pretraining_key(task, dataset.fingerprint, head, seed)
+    folder = home.pretrained / key
+
+    def new() -> Trainer:
+        return Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device, world)
+
+    with ExitStack() as held:
+        trainer = _restored(new, home, key, held, reporter) if world.first else new()
+        trainer.agree()
+        if not trainer.info["finished"]:
+            if task.pretraining.backbone == INCLUDED:
+                raise UserError(
+                    f"the base classifiers of data set {dataset.name!r} come with its features, as they are: there is "
+                    f"none for task {task.name}, and there are no images to train one on"
+                )
+            trainer.train(reporter, compiled)
+    return trainer.finished(reporter if world.first else Mute())
+
+
+def _restored(new: Callable[[], Trainer], home: Home, key: str, held: ExitStack, reporter: Reporter) -> Trainer:
+    """The training as far as it has come; one that is not finished, with its folder's lock, which ``held`` keeps."""
+    trainer, folder = new(), home.pretrained / key
+    with suppress(CorruptFile):  # before the lock, which a read-only folder does not grant
+        trainer.restore()
+        if trainer.info["finished"]:
+            return trainer
+    held.enter_context(locked(folder, reporter.warn))
+    adopt(home, key, reporter)
+    trainer = new()
+    try:
+        trainer.restore()
+    except CorruptFile as error:
+        reporter.warn(f"{error}; training starts anew, the damaged files are in {set_aside(folder)}")
+        trainer = new()
+    return trainer

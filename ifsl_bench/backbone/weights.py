@@ -1,4 +1,5 @@
-"""Finished pretrainings as files: handed from home to home, and shipped with the package.
+"""Weights as files: finished pretrainings, handed from home to home and shipped with the package, and weights made
+elsewhere.
 
 A file is in the safetensors format, so other programs read its tensors. The header's metadata hold, as JSON with a
 checksum over itself, the definition of the pretraining, from which its key follows, and what was recorded of it; and
@@ -16,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,24 +26,28 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import torch
 from msgspec import Meta
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+from torch import Tensor
 
+from ifsl_bench.backbone.pretrained import NOTE, SHIPPED, is_offered, pretrained_sha256, shipped_file
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
+from ifsl_bench.common.errors import CorruptFile, UserError, is_printable, one_line
 from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, strict_json, write_bytes
-from ifsl_bench.common.limits import WEIGHTS_FILE, WEIGHTS_HEADER
+from ifsl_bench.common.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import write_sealed
 from ifsl_bench.protocol.task import INCLUDED
 
-FOLDER = Path(__file__).parent / "weights"
-NOTE = "trained-here.json"
 HERE = "'run --pretrain' or 'pretrain --anew'"
 OURS = "ifsl_bench"  # the key of our metadata
 FORM = 1
 SECONDS = 1e10  # three hundred years; whoever says more was not timed
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,180}-[0-9a-f]{12}")
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin")  # of files of weights that were made elsewhere
 TYPES = {"F16", "F32", "I64"}  # of tensors: weights; statistics of batch norm; how many batches these saw
 Text = Annotated[str, Meta(max_length=300)]
 
@@ -74,7 +80,7 @@ class Weights:
     """The metadata of such a file.
 
     Attributes:
-        definition: what made the weights, as :func:`ifsl_bench.backbone.pretrain.definition` has it.
+        definition: what made the weights, as :func:`ifsl_bench.backbone.pretrained.definition` has it.
         info: what was recorded, as in the cache's ``checkpoint.json``, with the checksum of the tensors.
     """
 
@@ -208,10 +214,6 @@ def _facts(path: Path, header: Mapping[str, Any]) -> Weights:
 
 def _check_tensors(path: Path, content: bytes, types: set[Any]) -> None:
     """Raises :class:`CorruptFile` where a file of tensors is none, or holds numbers that are not finite."""
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     if odd := types - TYPES:
         raise CorruptFile(f"{path} holds tensors of type {sorted(map(str, odd))[0]!r:.40}, which no pretraining leaves")
     try:
@@ -226,46 +228,13 @@ def _check_tensors(path: Path, content: bytes, types: set[Any]) -> None:
             raise CorruptFile(f"{path}: {name!r:.80} is not finite")
 
 
-def shipped_file(key: str) -> Path | None:
-    """The file of a pretraining that comes with the package; None where none does."""
-    path = FOLDER / f"{key}.safetensors"
-    return path if path.is_file() else None
-
-
 def shipped() -> dict[str, Weights]:
     """The files that come with the package, by key; a damaged file is left out."""
     weights = {}
-    for path in sorted(FOLDER.glob("*.safetensors")):
+    for path in sorted(SHIPPED.glob("*.safetensors")):
         with suppress(CorruptFile):
             weights[path.stem] = read_facts(path)
     return weights
-
-
-def is_offered(home: Home, key: str) -> bool:
-    """Returns whether the package has weights that the home would take: it has nothing of this pretraining."""
-    begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", NOTE))
-    return shipped_file(key) is not None and not begun
-
-
-def pretrained_sha256(home: Home, key: str) -> str | None:
-    """The checksum of the weights of a finished pretraining in the cache; None where there is none."""
-    info = finished_info(home.pretrained / key)
-    return str(info["tensors"]["sha256"]) if info else None
-
-
-def features_sha256(home: Home, key: str) -> str | None:
-    """The checksum of what the features of a finished pretraining depend on; None where there is none.
-
-    It is that of the weights; of a backbone from elsewhere, that of its file alone.
-    """
-    info = finished_info(home.pretrained / key)
-    return features_checksum(info) if info else None
-
-
-def features_checksum(info: Mapping[str, Any]) -> str:
-    """The same, from what is recorded of a pretraining; of a second head, that of the backbone it is fitted on."""
-    own = info["tensors"]["sha256"]
-    return str(info.get("weights") or info.get("features_sha256") or own)
 
 
 def weights_to_use(home: Home, key: str) -> str | None:
@@ -414,3 +383,33 @@ def _row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
     shown = {pool: f"{100 * accuracy[pool]:.2f}%" if pool in accuracy else "" for pool in ("base/val", "base/test")}
     made = {"weights": info["tensors"]["sha256"][:16], "trained on": info["device"]}
     return {"pretraining": key, **shown, **made, "where": where}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name; nothing in it is run.
+
+    Raises:
+        UserError: no such file, one that is too large, or no weights.
+    """
+    if not os.path.isfile(path):
+        raise UserError(f"there is no file of weights {path}")
+    if path.suffix not in ENDINGS:
+        raise UserError(f"{path}: a file of weights ends in {', '.join(ENDINGS)}")
+    GIVEN_WEIGHTS.check(path.stat().st_size, str(path))
+    try:
+        safe = path.suffix == ".safetensors"
+        content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or one_line(str(error))}") from error
+    except (EOFError, KeyError, pickle.UnpicklingError) as error:  # empty, text, or more than tensors
+        why = "torch.save did not write it, not to its end, or with more than tensors by name"
+        raise UserError(f"{path} holds no weights: {why}; save its state_dict") from error
+    except Exception as error:  # of many kinds, safetensors' own among them
+        raise UserError(f"{path} holds no weights: {type(error).__name__}: {one_line(str(error))[:200]}") from error
+    for key in ("state_dict", "model"):  # as training scripts wrap them
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise UserError(f"{path} holds no weights: it should hold tensors by name, as a state_dict does")
+    GIVEN_TENSORS.check(len(content), str(path))
+    return {str(name).removeprefix("module."): value for name, value in content.items()}

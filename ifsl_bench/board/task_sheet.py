@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ifsl_bench.backbone.registered import corpora_of, frozen_backbone
+from ifsl_bench.backbone.contract import corpora_of, frozen_backbone
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home

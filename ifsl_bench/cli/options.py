@@ -99,7 +99,7 @@ def change_options(command: Any) -> Any:
         file, keys = given.pop("weights"), (*helps, "backbone", "centre")
         changes = {key: given.pop(key.replace("-", "_")) for key in keys}
         if file is not None:
-            from ifsl_bench.backbone.given_weights import take_weights
+            from ifsl_bench.backbone.frozen import take_weights
 
             changes["weights"] = take_weights(folders_of(given.get("home")), Path(file).expanduser())
         change = make_change(changes)

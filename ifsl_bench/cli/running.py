@@ -189,7 +189,6 @@ def _plan(
 
 def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, device: str, how: How) -> Ended:
     from ifsl_bench.campaigns.run import prepare_from, run_campaign, workers_for
-    from ifsl_bench.jobs.preparation import train_backbones
 
     executor: Executor | None = None
     if how.cluster:
@@ -200,6 +199,8 @@ def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, device
         executor = workers_for(jobs, work, device, how.jobs, how.devices)  # which start with their first stage
     prepare_from(files, work)
     if how.own_weights:
+        from ifsl_bench.jobs.pretraining import train_backbones
+
         train_backbones(jobs, work)
     if how.cluster:  # not connected to before there are data
         executor, work = cluster_workers(how.cluster, jobs, work, device)

@@ -141,6 +141,14 @@ WEIGHTS_HEADER = Limit(
     "has a header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
     "A tensor takes 100 bytes there, a backbone has a few hundred. It is parsed whole, in Python.",
 )
+GIVEN_WEIGHTS = Limit(
+    8 << 30,
+    "has {value} bytes, more than {most}; no network that fits one accelerator is that large",
+    "The largest vision transformers have 6 billion parameters, in half precision 12 GB; those in use have 1 to 2.",
+)
+GIVEN_TENSORS = Limit(
+    100_000, "holds {value} tensors, more than {most}; it is no file of weights", "Networks have thousands."
+)
 LABEL = Limit(
     1000,
     "has {value} characters, more than {most}; a label is shorter, is it the right file?",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ifsl_bench.backbone.device import choose_device
+from ifsl_bench.backbone.contract import frozen_backbone
+from ifsl_bench.backbone.device import HOST, Kind, Place, choose_device, place_of
 from ifsl_bench.backbone.features import (
     FeaturePool,
     Moments,
@@ -23,9 +24,7 @@ from ifsl_bench.backbone.features import (
     images_of,
 )
 from ifsl_bench.backbone.networks import Included
-from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
-from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, on_linear, pretrain
-from ifsl_bench.backbone.registered import frozen_backbone
+from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, on_linear, open_pretrained
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.processor import cores, evaluating, share, threads
@@ -54,7 +53,7 @@ class Workspace:
     """Where things are kept, where they are computed, and who hears of it.
 
     Attributes:
-        forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbone.placement` says
+        forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbone.device` says
             which stages are, and the others are computed on the host.
         curves: where trainings write their curves, a folder for each; None where nobody asks for them.
     """
@@ -92,7 +91,7 @@ def workspace(
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
-            gets, if there is one, see :mod:`ifsl_bench.backbone.placement`.
+            gets, if there is one, see :mod:`ifsl_bench.backbone.device`.
     """
     return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
 
@@ -122,11 +121,16 @@ class PreparedTask:
                 from ifsl_bench.backbone.frozen import pretrain_frozen
 
                 place = work.place("features")
-                made_of = work.home, self.task, self.dataset, self.head
-                return pretrain_frozen(*made_of, place.device, work.reporter, str(place))
+                frozen = work.home, self.task, self.dataset, self.head
+                return pretrain_frozen(*frozen, place.device, work.reporter, str(place))
             task, data = self.task, self.dataset
             if not on_linear(self.task, self.head):
-                return pretrain(work.home, task, data, self.head, self.seed, device, work.reporter)
+                made_of = work.home, task, data, self.head, self.seed, device, work.reporter
+                if (opened := open_pretrained(*made_of)) is not None:
+                    return opened
+                from ifsl_bench.backbone.trainer import pretrain
+
+                return pretrain(*made_of)
             from ifsl_bench.backbone.second_head import second_head
 
             # It has the same features, and reads those of base/train alone.

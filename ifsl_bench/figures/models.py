@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ifsl_bench.backbone.weights import is_offered
+from ifsl_bench.backbone.pretrained import is_offered
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.pools import Dataset

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from ifsl_bench._version import __version__
+from ifsl_bench.backbone.contract import libraries_of
 from ifsl_bench.backbone.device import describe_device
-from ifsl_bench.backbone.registered import libraries_of
 from ifsl_bench.board.choices import Calibration
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.result_file import SCHEMA, Result, SessionResult, summary_entry

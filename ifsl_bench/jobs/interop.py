@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbone.images import Normalise
+from ifsl_bench.backbone.networks import Normalise
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects

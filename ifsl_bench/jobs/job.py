@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ifsl_bench.backbone.registered import check_backbone
+from ifsl_bench.backbone.contract import check_backbone
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home

@@ -14,11 +14,18 @@ from typing import Any, ClassVar
 
 import torch
 
+from ifsl_bench.backbone.contract import frozen_backbone
+from ifsl_bench.backbone.device import Place
 from ifsl_bench.backbone.features import BATCH, bank_folder, is_computed
-from ifsl_bench.backbone.placement import Place
-from ifsl_bench.backbone.pretrain import HeadKind, features_key, on_linear, pretraining_key
-from ifsl_bench.backbone.registered import frozen_backbone
-from ifsl_bench.backbone.weights import features_sha256, is_offered, pretrained_sha256, train_here
+from ifsl_bench.backbone.pretrained import (
+    HeadKind,
+    features_key,
+    features_sha256,
+    is_offered,
+    on_linear,
+    pretrained_sha256,
+    pretraining_key,
+)
 from ifsl_bench.common.checkpoint import begun
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores
@@ -26,7 +33,6 @@ from ifsl_bench.data.preparing.outline import Outline, data_of, fingerprint_of, 
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.data.views import NOVEL, short
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
-from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.protocol.sequences import task_stream
 from ifsl_bench.protocol.task import INCLUDED, Side, Task
@@ -243,13 +249,6 @@ class Pretrain(Stage):
 
     def compute(self, work: Workspace) -> None:
         _ = self.prepared(work).pretrained
-
-
-def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
-    """Marks the backbones of jobs for training in this home, also where weights come with the package."""
-    stages = dict.fromkeys(Pretrain(job.task, job.method.head, job.task.pretraining_seed(job.seed)) for job in jobs)
-    for stage in stages:
-        train_here(work.home, stage.key(work.home), work.reporter)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from ifsl_bench.backbone import weights
+from ifsl_bench.backbone.contract import check_backbone
 from ifsl_bench.backbone.device import choose_device
-from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, definition, pretrain, pretraining_key
+from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, definition, pretraining_key
 from ifsl_bench.backbone.processes import device_name, together
-from ifsl_bench.backbone.registered import check_backbone
+from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
@@ -19,6 +21,8 @@ from ifsl_bench.common.torchrun import Launch
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.data.preparing.prepare import not_prepared
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.preparation import Pretrain
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
 
@@ -80,6 +84,13 @@ def pretrain_for(
                 curves / "pretraining" / pretraining_key(chosen, dataset.fingerprint, kind, seed), listener
             )
         return pretrain(home, chosen, dataset, kind, seed, where, listener, world.on(where), compiled)
+
+
+def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
+    """Marks the backbones of jobs for training in this home, also where weights come with the package."""
+    stages = dict.fromkeys(Pretrain(job.task, job.method.head, job.task.pretraining_seed(job.seed)) for job in jobs)
+    for stage in stages:
+        weights.train_here(work.home, stage.key(work.home), work.reporter)
 
 
 def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, weights.Weights]:

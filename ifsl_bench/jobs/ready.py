@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.backbone.device import describe_device
-from ifsl_bench.backbone.placement import Place
+from ifsl_bench.backbone.device import Place, describe_device
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import Reporter

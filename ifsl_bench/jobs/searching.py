@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.backbone.placement import Place
+from ifsl_bench.backbone.device import Place
 from ifsl_bench.board.choices import Choice
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 import torch
 
-from ifsl_bench.backbone.placement import HOST, Place
+from ifsl_bench.backbone.device import HOST, Place
 from ifsl_bench.common.checkpoint import begun, finished_info
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home, sha256_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ifsl_bench.backbone.placement import HOST
+from ifsl_bench.backbone.device import HOST
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
 from typing import get_args
 
-from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
-from ifsl_bench.backbone.registered import corpora_of
+from ifsl_bench.backbone.contract import corpora_of
+from ifsl_bench.backbone.pretrained import HeadKind, pretraining_key
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home

@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ifsl_bench.backbone.weights import weights_to_use
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import CorruptFile
@@ -41,6 +40,8 @@ def kept_of(job: Job, home: Home) -> Kept:
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
     backbone are in the cache to compare with, and so must be the method.
     """
+    from ifsl_bench.backbone.weights import weights_to_use  # a run that repeats its results asks for none
+
     path, searched = job.result_path(home), job.searched
     if not os.path.exists(path):
         return Kept()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.backbone.pretrain import at_chance
+from ifsl_bench.backbone.pretrained import at_chance
 from ifsl_bench.data.pools import Dataset, Pool
 
 

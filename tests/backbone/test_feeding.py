@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ifsl_bench.backbone import feeding
 from ifsl_bench.backbone.feeding import DeviceFeed, HostFeed, draw_epoch
-from ifsl_bench.backbone.images import make_normalise
+from ifsl_bench.backbone.networks import make_normalise
 from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocol.task import DataSpec, Pretraining, Schedule

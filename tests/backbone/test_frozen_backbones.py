@@ -13,14 +13,12 @@ import torch
 from PIL import Image
 
 from ifsl_bench.backbone.base_head import fit_head
-from ifsl_bench.backbone.contract import Card, Frozen
+from ifsl_bench.backbone.contract import Card, Frozen, backbone_plugin, check_backbone, corpora_of
 from ifsl_bench.backbone.features import Moments, base_classifier, feature_pool
-from ifsl_bench.backbone.frozen import pretrain_frozen
-from ifsl_bench.backbone.given_weights import read_weights, take_weights
-from ifsl_bench.backbone.preprocess import Preprocess
-from ifsl_bench.backbone.pretrain import features_key, pretraining_key
-from ifsl_bench.backbone.registered import backbone_plugin, check_backbone, corpora_of
+from ifsl_bench.backbone.frozen import Preprocess, pretrain_frozen, take_weights
+from ifsl_bench.backbone.pretrained import features_key, pretraining_key
 from ifsl_bench.backbone.torchvision_zoo import Torchvision
+from ifsl_bench.backbone.weights import read_tensors
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -212,7 +210,7 @@ class _Evil:
 def test_a_file_that_holds_no_weights_is_named_and_runs_nothing(tmp_path, capsys, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f"{name} holds no weights") as error:
-        read_weights(tmp_path / name)
+        read_tensors(tmp_path / name)
     assert "weights_only" not in str(error.value), "advice that would run code"
     assert not capsys.readouterr().out
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbone.preprocess import Preprocess
+from ifsl_bench.backbone.frozen import Preprocess
 from ifsl_bench.backbone.timm_zoo import Timm
 from ifsl_bench.data.pools import open_dataset
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.images import Normalise, crop_and_flip, cut, cut_on_device, draw_crops
+from ifsl_bench.backbone.images import crop_and_flip, cut, cut_on_device, draw_crops
+from ifsl_bench.backbone.networks import Normalise
 from ifsl_bench.protocol.task import DataSpec
 
 

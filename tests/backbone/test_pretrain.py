@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
-from ifsl_bench.backbone.trainer import Trainer
+from ifsl_bench.backbone.pretrained import pretraining_key
+from ifsl_bench.backbone.trainer import Trainer, pretrain
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home

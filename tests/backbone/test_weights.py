@@ -12,9 +12,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
+from ifsl_bench.backbone import pretrained as pretrained_module
 from ifsl_bench.backbone import weights as weights_module
-from ifsl_bench.backbone.pretrain import pretrain
-from ifsl_bench.backbone.weights import NOTE, OURS, import_weights, read_weights, shipped, shipped_file, write_weights
+from ifsl_bench.backbone.pretrained import NOTE, shipped_file
+from ifsl_bench.backbone.trainer import pretrain
+from ifsl_bench.backbone.weights import OURS, import_weights, read_weights, shipped, write_weights
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -59,7 +61,8 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     weights, _ = read_weights(exported[1])
     exported[1].rename(folder / f"{weights.key}.safetensors")
-    monkeypatch.setattr(weights_module, "FOLDER", folder)
+    for module in (pretrained_module, weights_module):
+        monkeypatch.setattr(module, "SHIPPED", folder)
     return folder / f"{weights.key}.safetensors"
 
 
@@ -313,7 +316,7 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
         assert (status, said in err) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted(weights_module.FOLDER.glob("*.safetensors")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(weights_module.SHIPPED.glob("*.safetensors")), ids=lambda path: path.stem)
 def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
     weights, content = read_weights(path)
     assert weights.key == path.stem

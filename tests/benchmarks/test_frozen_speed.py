@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.features import BATCH, _forward
+from ifsl_bench.backbone.frozen import Preprocess
 from ifsl_bench.backbone.networks import make_backbone
-from ifsl_bench.backbone.preprocess import Preprocess
 from ifsl_bench.backbone.torchvision_zoo import Torchvision
 from ifsl_bench.data.pools import Pool
 

@@ -23,8 +23,7 @@ from PIL import Image
 from ifsl_bench.backbone.device import choose_device, choose_precision
 from ifsl_bench.backbone.features import compute_features
 from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
-from ifsl_bench.backbone.pretrain import pretrain
-from ifsl_bench.backbone.trainer import Trainer
+from ifsl_bench.backbone.trainer import Trainer, pretrain
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset

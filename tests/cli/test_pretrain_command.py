@@ -11,9 +11,8 @@ import torch
 from ifsl_bench.backbone import processes
 from ifsl_bench.backbone.device import Precision
 from ifsl_bench.backbone.networks import make_backbone
-from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.backbone.processes import World, device_name, share_norms
-from ifsl_bench.backbone.trainer import Trainer, _Classifier
+from ifsl_bench.backbone.trainer import Trainer, _Classifier, pretrain
 from ifsl_bench.common import torchrun
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError

@@ -78,7 +78,7 @@ def test_a_complete_cache_wants_no_lock(here, monkeypatch):
         return locked(folder)
 
     for room in (
-        "backbone.pretrain",
+        "backbone.trainer",
         "common.building",
         "data.preparing.prepare",
         "jobs.training",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ifsl_bench.backbone import weights
-from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.features import Moments, base_classifier, class_moments, compute_features, feature_pool
-from ifsl_bench.backbone.pretrain import pretrain
+from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter

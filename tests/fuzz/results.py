@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.episode_counts import EpisodeCounts

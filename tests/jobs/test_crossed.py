@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.campaigns import api

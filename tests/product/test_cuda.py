@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from paper_shapes import Episodes
 
 from ifsl_bench.backbone.features import _forward, compute_features
-from ifsl_bench.backbone.pretrain import pretrain
+from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.board import result_file
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError

@@ -16,7 +16,7 @@ from pretend import DEVICE, Refused, accelerator
 
 from ifsl_bench.backbone.device import Precision, choose_device, to_host
 from ifsl_bench.backbone.features import compute_features
-from ifsl_bench.backbone.pretrain import pretrain
+from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.board import result_file
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError

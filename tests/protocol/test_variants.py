@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home

@@ -20,7 +20,7 @@ from safetensors.torch import save
 
 from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.features import bank_folder, class_moments
-from ifsl_bench.backbone.pretrain import HeadKind, definition, pretraining_key
+from ifsl_bench.backbone.pretrained import HeadKind, definition, pretraining_key
 from ifsl_bench.common.files import Home, write_bytes
 from ifsl_bench.data.preparing.importing import run
 from ifsl_bench.data.sets.embedded import FORM, HEADS, OURS, EmbeddedFeatures, checksum
