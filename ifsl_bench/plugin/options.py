@@ -225,12 +225,14 @@ def with_ways(method: Method, ways: int) -> Method:
     """
     kind = type(method)
     instance = make_method(kind, method.base, ways, method.__dict__["_made_with"]).to(method.base.weight.device)
-    try:
-        instance.load_state_dict(method.state_dict())
-    except RuntimeError as error:
+    own, others = method.state_dict(), instance.state_dict()
+    shapes = [{(name, getattr(value, "shape", None)) for name, value in state.items()} for state in (own, others)]
+    if different := sorted({name for name, _ in shapes[0] ^ shapes[1]}):
         raise UserError(
-            f"{kind.__qualname__} has parameters for {method.ways} ways alone: {one_line(str(error))}"
-        ) from error
+            f"{kind.__qualname__} has parameters for {method.ways} ways alone ({one_line(', '.join(different))}), and "
+            f"the supports of all sessions so far are of {ways}"
+        )
+    instance.load_state_dict(own)
     return instance.train(method.training)
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from scipy import optimize
 
 from ifsl_bench.backbone.features import FeaturePool
+from ifsl_bench.board.result_file import read
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic import evaluation
 from ifsl_bench.episodic.evaluation import evaluate
@@ -294,6 +295,52 @@ def test_a_method_of_episodes_is_asked_with_all_supports_so_far(base):
     images = 3 * 2 * SHOTS
     assert a.state_bytes == images * (8 * D + 8), "all supports, with a label each"
     assert b.state_bytes == 3 * 2 * 8 * D, "a mean for each class"
+
+
+FORWARD = """
+import torch
+from ifsl_bench import Method, Prediction
+
+class Nearest(Method):
+    def forward(self, support, query):
+        means = torch.cat([self.base.prototypes.expand(len(query.features), -1, -1), support.class_means(self.ways)], 1)
+        return Prediction(-torch.cdist(query.features, means))
+
+class Scaled(Nearest):
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.scales = torch.nn.Parameter(torch.ones(ways))
+
+    def forward(self, support, query):
+        logits = super().forward(support, query).logits
+        return Prediction(torch.cat([logits[..., : -self.ways], logits[..., -self.ways :] * self.scales], -1))
+"""
+
+
+def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, tmp_path, monkeypatch):
+    """Class means of all supports so far are those of each session: the hits are ProtoNet's, which learns by session."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FORWARD, encoding="utf-8")
+    run = ("run", "--task", "tiny-features-sessions", "--device", "cpu", "--episodes", "4", "--method")
+    status, out, err = call(*run, "mine.py:Nearest,protonet")
+    assert status == 0, err
+    kept = {line.split()[0]: "keeps supports" in line for line in out.splitlines() if ".episodes=4  " in line}
+    assert kept == {"Nearest.episodes=4": True, "protonet.episodes=4": False}
+    folder = tmp_path / "results" / "tiny-features-sessions"
+    mine, protonet = (read(folder / f"{name}.episodes=4.seed-0.json") for name in ("Nearest", "protonet"))
+    assert (mine.counts().hits == protonet.counts().hits).all()
+    assert mine.counts().bytes_per_class == 5 * (4 * 512 + 8), "five images of 512 numbers, with a label each"
+    assert "keeps supports" in call("table", "tiny-features-sessions", "--method", "Nearest.episodes=4")[1]
+    status, _, err = call(*run, "mine.py:Scaled")
+    assert (status, err.splitlines()[-1]) == (2, "ifsl-bench: Scaled has parameters for 5 ways alone (scales), and the "
+                                                 "supports of all sessions so far are of 10")  # fmt: skip
+    status, _, err = call("run", "--method", "mine.py:Nearest", "--task", "mini-sessions-published")
+    assert status == 2
+    assert err.count("\n") == 1
+    assert (
+        "Nearest keeps the supports of all sessions, and mini-sessions-published is for methods that keep none" in err
+    )
 
 
 @torch.no_grad()
