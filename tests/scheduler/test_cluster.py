@@ -63,9 +63,9 @@ def counts(home: Path) -> dict[str, object]:
     return {str(f.relative_to(home)): json.loads(f.read_text())["episodes"] for f in files}
 
 
-def jobs_of(home: Path, methods: list[str], task: str):
+def jobs_of(home: Path, methods: list[str], task: str, episodes: int | None = None):
     work = workspace(home, device="cpu", reporter=Heard())
-    return make_jobs(Request(methods, [task], {}, {"steps": "30"}), work.home), work
+    return make_jobs(Request(methods, [task], {}, {"steps": "30"}, episodes=episodes), work.home), work
 
 
 # -- what is asked of a worker
@@ -231,8 +231,8 @@ def dask_setup(worker):
 """
 
 
-def on_cluster(home: Path, methods: list[str], task: str, said: str):
-    jobs, work = jobs_of(home, methods, task)
+def on_cluster(home: Path, methods: list[str], task: str, said: str, episodes: int | None = None):
+    jobs, work = jobs_of(home, methods, task, episodes)
     hands, work = dask_workers.cluster_workers(said, jobs, work, "auto")
     return run_campaign(jobs, work, executor=hands), work.reporter
 
@@ -247,6 +247,22 @@ def test_counts_are_those_of_one_process_though_a_clock_is_an_hour_ahead(here, t
     ended, _ = on_cluster(here / "home", ["imprint", "lwof"], "clusters.toml:clusters-5shot", said)
     assert not ended.failed
     assert counts(here / "home") == counts(here / "alone")
+
+
+@pytest.mark.slow("starts a cluster of two processes, and trains 30 steps twice: half a minute")
+def test_sequences_of_sessions_have_the_counts_of_one_process(tmp_path):
+    """Of a method that learns session by session, and one that is meta-trained before."""
+    asked = (["lr", "lwof"], "tiny-features-sessions")
+    jobs, work = jobs_of(tmp_path / "alone", *asked, episodes=12)
+    assert not run_campaign(jobs, work).failed
+    ended, _ = on_cluster(tmp_path / "home", *asked, cluster_toml(tmp_path, "n_workers = 2"), episodes=12)
+    assert not ended.failed
+    found = counts(tmp_path / "home")
+    assert [Path(name).name for name in found] == [
+        "lr.episodes=12.seed-0.json",
+        "lwof.train.steps=30.episodes=12.seed-0.json",
+    ]
+    assert found == counts(tmp_path / "alone")
 
 
 def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
