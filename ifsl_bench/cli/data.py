@@ -79,7 +79,7 @@ def data_prepare(
 
     Your own data are a folder or archive of images, <root>/<class>/<image> (or <root>/<side>/<class>/<image>, the sides
     called train, val and test, or base, novel-train, novel-val and novel-test); or six files of frozen features, as
-    .npz, .safetensors or .pt. Tasks NAME-1shot and NAME-5shot are written too.
+    .npz, .safetensors or .pt. Tasks NAME-1shot, NAME-5shot and NAME-sessions are written too.
     """
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing.catalogue import pools_listing

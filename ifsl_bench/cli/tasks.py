@@ -112,7 +112,7 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 @quiet_option
 @click.pass_context
 def tasks_new(context: click.Context, name: str, data: str, out: str | None, home: str | None, quiet: bool) -> None:
-    """Write tasks NAME-1shot and NAME-5shot on a data set.
+    """Write tasks NAME-1shot, NAME-5shot and NAME-sessions on a data set.
 
     The data set must be prepared. The file explains each key. Changing most of them makes another task
     (docs/task-file.md).
@@ -124,7 +124,7 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     if path.suffix != ".toml":
         raise UserError(f"--out takes a file that ends in .toml, by which --task knows it, not {out}")
     names = write_new(folders, name, data, path, reporter_for(quiet))
-    task = f"{path}:{names[-1]}" if out else names[-1]
+    task = f"{path}:{names[1]}" if out else names[1]
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 

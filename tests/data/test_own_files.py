@@ -228,6 +228,21 @@ def test_four_folders_make_the_separate_protocol(tmp_path, home, messages):
     assert find("mine-5shot", home=home)[0].protocol == "separate"
 
 
+@pytest.mark.parametrize(("novel", "images", "count"), [(12, 20, 2), (61, 20, 10), (9, 20, None), (12, 10, None)])
+def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(novel, images, count, tmp_path, home, messages):
+    """Ten images of a class are too few for five shots and as many queries as a base class has: a tenth of 60, 6."""
+    sides = by_side({"train": 20, "val": 5, "test": novel})
+    for side in sides:
+        written(tmp_path / "x", [f"{side}/{name}" for name in sides[side]], images if side == "test" else 60)
+    prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
+    tasks = {task.name: task for task in own(home).values()}
+    assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
+    told = [line for line in messages.said if "mine-sessions is out of reach" in line]
+    if count:
+        assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)
+    assert len(told) == (images == 10)
+
+
 def test_the_same_classes_in_train_and_val_are_no_division_of_classes(tmp_path, home, messages):
     root = written(tmp_path / "x", [f"{side}/class {i}" for side in ("train", "val") for i in range(24)])
     with pytest.raises(UserError, match=r"class 'class 0' is in several of the folders train, val of .*with --from"):

@@ -13,14 +13,15 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, disk_errors, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.catalogue import opened
-from ifsl_bench.data.sets.own import suggested, tasks_on
+from ifsl_bench.data.sets.own import suggested, task_file
 from ifsl_bench.protocol.limits import NAME, RULE
-from ifsl_bench.protocol.reference import task_text
 from ifsl_bench.protocol.task_files import own, packaged, parse
 
 
 def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
-    """Writes tasks ``name-1shot`` and ``name-5shot`` with a comment on every key, and returns their names.
+    """Writes tasks ``name-1shot``, ``name-5shot`` and ``name-sessions`` with a comment on every key; returns their names.
+
+    The last is left out where classes or images do not suffice.
 
     Training is as in the first task that there is on the data set, or as it is for data of one's own.
 
@@ -37,17 +38,16 @@ def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) 
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = opened(home, data, reporter)
     tasks_there = {**packaged(), **own(home)}
-    tasks = tasks_on(dataset, name)
-    if taken := [task for task in tasks if task in tasks_there]:
-        raise UserError(f"there is a task {taken[0]!r} already; choose another name")
     content: dict[str, Any] = suggested(dataset)
     like = next((task for task in tasks_there.values() if task.dataset.name == data and task.kind.has_base), None)
     if like is not None:
         tables = msgspec.to_builtins(like)
         content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
         content["dataset"]["fingerprint"] = dataset.fingerprint
-    text = task_text({**content, "tasks": tasks}, f"# Tasks on the data set {data}.\n")
-    parse(text, str(path))
+    text = task_file(dataset, name, content, f"# Tasks on the data set {data}.\n", reporter)
+    tasks = [task.name for task in parse(text, str(path))]
+    if taken := [task for task in tasks if task in tasks_there]:
+        raise UserError(f"there is a task {taken[0]!r} already; choose another name")
     with disk_errors(path):
         write_bytes(path, text.encode())
-    return list(tasks)
+    return tasks

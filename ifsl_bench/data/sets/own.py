@@ -13,6 +13,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.preparing.reach import out_of_reach
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.source import DatasetSource, Form, Import
@@ -35,6 +36,7 @@ HEAD = """\
 # are other data than {fingerprint}.
 """
 EPOCHS, BATCH = 30, 128  # of pretraining on images
+SESSIONS = 10  # at most; the common lists have 8 or 10
 STEPS, RATE = 2000, 0.1  # of a base classifier on features with a mean square of one
 
 
@@ -64,7 +66,7 @@ class OwnData(DatasetSource):
 
     def check_name(self) -> None:
         """Raises :class:`UserError` where the tasks would be called as others are."""
-        for name in self.task_names():
+        for name in (*self.task_names(), f"{self.name}-sessions"):
             if (task := packaged().get(name)) is not None:
                 raise UserError(
                     f"there is a task {name!r} already, on data set {task.dataset.name!r}, which 'ifsl-bench data "
@@ -114,15 +116,18 @@ class OwnData(DatasetSource):
 
     def write_tasks(self, home: Home, dataset: Dataset, reporter: Reporter) -> None:
         """Writes the tasks of a data set; a file for other data is kept aside."""
-        path, text = home.tasks / f"{self.name}.toml", task_file(dataset)
-        parse(text, str(path))  # one wrong file there would stop every command that lists tasks
+        path, head = home.tasks / f"{self.name}.toml", HEAD.format(name=self.name, fingerprint=dataset.fingerprint)
+        text = task_file(dataset, self.name, suggested(dataset), head, reporter)
+        tasks = [
+            task.name for task in parse(text, str(path))
+        ]  # one wrong file there would stop every command that lists tasks
         if os.path.exists(path):
             aside = set_aside(path, "old")
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
         write_bytes(path, text.encode())
-        tasks = self.task_names()
+        *others, last = tasks
         reporter.say(
-            f"tasks {' and '.join(tasks)} are in {path}; try: ifsl-bench run --method imprint --task {tasks[-1]} "
+            f"tasks {', '.join(others)} and {last} are in {path}; try: ifsl-bench run --method imprint --task {tasks[1]} "
             "(with --dry-run it says how long that takes)"
         )
         if not dataset.has("novel/train"):
@@ -188,7 +193,32 @@ def tasks_on(dataset: Dataset, name: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def task_file(dataset: Dataset) -> str:
-    """TOML with a 1-shot and a 5-shot task on a data set."""
-    content = {**suggested(dataset), "tasks": tasks_on(dataset, dataset.name)}
-    return task_text(content, HEAD.format(name=dataset.name, fingerprint=dataset.fingerprint))
+def sessions_on(dataset: Dataset, name: str) -> dict[str, dict[str, Any]]:
+    """The table of a task in sessions, ``name-sessions``; none with novel test classes for fewer than two sessions."""
+    base, novel = (dataset.manifest["pools"][pool]["statistics"]["classes"] for pool in ("base/train", "novel/test"))
+    count = min(novel // WAYS, SESSIONS)
+    if count < 2:
+        return {}
+    return {
+        f"{name}-sessions": {
+            "of": f"{name}-{SHOTS}shot",
+            "title": f"{name} {base} + {count} x {WAYS}, sessions of {SHOTS} shots",
+            "sessions": {"count": count, "ways": WAYS},
+        }
+    }
+
+
+def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
+    """TOML with tasks of 1 and of 5 shots on a data set, and one in sessions if classes and images suffice.
+
+    Args:
+        name: that the tasks are called after.
+        content: tables of the file, as :func:`suggested` makes them.
+        head: comments above them.
+    """
+    episodes = {**content, "tasks": tasks_on(dataset, name)}
+    text = task_text({**episodes, "variants": sessions_on(dataset, name)}, head)
+    if lines := out_of_reach(dataset, [task for task in parse(text, name) if task.sessions]):
+        reporter.say(f"{lines[0]}; it is left out")
+        return task_text(episodes, head)
+    return text
