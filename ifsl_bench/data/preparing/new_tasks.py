@@ -19,7 +19,7 @@ from ifsl_bench.protocol.task_files import own, packaged, parse
 
 
 def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
-    """Writes tasks ``name-1shot``, ``name-5shot`` and ``name-sessions`` with a comment on every key; returns their names.
+    """Writes tasks ``name-1shot``, ``name-5shot`` and ``name-sessions`` with comments on every key; returns the names.
 
     The last is left out where classes or images do not suffice.
 

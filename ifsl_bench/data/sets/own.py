@@ -127,8 +127,8 @@ class OwnData(DatasetSource):
         write_bytes(path, text.encode())
         *others, last = tasks
         reporter.say(
-            f"tasks {', '.join(others)} and {last} are in {path}; try: ifsl-bench run --method imprint --task {tasks[1]} "
-            "(with --dry-run it says how long that takes)"
+            f"tasks {', '.join(others)} and {last} are in {path}; try: ifsl-bench run --method imprint --task "
+            f"{tasks[1]} (with --dry-run it says how long that takes)"
         )
         if not dataset.has("novel/train"):
             reporter.say(
