@@ -103,7 +103,7 @@ def data_prepare(
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
     show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
     if dataset.partial:
-        from ifsl_bench.data.preparing.reach import out_of_reach
+        from ifsl_bench.data.reach import out_of_reach
         from ifsl_bench.protocol.task_files import packaged
 
         tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]

@@ -13,7 +13,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.reach import out_of_reach
+from ifsl_bench.data.reach import out_of_reach
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.source import DatasetSource, Form, Import
