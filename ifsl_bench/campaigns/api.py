@@ -115,9 +115,9 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
     ended = run_campaign(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
     if ended.failed:
-        failed, whole = len(ended.failed), len(ended.failed) + len(ended.made)
-        raise UserError(f"{failed} of {whole} jobs failed, the others are stored: {'; '.join(ended.said)}")
-    return Results(result_file.read(job.result_path(work.home)) for job in ended.made)
+        failed = f"{len(ended.failed)} of {len(jobs)} jobs failed, the others are stored"
+        raise UserError(f"{failed}: {'; '.join(ended.causes)}")
+    return Results(result_file.read(job.result_path(work.home)) for job in ended.stored)
 
 
 def _check_call(method: Any, task: Any, seed: Any, seeds: Any) -> None:

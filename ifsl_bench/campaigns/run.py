@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from ifsl_bench.campaigns.watching import Watch, watching
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home, check_writable
 from ifsl_bench.data.preparing.outline import data_of
@@ -18,32 +19,26 @@ from ifsl_bench.data.preparing.prepare import is_prepared, prepare
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.protocol.task import Task
-from ifsl_bench.scheduler.executors import Executor, Here, check_sendable
+from ifsl_bench.scheduler.executors import Executor, Here
 from ifsl_bench.scheduler.graph import Graph, Node, graph_of
-from ifsl_bench.scheduler.logs import log_path
-from ifsl_bench.scheduler.loop import Failure, Watch, schedule
-from ifsl_bench.scheduler.work import Setting
+from ifsl_bench.scheduler.logs import BEGUN, Event, log_path
+from ifsl_bench.scheduler.loop import Failure, Hear, Loop
+from ifsl_bench.scheduler.work import Setting, check_sendable
 from ifsl_bench.store.stored import put_aside
 
 if TYPE_CHECKING:
-    from ifsl_bench.scheduler.local_workers import LocalWorkers
+    from ifsl_bench.scheduler.cluster import ClusterSpec
 
-MOST_SAID = 3  # jobs that are named where one cause has stopped many
+MOST_NAMED = 3  # jobs that are named where one cause has stopped many
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The jobs of a run that were done, those that failed, and why.
+    """The jobs of a run that have a result, those that failed, and why: a line for each cause."""
 
-    Attributes:
-        made: those whose result is stored, in their order.
-        failed: the others.
-        said: why, a line for each cause.
-    """
-
-    made: list[Job]
+    stored: list[Job]
     failed: list[Job]
-    said: list[str]
+    causes: list[str]
 
 
 def run_campaign(
@@ -67,31 +62,36 @@ def run_campaign(
         UserError: the only job cannot be run, or all of them for one and the same reason; or results cannot be written,
             which is told before anything is computed.
     """
-    with _watch(jobs, work, executor) as watch:
-        graph = graph_of(jobs, work, rerun, retrain, command)
-        if graph.nodes:  # else no result is written
-            check_writable(work.home.results)
-        _tell_refused(graph, work)
-        executor = executor or Here(work)
+    alone = len(jobs) == 1
+    with watching(work.reporter, alone, executor is not None) as watch:
+        executor = executor or Here(work, alone)
         try:
-            failures = schedule(graph, executor, work.home, watch, _aside(work))
+            work = executor.ready(work)
+            graph = graph_of(jobs, work, rerun, retrain, command)
+            if graph.nodes:  # else no result is written
+                check_writable(work.home.results)
+            _tell_refused(graph, work)
+            watch.begin(graph, executor.count)
+            failures = Loop(graph, executor, work.home, _setting_aside(watch, work)).run()
         finally:
             executor.close()
-    if len(jobs) == 1 and isinstance(executor, Here) and executor.errors:
-        raise next(iter(executor.errors.values()))
     if failures and len(failures) == len(jobs) and len({failure.why for failure in failures}) == 1:
         raise UserError(failures[0].why)
     failed = {failure.job for failure in failures}
-    made = [job for index, job in enumerate(graph.jobs) if index not in failed]
-    return Ended(made, [graph.jobs[index] for index in sorted(failed)], _lines(failures, graph, work))
+    stored = [job for index, job in enumerate(jobs) if index not in failed]
+    return Ended(stored, [jobs[index] for index in sorted(failed)], _causes(failures, graph, work))
 
 
-def _watch(jobs: Sequence[Job], work: Workspace, executor: Executor | None) -> AbstractContextManager[Watch]:
-    if executor is None:
-        return nullcontext(Watch(work.reporter, alone=len(jobs) == 1))
-    from ifsl_bench.campaigns.watching import watching
+def _setting_aside(watch: Watch, work: Workspace) -> Hear:
+    """Tells the watch of events; before a node begins, what it shall make anew is set aside, once."""
+    renewed: set[Path] = set()
 
-    return watching(work.reporter, executor.count)
+    def hear(node: Node, event: Event) -> None:
+        if event.kind == BEGUN and node.anew:
+            put_aside(node.stage, work, renewed)
+        watch.hear(node, event)
+
+    return hear
 
 
 def _tell_refused(graph: Graph, work: Workspace) -> None:
@@ -103,25 +103,54 @@ def _tell_refused(graph: Graph, work: Workspace) -> None:
         work.reporter.say(f"{_some(names)} cannot be run: {reason}")
 
 
-def _aside(work: Workspace) -> Callable[[Node], None]:
-    """Returns a function that sets aside, before a node begins, what the node shall make anew."""
-    renewed: set[Path] = set()
-    return lambda node: put_aside(node.stage, work, renewed) if node.anew else None
+def _causes(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[str]:
+    """Which jobs have no result, in which stage they failed, and why; what failed for many is said once."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for failure in failures:
+        names.setdefault((failure.node.key if failure.node else "", failure.why), []).append(
+            str(graph.jobs[failure.job])
+        )
+    return [_some(of_cause) + _cause(graph.nodes.get(key), why, work) for (key, why), of_cause in names.items()]
+
+
+def _cause(node: Node | None, why: str, work: Workspace) -> str:
+    if node is None:
+        return f": {why}"
+    log = log_path(work.home, node.key)
+    return f", in {node.stage.kind}: {why}" + (f" (log: {log})" if log.exists() else "")
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    if len(names) <= MOST_NAMED:
+        return "; ".join(names)
+    return "; ".join(names[: MOST_NAMED - 1]) + f"; and {len(names) - MOST_NAMED + 1} more"
 
 
 def workers_for(
-    jobs: Sequence[Job], work: Workspace, device: str, count: int | None, devices: str | None
-) -> LocalWorkers | None:
-    """Worker processes of this machine; None where this process alone is asked for.
+    jobs: Sequence[Job],
+    work: Workspace,
+    device: str,
+    count: int | None = None,
+    devices: str | None = None,
+    cluster: ClusterSpec | None = None,
+) -> Executor | None:
+    """The workers that are asked for, which start with the first stage; None where this process alone is asked for.
 
     Args:
         device: what the user said of it.
-        count: of processes; one for each device by default.
+        count: of processes of this machine; one for each device by default.
         devices: numbers of accelerators, ``0-7`` or ``0,2``.
+        cluster: in place of these processes.
 
     Raises:
         UserError: no such devices, or more of them than workers; a method that other processes cannot load.
     """
+    if cluster:
+        from ifsl_bench.scheduler.dask_workers import DaskWorkers
+
+        check_sendable(jobs)
+        return DaskWorkers(cluster, Setting.of(work, device), jobs, work.reporter)
     numbers = numbers_in(devices) if devices else None
     if numbers and device not in ("auto", "cuda"):
         raise UserError(f"--devices says which accelerators there are, and --device {device} which one to use: "
@@ -143,38 +172,12 @@ def numbers_in(listed: str) -> list[int]:
     """``0-2,5`` as [0, 1, 2, 5]; raises :class:`UserError` for what is no such list."""
     numbers: list[int] = []
     for part in listed.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        last = last if dash else first
-        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()) or len(first + last) > 8:
+        if not (ends := re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part)):
             raise UserError(f"--devices takes numbers, as in 0-7 or 0,2, not {listed!r}")
-        numbers += range(int(first), int(last) + 1)
+        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     if not numbers or len(set(numbers)) != len(numbers):
         raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {listed!r}")
     return numbers
-
-
-def _lines(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[str]:
-    """Which jobs have no result, in which stage they failed, and why; what failed for many is said once."""
-    causes: dict[tuple[str, str], list[Failure]] = {}
-    for failure in failures:
-        causes.setdefault((failure.node.key if failure.node else "", failure.why), []).append(failure)
-    return [_line(same, graph, work) for same in causes.values()]
-
-
-def _line(same: Sequence[Failure], graph: Graph, work: Workspace) -> str:
-    node, why = same[0].node, same[0].why
-    shown = _some([str(graph.jobs[failure.job]) for failure in same])
-    if node is None:
-        return f"{shown}: {why}"
-    log = log_path(work.home, node.key)
-    return f"{shown}, in {node.stage.kind}: {why}" + (f" (log: {log})" if log.exists() else "")
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    if len(names) <= MOST_SAID:
-        return "; ".join(names)
-    return "; ".join(names[: MOST_SAID - 1]) + f"; and {len(names) - MOST_SAID + 1} more"
 
 
 def check_data(data: Mapping[str, Path], tasks: Iterable[Task], home: Home) -> None:

@@ -1,4 +1,4 @@
-"""The progress of many workers: one live line in a terminal, plain lines elsewhere."""
+"""The progress of a run: what its stages say, and with several workers one live line in a terminal."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Reporter, RichReporter
 from ifsl_bench.jobs.rates import roughly, seconds_together
 from ifsl_bench.scheduler.graph import Graph, Node
-from ifsl_bench.scheduler.logs import Event
-from ifsl_bench.scheduler.loop import Watch
-from ifsl_bench.scheduler.work import Outcome
+from ifsl_bench.scheduler.logs import BEGUN, DONE, FAILED, LOST, Event
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -37,53 +34,54 @@ class Running:
     first: float = 0.0
     share: float = 0.0
 
-    def left(self, now: float) -> float | None:
-        """Seconds, by its pace; None while nobody can say."""
+    def seconds(self, now: float) -> float | None:
+        """The time that it still takes, by its pace; None while nobody can say."""
         done = self.share - self.first
         return (now - self.since) * (1 - self.share) / done if done >= TOLD else None
 
 
-class Live(Watch):
+class Watch:
     """The progress of a run and the time that is left, in a line; what several workers warn of is said once.
 
     Args:
         lines: whether every piece of work has a line too, for a reporter that cannot redraw.
+        alone: whether one job is run, of which the end says why it failed.
     """
 
-    def __init__(self, reporter: Reporter, workers: int, lines: bool = False) -> None:
-        super().__init__(reporter)
-        self.start, self.workers, self.lines = time.monotonic(), workers, lines
+    def __init__(self, reporter: Reporter, lines: bool = False, alone: bool = False) -> None:
+        self.reporter, self.lines, self.alone = reporter, lines, alone
+        self.start, self.workers = time.monotonic(), 1
         self.graph = Graph((), {})
-        self.left: dict[str, Node] = {}  # not done yet
+        self.to_do: dict[str, Node] = {}
         self.running: dict[str, Running] = {}
         self.failed: set[int] = set()
         self.finished = 0  # jobs with a result
         self.warned: set[str] = set()
         self._took: dict[type, list[float]] = {}
 
+    def begin(self, graph: Graph, workers: int) -> None:
+        """Hears what there is to do before anything begins."""
+        self.graph, self.to_do, self.workers = graph, dict(graph.nodes), workers
+        self.failed, self.finished = set(graph.refused), len(graph.stored)
+
     def __str__(self) -> str:
         """ "3 of 18 jobs done, 1 failed, about 4 min left"."""
         if not self.graph.jobs:
             return "looking for what is done already"
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        seconds = self.seconds() if self.left else None
+        seconds = self.seconds() if self.to_do else None
         remaining = f", {roughly(seconds)} left" if seconds is not None else ""
         return f"{self.finished} of {len(self.graph.jobs)} jobs done{failed}{remaining}"
 
-    def planned(self, graph: Graph) -> None:
-        self.graph, self.left = graph, dict(graph.nodes)
-        self.failed, self.finished = set(graph.refused), len(graph.stored)
-
-    def begun(self, node: Node) -> None:
-        self.running[node.key] = Running(time.monotonic())
-
-    def heard(self, node: Node, event: Event) -> None:
-        share = event.done / event.total if event.total else 0.0
-        if event.kind == "stage":
-            self.running[node.key] = Running(time.monotonic(), share, share)
+    def hear(self, node: Node, event: Event) -> None:
+        """Hears an event of a node, as :class:`ifsl_bench.scheduler.loop.Loop` tells it."""
+        if event.kind in (BEGUN, "stage"):
+            self.running[node.key] = Running(time.monotonic(), event.share, event.share)
         elif event.total:
-            self.running[node.key].share = share
-        if event.kind == "say":
+            self.running[node.key].share = event.share
+        if event.kind in (DONE, FAILED, LOST):
+            self._ended(node, event)
+        elif event.kind == "say":
             self.reporter.say(event.text)
         elif event.kind == "warn" and event.text not in self.warned:
             self.warned.add(event.text)
@@ -94,17 +92,19 @@ class Live(Watch):
         elif event.kind == "end" and self.lines:
             self.reporter.say(str(event))
 
-    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
-        super().ended(node, outcome, again)
+    def _ended(self, node: Node, event: Event) -> None:
         self.running.pop(node.key, None)
-        if again:
+        if event.kind == LOST:
+            self.reporter.warn(f"{node}: {event.text}; it is run again, from its last checkpoint")
             return
-        self.left.pop(node.key, None)
-        if outcome.how != "done":
+        self.to_do.pop(node.key, None)
+        if event.kind == FAILED:
             self.failed |= set(node.results)
-            self.left = {key: node for key, node in self.left.items() if not self.failed.issuperset(node.results)}
+            self.to_do = {key: node for key, node in self.to_do.items() if not self.failed.issuperset(node.results)}
+            if not self.alone:
+                self.reporter.say(f"{node} failed: {event.text}")  # and once more in the list at the end
             return
-        self._took.setdefault(type(node.stage), []).append(outcome.seconds)
+        self._took.setdefault(type(node.stage), []).append(event.seconds)
         self.finished += node.last
         if node.last and self.lines:
             self.reporter.say(str(self))
@@ -114,7 +114,7 @@ class Live(Watch):
 
         Another thread may call it, to draw what it says.
         """
-        remaining = [(self._seconds_of(key, node), node.wants.threads) for key, node in list(self.left.items())]
+        remaining = [(self._seconds_of(key, node), node.wants.threads) for key, node in list(self.to_do.items())]
         timed = [(seconds, threads) for seconds, threads in remaining if seconds is not None]
         return seconds_together(timed, self.workers, cores()) if len(timed) == len(remaining) else None
 
@@ -122,10 +122,10 @@ class Live(Watch):
         """The time that a node still takes: by its own pace; else as stages like it took, on this machine or in this
         run."""
         running = self.running.get(key)
-        if running is not None and (remaining := running.left(time.monotonic())) is not None:
-            return remaining
+        if running is not None and (seconds := running.seconds(time.monotonic())) is not None:
+            return seconds
         durations = self._took.get(type(node.stage))
-        return node.seconds if node.measured else fmean(durations) if durations else None
+        return node.seconds if node.measured else sum(durations) / len(durations) if durations else None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -136,14 +136,14 @@ class Live(Watch):
 
 
 @contextmanager
-def watching(reporter: Reporter, workers: int) -> Iterator[Watch]:
-    """Yields who is told of the progress of a run by so many workers; a live line is redrawn inside the block."""
-    if not isinstance(reporter, RichReporter):
-        yield Live(reporter, workers, lines=True)
+def watching(reporter: Reporter, alone: bool, elsewhere: bool) -> Iterator[Watch]:
+    """Yields the watch of a run; where stages run elsewhere, a live line is redrawn inside the block."""
+    if not elsewhere or not isinstance(reporter, RichReporter):
+        yield Watch(reporter, lines=elsewhere, alone=alone and not elsewhere)
         return
-    from rich.live import Live as Redrawn
+    from rich.live import Live
 
-    live = Live(reporter, workers)
-    with Redrawn(live, console=reporter.console, refresh_per_second=1, transient=True, redirect_stdout=False):
-        yield live
-    reporter.say(str(live))
+    watch = Watch(reporter)
+    with Live(watch, console=reporter.console, refresh_per_second=1, transient=True, redirect_stdout=False):
+        yield watch
+    reporter.say(str(watch))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ifsl_bench.jobs.job import Job
     from ifsl_bench.jobs.request import Request
     from ifsl_bench.protocol.task import Task
-    from ifsl_bench.scheduler.executors import Executor
+    from ifsl_bench.scheduler.cluster import ClusterSpec
 
 FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options that name what is on this machine
 
@@ -67,14 +67,15 @@ class How:
     cluster: str | None
     style: str
 
-    def check(self) -> None:
-        """Raises :class:`UserError` for options that exclude each other, or a wrong file of a cluster."""
-        if self.cluster and not self.checkpoint:
-            if self.jobs or self.devices:
-                raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
-            from ifsl_bench.scheduler.cluster import read_cluster
+    def read_cluster(self) -> ClusterSpec | None:
+        """Returns the cluster that is asked for, if any; raises :class:`UserError` where it is wrong."""
+        if not self.cluster or self.checkpoint:
+            return None
+        if self.jobs or self.devices:
+            raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
+        from ifsl_bench.scheduler.cluster import read_cluster
 
-            read_cluster(self.cluster)
+        return read_cluster(self.cluster)
 
     def check_checkpoint(self, campaign: str | None, request: Request) -> None:
         """Raises :class:`UserError` for what does not go with ``--checkpoint``."""
@@ -128,7 +129,7 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
     check_alone("ifsl-bench run")
     if campaign is None and (not request.tasks or (not request.methods and not how.checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
-    how.check()
+    cluster = how.read_cluster()
     from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 
     # A wrong name is told before torch is imported.
@@ -143,9 +144,9 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
 
     check_data(files, tasks, work.home)
     if how.dry_run:
-        _plan(jobs, lacking, files, work, machine.device, how)
+        _plan(jobs, lacking, files, work, machine.device, how, cluster)
         return 0
-    ended = _run(jobs, files, work, machine.device, how)
+    ended = _run(jobs, files, work, machine.device, how, cluster)
     _show_rows(tasks, ended, work, how)
     return tell(ended, len(jobs), lacking)
 
@@ -163,22 +164,17 @@ def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -
 
 
 def _plan(
-    jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, device: str, how: How
-) -> None:
+    jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, device: str, how: How,
+    cluster: ClusterSpec | None,
+) -> None:  # fmt: skip
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import workers_for
     from ifsl_bench.cli.campaigns import show_plan
 
     if how.own_weights:
         raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
-    executor = None
-    if how.cluster:
-        from ifsl_bench.scheduler.dask_workers import check_cluster
-
-        check_cluster(how.cluster, jobs, device)
-    else:
-        executor = workers_for(jobs, work, device, how.jobs, how.devices)
-    count = executor.count if executor else 1
+    executor = workers_for(jobs, work, device, how.jobs, how.devices, cluster)
+    count = executor.count if executor and not cluster else 1
     plan = plan_of(jobs, work, how.rerun, how.retrain, lacking=bool(files), workers=count, data=files)
     if how.cluster:
         work.reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
@@ -187,23 +183,17 @@ def _plan(
     show_plan(plan, how.style, how.full)
 
 
-def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, device: str, how: How) -> Ended:
+def _run(
+    jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, device: str, how: How, cluster: ClusterSpec | None
+) -> Ended:
     from ifsl_bench.campaigns.run import prepare_from, run_campaign, workers_for
 
-    executor: Executor | None = None
-    if how.cluster:
-        from ifsl_bench.scheduler.dask_workers import check_cluster, cluster_workers
-
-        check_cluster(how.cluster, jobs, device)
-    else:
-        executor = workers_for(jobs, work, device, how.jobs, how.devices)  # which start with their first stage
+    executor = workers_for(jobs, work, device, how.jobs, how.devices, cluster)
     prepare_from(files, work)
     if how.own_weights:
         from ifsl_bench.jobs.pretraining import train_backbones
 
         train_backbones(jobs, work)
-    if how.cluster:  # not connected to before there are data
-        executor, work = cluster_workers(how.cluster, jobs, work, device)
     with prints_aside(how.style):
         return run_campaign(jobs, work, rerun=how.rerun, retrain=how.retrain, command=_typed(sys.argv[1:]),
                             executor=executor)  # fmt: skip
@@ -223,7 +213,7 @@ def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -
     from ifsl_bench.board.measured import EVERY, PAPER
     from ifsl_bench.board.notes import standings
 
-    labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.made if job.task.name == board.name))
+    labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.stored if job.task.name == board.name))
             for board in boards}  # fmt: skip
     boards = [board.usual(labels_of[board.name]) for board in boards if labels_of[board.name]]
     if how.style == "latex" and boards:
@@ -251,7 +241,7 @@ def tell(ended: Ended, jobs: int, lacking: Mapping[str, int]) -> int:
     tell_lacking(lacking)
     if ended.failed:
         click.echo(f"ifsl-bench: {len(ended.failed)} of {jobs} jobs failed:", err=True)
-    for line in ended.said:
+    for line in ended.causes:
         click.echo(f"  {line}", err=True)
     return 1 if ended.failed or lacking else 0
 

@@ -6,14 +6,15 @@ Dask is imported where a cluster is asked for and not before.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import _TemporaryFileWrapper
@@ -77,16 +78,15 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def dask(module: str = "distributed") -> ModuleType:
     """A module of the extra; raises :class:`UserError` where it is not installed."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return import_module(module)
     except ImportError as error:
-        raise UserError(
-            f"--cluster needs {module}, which cannot be imported ({error}); to install it: {INSTALL}"
-        ) from error
+        problem = f"--cluster needs {module}, which cannot be imported ({error})"
+        raise UserError(f"{problem}; to install it: {INSTALL}") from error
     finally:  # dask_jobqueue has the whole process exit, with status 0, at Ctrl-C
         if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
@@ -101,36 +101,38 @@ def read_cluster(name: str) -> ClusterSpec:
     """
     dask()
     if "://" in name:
-        return _checked(ClusterSpec(name), "--cluster")
-    if not name.endswith(".toml"):
+        spec, where = ClusterSpec(name), "--cluster"
+    elif name.endswith(".toml"):
+        where = name
+        raw = parsed(text_of(Path(os.path.expanduser(name)), "cluster file", CLUSTER_FILE), name, CLUSTER_FILE)
+        if isinstance(kind := raw.get("class"), str):
+            raw["class"] = kind.rpartition(".")[2]
+        spec = held(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
+    else:
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
-    path = Path(os.path.expanduser(name))
-    raw = parsed(text_of(path, "cluster file", CLUSTER_FILE), name, CLUSTER_FILE)
-    if isinstance(kind := raw.get("class"), str):
-        raw["class"] = kind.rpartition(".")[2]
-    spec = held(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
-    return _checked(spec, name)
-
-
-def _checked(spec: ClusterSpec, where: str) -> ClusterSpec:
-    if bool(spec.address) == bool(spec.kind):
-        raise UserError(f'{where}: give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"')
-    if spec.address:
-        if not _is_address(spec.address):
-            raise UserError(
-                f"{where}: a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
-            )
-        if spec.arguments or spec.security:
-            raise UserError(f"{where}: a scheduler that runs takes no [arguments], and has keys already")
-        return spec
-    for argument in spec.arguments:
-        if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL else argument in DECIDED_HERE:
-            raise UserError(f"{where}: {argument} is no argument of {spec.kind} that a file can give")
-    if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
-        raise UserError(f"{where}: say in [arguments] how many workers {spec.kind} shall start: n_workers = 4")
-    if spec.kind != LOCAL:
+    if problem := _problem(spec):
+        raise UserError(f"{where}: {problem}")
+    if spec.kind not in ("", LOCAL):
         dask("dask_jobqueue")
     return spec
+
+
+def _problem(spec: ClusterSpec) -> str:
+    """Says what is wrong with a description; "" for nothing."""
+    if bool(spec.address) == bool(spec.kind):
+        return 'give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"'
+    if spec.address and not _is_address(spec.address):
+        return f"a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
+    if spec.address and spec != ClusterSpec(spec.address):
+        return "a scheduler that runs takes no [arguments], and has keys already"
+    if spec.address:
+        return ""
+    for argument in spec.arguments:
+        if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL else argument in DECIDED_HERE:
+            return f"{argument} is no argument of {spec.kind} that a file can give"
+    if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
+        return f"say in [arguments] how many workers {spec.kind} shall start: n_workers = 4"
+    return ""
 
 
 def _is_address(text: str) -> bool:
@@ -141,15 +143,20 @@ def _is_address(text: str) -> bool:
         return False
 
 
+@dataclass(frozen=True)
 class Cluster:
     """A connection to a scheduler, and the cluster if it was started here.
 
     Attributes:
         client: of Dask.
+        started: of a class of Dask's; None where the scheduler was running.
+        failures: of a queueing system, in its words.
     """
 
-    def __init__(self, spec: ClusterSpec, client: Any, started: Any, failures: Sequence[str]) -> None:
-        self.spec, self.client, self._started, self._failures = spec, client, started, failures
+    spec: ClusterSpec
+    client: Any
+    started: Any
+    failures: list[str]
 
     def mend(self, alive: int) -> None:
         """Asks for workers in place of those that are gone, where the cluster is ours.
@@ -157,10 +164,10 @@ class Cluster:
         Raises:
             UserError: the queueing system refuses jobs; with its own words.
         """
-        if self._failures:
-            raise UserError(f"{self.spec.name}: {self._failures[-1]}")
+        if self.failures:
+            raise UserError(f"{self.spec.name}: {self.failures[-1]}")
         if alive < self.spec.count:
-            self._started.scale(self.spec.count)  # what has been asked for already is not asked for again
+            self.started.scale(self.spec.count)  # what has been asked for already is not asked for again
 
     @property
     def alive(self) -> bool:
@@ -168,7 +175,7 @@ class Cluster:
         return bool(self.client.status == "running")
 
 
-@contextlib.contextmanager
+@contextmanager
 def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterator[Cluster]:
     """The cluster of a description; one that is started here is ended with the block.
 
@@ -179,15 +186,13 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterat
         UserError: the scheduler does not answer, or the cluster cannot be started.
     """
     distributed = dask()
-    settings: dict[str, Any] = {
-        "distributed.nanny.pre-spawn-environ": {}
-    }  # threads and malloc are the stages' business
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(dask("dask").config.set(settings))
+    started: Any = None
+    failures: list[str] = []
+    with ExitStack() as stack:
+        # Threads and malloc are the stages' business.
+        stack.enter_context(dask("dask").config.set({"distributed.nanny.pre-spawn-environ": {}}))
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)
-        started = None
-        failures: list[str] = []  # of a queueing system, in its words
         try:
             security = distributed.Security.temporary() if spec.security else distributed.Security()
             security = security if security.tls_ca_file else None
@@ -196,20 +201,17 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterat
             else:
                 started = _start(spec, home, security, failures)
                 stack.callback(_end, started)
-            client = distributed.Client(
-                started or spec.address, security=security, timeout=PATIENCE, set_as_default=False
-            )
+            options = {"security": security, "timeout": PATIENCE, "set_as_default": False}
+            client = distributed.Client(started or spec.address, **options)
         except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
             what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
             why = failures[-1] if failures else str(error.__cause__ or error) or type(error).__name__
             raise UserError(f"{what} {spec.name}: {why.splitlines()[0]}") from error
         stack.callback(client.close, timeout=2)
-        for address in (
-            [listener.listen_address for listener in started.scheduler.listeners] if started else [spec.address]
-        ):
-            if _is_open(address):
-                warn(f"the scheduler of {spec.name} listens at {address} without TLS: whoever reaches it runs programs "
-                     "as you; see docs/cluster.md")  # fmt: skip
+        listeners = [listener.listen_address for listener in started.scheduler.listeners] if started else [spec.address]
+        for address in filter(_is_open, listeners):
+            warn(f"the scheduler of {spec.name} listens at {address} without TLS: whoever reaches it runs programs "
+                 "as you; see docs/cluster.md")  # fmt: skip
         yield Cluster(spec, client, started, failures)
 
 
@@ -222,59 +224,56 @@ async def _greet(address: str, security: Any) -> None:
 
 def _start(spec: ClusterSpec, home: Home, security: Any, failures: list[str]) -> Any:
     """The cluster of a class and arguments."""
-    arguments: dict[str, Any] = {"security": security} if security else {}
+    arguments = {**spec.arguments, "security": security} if security else spec.arguments
     if spec.kind == LOCAL:
         defaults = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL}
-        return dask().LocalCluster(**defaults, **arguments, **spec.arguments)
+        return dask().LocalCluster(**{**defaults, **arguments})
     kind = getattr(dask("dask_jobqueue"), spec.kind)
-    arguments |= _for_jobs(spec.arguments, kind.job_cls, failures, home)
     if spec.security:  # keys made for this one cluster, in files that the jobs read
         folder = home.cache / "keys"
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
-        arguments.setdefault("shared_temp_directory", str(folder))
-    return kind(**arguments)
+        arguments = {"shared_temp_directory": str(folder), **arguments}
+    return kind(**{
+        "log_directory": str(home.logs / "cluster"),
+        **arguments,
+        "job_cls": _job_class(kind.job_cls, failures),
+        "scheduler_options": {"dashboard_address": STATUS_PAGE, **arguments.get("scheduler_options", {})},
+        "job_script_prologue": [SHELL, *arguments.get("job_script_prologue", ())],
+    })  # fmt: skip
 
 
-def _for_jobs(given: Mapping[str, Any], job: Any, failures: list[str], home: Home) -> dict[str, Any]:
-    """Arguments of a cluster of jobs, with what all of ours need: see :data:`SHELL`, and where logs are."""
-    command = shlex.split(job.submit_command)[0]
+def _job_class(job: Any, failures: list[str]) -> type[Any]:
+    """A class of jobs that remembers why one could not be submitted; Dask would only log it."""
 
     class Job(job):
-        """Remembers why a job could not be submitted; Dask would only log it."""
-
         async def start(self) -> None:
             try:
                 await super().start()
             except Exception as error:
                 lines = [line for line in str(error).splitlines() if line.strip()]
+                command = shlex.split(job.submit_command)[0]
                 failures.append(f"{command} refuses a job: {lines[-1] if lines else type(error).__name__}")
                 raise
 
-    return {
-        "log_directory": str(home.logs / "cluster"),
-        **given,
-        "job_cls": Job,
-        "scheduler_options": {"dashboard_address": STATUS_PAGE, **given.get("scheduler_options", {})},
-        "job_script_prologue": [SHELL, *given.get("job_script_prologue", ())],
-    }
+    return Job
 
 
 def _end(started: Any) -> None:
     """Ends a cluster; worker processes that take longer than a moment are killed."""
     processes: list[psutil.Process] = []
     for worker in started.workers.values():
-        with contextlib.suppress(AttributeError, TypeError, psutil.Error):  # that of a job has no process here
+        with suppress(AttributeError, TypeError, psutil.Error):  # that of a job has no process here
             process = psutil.Process(worker.pid)
             processes += [*process.children(recursive=True), process]
-    with contextlib.suppress(Exception):  # whatever it says, there is nobody left to hear it
+    with suppress(Exception):  # whatever it says, there is nobody left to hear it
         started.close(timeout=GRACE)
     started.shutdown_on_close = False  # at the end of Python Dask would wait again
     for value in vars(started).values():
         if isinstance(value, _TemporaryFileWrapper):  # a key, which goes with it; Python may end before it would
             value.close()
     for process in processes:
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             process.kill()  # which is known by its start too, not by a number that another may have by now
 
 

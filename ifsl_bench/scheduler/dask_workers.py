@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,97 +23,79 @@ from psutil import virtual_memory
 
 from ifsl_bench.backbone.device import choose_device, keep_freed_memory
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.progress import Reporter, Stage, Unheard
+from ifsl_bench.common.progress import Mute, Reporter, Unheard
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin.method_source import method_source
-from ifsl_bench.scheduler.cluster import LOCAL, Cluster, ClusterSpec, dask, opened, read_cluster
-from ifsl_bench.scheduler.executors import Executor, Place, check_sendable
+from ifsl_bench.scheduler.cluster import LOCAL, Cluster, ClusterSpec, dask, opened
+from ifsl_bench.scheduler.executors import Executor, Place
 from ifsl_bench.scheduler.graph import Node
 from ifsl_bench.scheduler.local_workers import MEMORY, print_to
-from ifsl_bench.scheduler.work import Outcome, Setting, packed, run_packed
+from ifsl_bench.scheduler.logs import FAILED, LOST, Event, event_now
+from ifsl_bench.scheduler.work import Setting, packed, run_packed
 from ifsl_bench.scheduler.worker_check import ACCELERATOR, MustHave, unfit, wanted
 
 SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
 ALONE = threading.Lock()  # generators and threads are a process's: of several commands one has it at a time
 
 
-def check_cluster(name: str, jobs: Iterable[Job], device: str) -> ClusterSpec:
-    """The cluster that is asked for, as far as it can be known before it is started or connected to.
-
-    Args:
-        name: what follows ``--cluster``.
-
-    Raises:
-        UserError: what :func:`read_cluster` says; no such device; a method that other processes cannot load.
-    """
-    spec = read_cluster(name)
-    check_sendable(jobs)
-    if device not in ("auto", "cpu", "cuda"):
-        if device.partition(":")[0] not in ("cpu", "cuda"):
-            choose_device(device)  # which says what there is
-        raise UserError(f"--device {device}: which one of its devices a worker computes on is for the worker to say; "
-                        "with --cluster it is auto, cpu or cuda")  # fmt: skip
-    return spec
-
-
-def cluster_workers(name: str, jobs: Iterable[Job], work: Workspace, device: str) -> tuple[DaskWorkers, Workspace]:
-    """The workers that ``--cluster`` asks for, and the workspace with the kind of device that they compute on.
-
-    Args:
-        name: what follows ``--cluster``.
-        device: what follows ``--device``; it is looked for on the workers, not here.
-
-    Raises:
-        UserError: what :func:`check_cluster` says; no worker has such a device.
-    """
-    workers = DaskWorkers(check_cluster(name, jobs, device), Setting.of(work, device), jobs, work.reporter)
-    accelerated = device != "cpu" and workers.accelerated()
-    if device == "cuda" and not accelerated:
-        workers.close()
-        raise UserError(f'--device cuda: no worker of {name} declares an accelerator, --resources "{ACCELERATOR}=1"')
-    workers.setting = replace(workers.setting, device=device if accelerated else "cpu")
-    kind = torch.device("cuda" if accelerated else "cpu")
-    return workers, replace(work, device=kind, forced=device != "auto")
-
-
 class DaskWorkers(Executor):
-    """The workers of a cluster, which is started, or connected to, when there is something to do.
+    """The workers of a cluster, which is started, or connected to, when something is first asked of it.
 
     Args:
+        setting: with the device that the user names; it is looked for on the workers, not here.
         jobs: whose methods the workers must have.
+
+    Raises:
+        UserError: no such device, or a certain one of several.
     """
 
     def __init__(self, spec: ClusterSpec, setting: Setting, jobs: Iterable[Job], reporter: Reporter) -> None:
         super().__init__([])
+        if setting.device not in ("auto", "cpu", "cuda"):
+            if setting.device.partition(":")[0] not in ("cpu", "cuda"):
+                choose_device(setting.device)  # which says what there is
+            raise UserError(f"--device {setting.device}: which one of its devices a worker computes on is for the "
+                            "worker to say; with --cluster it is auto, cpu or cuda")  # fmt: skip
         self.spec, self.setting, self.reporter = spec, setting, reporter
-        methods = {job.name: (job.name, pickle.dumps(job.chosen), method_source(job.method)) for job in jobs}
-        self.methods = tuple(methods.values())
+        self.methods = [(name, pickle.dumps(job.chosen), method_source(job.method))
+                        for name, job in {job.name: job for job in jobs}.items()]  # fmt: skip
         self._stack = ExitStack()
-        self._cluster: Cluster | None = None
-        self._needed: MustHave | None = None
         self._refused: set[str] = set()  # addresses of workers that get no work
-        self._idle_since = time.monotonic()
+        self._idle_since = float("inf")
         # Bytes for each worker that has no limit of its own.
         self._memory = MEMORY * virtual_memory().available / spec.count if spec.kind == LOCAL else float("inf")
 
-    @property
+    @cached_property
     def cluster(self) -> Cluster:
-        """The connection to the scheduler, made when it is first asked for."""
-        if self._cluster is None:
-            self._cluster = self._stack.enter_context(opened(self.spec, self.setting.home, self.reporter.warn))
-        return self._cluster
+        """The connection to the scheduler."""
+        return self._stack.enter_context(opened(self.spec, self.setting.home, self.reporter.warn))
+
+    @cached_property
+    def _must_have(self) -> MustHave:
+        return self._stack.enter_context(wanted(self.setting.home, self.methods))
 
     @property
     def count(self) -> int:
         """The number of workers that there are, or will be."""
         return self.spec.count or max(1, len(self._there()))
 
-    def accelerated(self) -> bool:
-        """Tells whether any worker declares an accelerator."""
-        if not self.spec.address:
-            return self.spec.accelerators
-        return any(_has_accelerator(info) for info in self._there().values())
+    def ready(self, work: Workspace) -> Workspace:
+        """Returns the workspace with the kind of device that the workers compute on.
+
+        Raises:
+            UserError: no worker has the device that the user names.
+        """
+        asked, accelerated = self.setting.device, self.spec.accelerators
+        if self.spec.address and asked != "cpu":
+            accelerated = any(map(_has_accelerator, self._there().values()))
+        accelerated = accelerated and asked != "cpu"
+        if asked == "cuda" and not accelerated:
+            raise UserError(f"--device cuda: no worker of {self.spec.name} declares an accelerator, "
+                            f'--resources "{ACCELERATOR}=1"')  # fmt: skip
+        self._idle_since = time.monotonic()
+        self.setting = replace(self.setting, device=asked if accelerated else "cpu")
+        return replace(work, device=torch.device("cuda" if accelerated else "cpu"), forced=asked != "auto")
 
     def look(self) -> None:
         """New workers are examined; from those that are gone their nodes are taken."""
@@ -124,7 +108,7 @@ class DaskWorkers(Executor):
                 place.future.cancel(force=True)
         if new := there.keys() - {place.name for place in self.places} - self._refused:
             self._examine({address: there[address] for address in new})
-        if any(place.node for place in self.places):
+        if new or any(place.node for place in self.places):
             self._idle_since = time.monotonic()
         elif time.monotonic() - self._idle_since > SILENCE:
             self._idle_since = float("inf")
@@ -133,26 +117,25 @@ class DaskWorkers(Executor):
 
     def close(self) -> None:
         """Cancels all nodes, which stop at their next report, and ends a cluster that was started here."""
-        if self._cluster is not None and self._cluster.alive:
-            for place in self.places:
-                if place.future is not None:
-                    place.future.cancel(force=True)
+        for place in self.places if "cluster" in vars(self) and self.cluster.alive else ():
+            if place.future is not None:
+                place.future.cancel(force=True)
         self.places.clear()
         self._stack.close()
 
     def _send(self, place: Place, node: Node, share: int) -> Any:
         return self.cluster.client.submit(
-            run_on_worker, packed(node), node.key, self.setting, share, pure=False, workers=[place.name],
+            run_on_worker, packed(node), self.setting, share, pure=False, workers=[place.name],
             key=f"ifsl_bench-{self.setting.run}/{node.key}/{uuid.uuid4().hex}",
             resources={ACCELERATOR: 1} if node.wants.accelerator else None,
         )  # fmt: skip
 
-    def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
+    def _lost(self, place: Place, error: Exception) -> Event:
         if not isinstance(error, (dask().CancelledError, dask("distributed").scheduler.KilledWorker)):
-            return Outcome(node.key, "failed", one_line(f"on worker {place.name}: {type(error).__name__}: {error}"))
+            return event_now(FAILED, f"on worker {place.name}: {type(error).__name__}: {error}")
         self.places.remove(place)  # where it is alive after all, it is found again
         self._there()  # all futures are cancelled, once the scheduler is gone
-        return Outcome(node.key, "lost", f"its worker {place.name} died")
+        return event_now(LOST, f"its worker {place.name} died")
 
     def _there(self) -> Mapping[str, Any]:
         """The workers that the scheduler knows, by address."""
@@ -172,37 +155,32 @@ class DaskWorkers(Executor):
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
 
     def _examine(self, new: Mapping[str, Mapping[str, Any]]) -> None:
-        if self._needed is None:
-            self._needed = self._stack.enter_context(wanted(self.setting.home, self.methods))
-        run, workers = self.cluster.client.run, list(new)
+        run, workers, first = self.cluster.client.run, list(new), not self.places
         if self.spec.kind == LOCAL:  # its processes write where this one does
             self._ask(run, print_to, self.setting, "cluster", workers=workers, on_error="ignore")
-        answers = self._ask(run, unfit, self._needed, workers=workers, on_error="return")
-        first = not self.places
-        for address, answer in answers.items():
+        for address, answer in self._ask(run, unfit, self._must_have, workers=workers, on_error="return").items():
             if isinstance(answer, OSError):
                 continue  # it has left
-            if answer:
-                problem = answer if isinstance(answer, str) else f"cannot work: {one_line(repr(answer))}"
-                if first:
-                    raise UserError(f"worker {address} on {new[address]['host']} {problem}")
-                self._refused.add(address)  # the others go on
-                self.reporter.warn(f"worker {address} on {new[address]['host']} gets no work: it {problem}")
+            worker, host = new[address], new[address]["host"]
+            if not answer:
+                memory, device = worker["memory_limit"] or self._memory, address if _has_accelerator(worker) else ""
+                self.places.append(Place(address, host, worker["nthreads"], memory, device))
                 continue
-            info = new[address]
-            memory = info["memory_limit"] or self._memory
-            device = address if _has_accelerator(info) else ""
-            self.places.append(Place(address, info["host"], info["nthreads"], memory, device))
+            problem = answer if isinstance(answer, str) else f"cannot work: {one_line(repr(answer))}"
+            if first:
+                raise UserError(f"worker {address} on {host} {problem}")
+            self._refused.add(address)  # the others go on
+            self.reporter.warn(f"worker {address} on {host} gets no work: it {problem}")
 
 
-def _has_accelerator(info: Mapping[str, Any]) -> bool:
-    return bool(info.get("resources", {}).get(ACCELERATOR, 0) >= 1)
+def _has_accelerator(worker: Mapping[str, Any]) -> bool:
+    return bool(worker.get("resources", {}).get(ACCELERATOR, 0) >= 1)
 
 
 # -- what runs on a worker
 
 
-class _Asking(Reporter):
+class _Asking(Mute):
     """Raises :class:`Unheard` at the next word where nobody wants the node any more, or the scheduler is gone."""
 
     def __init__(self, worker: Any) -> None:
@@ -216,18 +194,12 @@ class _Asking(Reporter):
     warn = say
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
-        asking = self
-
-        class Asked(Stage):
-            def advance(self, amount: int = 1, **figures: float) -> None:
-                asking.say()
-
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Any]:
         self.say()
-        yield Asked()
+        yield SimpleNamespace(advance=lambda amount=1, **figures: self.say())
 
 
-def run_on_worker(content: bytes, key: str, setting: Setting, share: int) -> Outcome:
+def run_on_worker(content: bytes, setting: Setting, share: int) -> Event:
     """Runs a packed node, as :func:`ifsl_bench.scheduler.work.run_packed` does."""
     if os.environ.get("MALLOC_TRIM_THRESHOLD_") == "65536":  # Dask's own doing, where a nanny starts the worker
         del os.environ["MALLOC_TRIM_THRESHOLD_"]
@@ -237,8 +209,8 @@ def run_on_worker(content: bytes, key: str, setting: Setting, share: int) -> Out
         while not ALONE.acquire(timeout=1):  # a stage of another command, or one that was given up and has not noticed
             asking.say()
         try:
-            return run_packed(content, key, setting, share, asking)
+            return run_packed(content, setting, share, asking)
         finally:
             ALONE.release()
     except Unheard:
-        return Outcome(key, "lost", "nobody waits for it")
+        return event_now(LOST, "nobody waits for it")

@@ -1,25 +1,22 @@
 """Executors: the places where nodes run, each of which takes one node at a time.
 
-``submit(node)`` hands a node to an idle place and returns a future, ``outcome(node, future)`` tells what became of it.
+``submit(node)`` hands a node to an idle place and returns a future, ``end(node, future)`` tells what became of it.
 :class:`Here` has this process as its only place, :class:`ifsl_bench.scheduler.local_workers.LocalWorkers` has worker
 processes of loky on this machine, and :class:`ifsl_bench.scheduler.dask_workers.DaskWorkers` those of a cluster.
 """
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import Relay
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.jobs.job import Job
 from ifsl_bench.scheduler.graph import Node
-from ifsl_bench.scheduler.work import Outcome, attempt, plainly
+from ifsl_bench.scheduler.logs import Event, Log
+from ifsl_bench.scheduler.work import attempt
 
 HERE = "here"  # the device of places that see what this process sees
 
@@ -51,8 +48,8 @@ class Executor(ABC):
     """The base of those that run nodes; they say how one is sent to a place, and what becomes of one that is lost."""
 
     in_order = False
-    """Whether nodes are handed out job by job, so that one job ends before the next begins; else by how many results
-    wait for them."""
+    """Whether nodes are handed out job by job, so that one job ends before the next begins, and tell of themselves;
+    else by how many results wait for them, and their logs are read."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)
@@ -62,12 +59,16 @@ class Executor(ABC):
         """The number of nodes that can run at once."""
         return len(self.places)
 
+    def ready(self, work: Workspace) -> Workspace:
+        """Returns the workspace with the kind of device that the places compute on."""
+        return work
+
     def fits(self, node: Node) -> bool:
         """Tells whether a place can take the node now."""
         return self._place_for(node) is not None
 
     def submit(self, node: Node) -> Any:
-        """Sends a node that fits to an idle place; returns a future of its outcome."""
+        """Sends a node that fits to an idle place; returns a future of its end."""
         place = self._place_for(node)
         assert place is not None
         place.node = node
@@ -78,19 +79,19 @@ class Executor(ABC):
             place.future.set_exception(error)
         return place.future
 
-    def outcome(self, node: Node, future: Any) -> Outcome:
-        """Returns how a node ended, and frees its place.
+    def end(self, node: Node, future: Any) -> Event:
+        """Returns how a node ended ("done", "failed" or "lost"), and frees its place.
 
         Raises:
             UserError: there is no place left where nodes could run.
         """
         (place,) = (place for place in self.places if place.node is node)
         try:
-            outcome: Outcome = future.result()
+            event: Event = future.result()
         except Exception as error:
-            outcome = self._lost(place, node, error)
+            event = self._lost(place, error)
         place.node, place.future, place.last = None, None, node.key
-        return outcome
+        return event
 
     def look(self) -> None:  # noqa: B027  # in one process there is nothing to see
         """Sees which places there are; called every second or so."""
@@ -100,11 +101,11 @@ class Executor(ABC):
 
     @abstractmethod
     def _send(self, place: Place, node: Node, share: int) -> Any:
-        """Starts the node in a place, with so many cores; returns a future of its outcome."""
+        """Starts the node in a place, with so many cores; returns a future of its end."""
 
     @abstractmethod
-    def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
-        """The outcome of a node whose future has an error in place of one."""
+    def _lost(self, place: Place, error: Exception) -> Event:
+        """The end of a place's node whose future has an error in place of one."""
 
     def _place_for(self, node: Node) -> Place | None:
         """An idle place on a machine with room; accelerators are left to those that want one, and what the nodes before
@@ -127,41 +128,25 @@ class Executor(ABC):
 class Here(Executor):
     """This process. A node has run when it has been submitted.
 
-    Attributes:
-        errors: of the nodes that failed, by key.
+    Args:
+        alone: whether one job is run: the error of a stage of its is raised as it is.
     """
 
     in_order = True
 
-    def __init__(self, work: Workspace) -> None:
+    def __init__(self, work: Workspace, alone: bool = False) -> None:
         super().__init__([Place(HERE)])
-        self.relay, self.reporter = Relay(work.reporter), work.reporter
-        self.work = replace(work, reporter=self.relay)
-        self.errors: dict[str, Exception] = {}
+        self.log, self.reporter, self.alone = Log(work.home, work.reporter), work.reporter, alone
+        self.work = replace(work, reporter=self.log)
 
-    def _send(self, place: Place, node: Node, share: int) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
-        outcome, error = attempt(node, self.work, self.relay, self.reporter)
-        if error is not None:
-            self.errors[node.key] = error
-        future.set_result(outcome)
+    def _send(self, place: Place, node: Node, share: int) -> Future[Event]:
+        future: Future[Event] = Future()
+        event, error = attempt(node, self.work, self.log, self.reporter)
+        if error is not None and self.alone:
+            future.set_exception(error)
+        else:
+            future.set_result(event)
         return future
 
-    def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
-        raise error  # a mistake of ours: whatever a stage raises is an outcome
-
-
-def check_sendable(jobs: Iterable[Job]) -> None:
-    """Raises :class:`UserError` where another process could not load a job's method."""
-    for method, job in {job.method: job for job in jobs}.items():
-        why = ""
-        if method.__module__ == "__main__" and not job.chosen.file:
-            why = "is defined in a notebook or script, where other processes cannot find it"
-        try:
-            pickle.dumps(job)
-        except Exception as error:
-            why = why or f"cannot be handed to other processes ({plainly(error)})"
-        if why:
-            raise UserError(
-                f"method {job.name!r} {why}: move it to a file (file.py:{method.__name__}), or run with --jobs 1"
-            )
+    def _lost(self, place: Place, error: Exception) -> Event:
+        raise error

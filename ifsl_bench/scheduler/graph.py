@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -118,62 +119,55 @@ def graph_of(
                 if not (rerun or retrain) and stored_result(job, work) is not None:
                     work.reporter.say(f"{job}: done already (--rerun repeats it)")
                     stored.append(index)
-                    continue
-                expansion.expand(index, job, command)
+                else:
+                    expansion.add(index, job, command)
             except UserError as error:
                 refused[index] = error
-    return Graph(tuple(jobs), expansion.nodes, tuple(stored), refused)
+    return Graph(tuple(jobs), expansion.with_results(), tuple(stored), refused)
 
 
 class _Expansion:
     def __init__(self, work: Workspace, retrain: bool, lacking: bool) -> None:
         self.work, self.retrain, self.lacking = work, retrain, lacking
         self.rates = Rates(work.home)
-        self._nodes: dict[str, Node] = {}  # without their results
-        self._results: dict[str, list[int]] = {}
-        self._done: dict[str, bool] = {}
-        self._outlines: dict[str, Outline] = {}
+        self.nodes: dict[str, Node] = {}  # without their results
+        self.results: defaultdict[str, set[int]] = defaultdict(set)
+        self.done: set[str] = set()
+        self.outlines: dict[str, Outline] = {}
 
-    @property
-    def nodes(self) -> dict[str, Node]:
-        return {key: replace(node, results=tuple(self._results[key])) for key, node in self._nodes.items()}
-
-    def expand(self, index: int, job: Job, command: str) -> None:
+    def add(self, index: int, job: Job, command: str) -> None:
         """Adds the nodes of a job; raises :class:`UserError` where its episodes cannot be drawn from its data."""
-        if job.task.hash not in self._outlines:
-            self._outlines[job.task.hash] = outline_of(job.task, self.work.home, self.lacking)
-        outline = self._outlines[job.task.hash]
+        if job.task.hash not in self.outlines:
+            self.outlines[job.task.hash] = outline_of(job.task, self.work.home, self.lacking)
+        outline = self.outlines[job.task.hash]
         PrepareData(job.task, job.sides).check(outline)
-        self._visit(Evaluate(job, command=command), index, outline)
+        if key := self._visit(Evaluate(job, command=command), outline):
+            self.results[key].add(index)
 
-    def _visit(self, stage: Stage, index: int, outline: Outline) -> str | None:
+    def with_results(self) -> dict[str, Node]:
+        """The nodes with the jobs that wait for them, which wait for all that these need, too."""
+        for key, node in reversed(self.nodes.items()):
+            for needed in node.needs:
+                self.results[needed] |= self.results[key]
+        return {key: replace(node, results=tuple(sorted(self.results[key])))
+                for key, node in self.nodes.items() if self.results[key]}  # fmt: skip
+
+    def _visit(self, stage: Stage, outline: Outline) -> str | None:
         """The key of the stage's node, which is made if it is missing; None where the stage is done."""
-        key = key_of(stage, self.work.home)
-        anew = self.retrain and stage.trains
-        if key not in self._done:
-            of_old = self.retrain and isinstance(stage, EvaluationStage)  # of the old model
-            self._done[key] = not anew and not of_old and stage.cached(self.work.home)
-        if self._done[key]:
+        key, anew = key_of(stage, self.work.home), self.retrain and stage.trains
+        if key in self.nodes or key in self.done:
+            return key if key in self.nodes else None
+        of_old_model = self.retrain and isinstance(stage, EvaluationStage)
+        if not anew and not of_old_model and stage.cached(self.work.home):
+            self.done.add(key)
             return None
-        if key in self._nodes:
-            self._claim(key, index)
-            return key
-        keys = [self._visit(needed, index, outline) for needed in stage.inputs()]
-        needs = tuple(dict.fromkeys(needed for needed in keys if needed))
-        wants, amount = wants_of(stage, outline, self.work), stage.amount(outline, self.work)
-        self._nodes[key] = Node(
-            key, stage, needs, wants, (), anew, isinstance(stage, Evaluate), amount, self.rates.seconds(amount),
-            self.rates.knows(amount),
+        keys = [self._visit(needed, outline) for needed in stage.inputs()]
+        amount = stage.amount(outline, self.work)
+        self.nodes[key] = Node(
+            key, stage, tuple(dict.fromkeys(filter(None, keys))), wants_of(stage, outline, self.work), (), anew,
+            isinstance(stage, Evaluate), amount, self.rates.seconds(amount), self.rates.knows(amount),
         )  # fmt: skip
-        self._results[key] = [index]
         return key
-
-    def _claim(self, key: str, index: int) -> None:
-        """A job waits for a node, and so for all that the node waits for."""
-        if self._results[key][-1] != index:
-            self._results[key].append(index)
-            for needed in self._nodes[key].needs:
-                self._claim(needed, index)
 
 
 def wants_of(stage: Stage, data: Outline, work: Workspace) -> Wants:

@@ -22,7 +22,8 @@ from ifsl_bench.backbone.device import keep_freed_memory
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.scheduler.executors import HERE, Executor, Place
 from ifsl_bench.scheduler.graph import Node
-from ifsl_bench.scheduler.work import Outcome, Setting, packed, plainly, run_packed
+from ifsl_bench.scheduler.logs import LOST, Event, event_now
+from ifsl_bench.scheduler.work import Setting, packed, plainly, run_packed
 
 if TYPE_CHECKING:
     import loky
@@ -52,11 +53,11 @@ class LocalWorkers(Executor):
         self._pools: dict[str, loky.ProcessPoolExecutor] = {}
         self._theirs, self._ours = Pipe(duplex=False)  # says nothing, and closes where this process ends
 
-    def _send(self, place: Place, node: Node, share: int) -> Future[Outcome]:
+    def _send(self, place: Place, node: Node, share: int) -> Future[Event]:
         with _no_interrupts():  # nor are they heard by what is started meanwhile
             if place.name not in self._pools:
                 self._pools[place.name] = self._start(place)
-            return self._pools[place.name].submit(run_packed, packed(node), node.key, self.setting, share)
+            return self._pools[place.name].submit(run_packed, packed(node), self.setting, share)
 
     def _start(self, place: Place) -> loky.ProcessPoolExecutor:
         import loky
@@ -68,12 +69,12 @@ class LocalWorkers(Executor):
         about = self._theirs, self.setting, place.name
         return loky.ProcessPoolExecutor(1, initializer=_begin_worker, initargs=about, env=environment)
 
-    def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
+    def _lost(self, place: Place, error: Exception) -> Event:
         if (pool := self._pools.pop(place.name, None)) is not None:
             pool.shutdown(wait=False, kill_workers=True)
         if isinstance(error, BrokenExecutor):
-            return Outcome(node.key, "lost", f"its worker {_end(str(error))}")
-        return Outcome(node.key, "lost", f"its worker cannot be started ({plainly(error)})")
+            return event_now(LOST, f"its worker {_end(str(error))}")
+        return event_now(LOST, f"its worker cannot be started ({plainly(error)})")
 
     def close(self) -> None:
         with _no_interrupts():  # who presses Ctrl-C twice shall not leave workers behind
@@ -88,10 +89,12 @@ def _end(message: str) -> str:
     status = re.search(r"\((-?\d+)\)\}", message)
     if status is None:
         return "died"
-    number = int(status[1])
-    if number >= 0:
-        return f"ended with status {number}"
-    return f"was killed by signal {-number}" + (", perhaps for want of memory" if number == -9 else "")
+    signal_number = -int(status[1])
+    if signal_number <= 0:
+        return f"ended with status {-signal_number}"
+    return f"was killed by signal {signal_number}" + (
+        ", perhaps for want of memory" * (signal_number == signal.SIGKILL)
+    )
 
 
 def _begin_worker(parent: Connection, setting: Setting, name: str) -> None:

@@ -5,14 +5,13 @@ The process that runs the stage writes it. The command that handed the stage out
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import math
 import platform
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,10 +20,10 @@ import msgspec
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.owners import writer
-from ifsl_bench.common.progress import Reporter, Stage, figures_in_words
+from ifsl_bench.common.progress import Relay, Reporter, Stage, figures_in_words
 
 EVERY = 2.0  # seconds from one line of progress to the next
-BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
+BEGUN, DONE, FAILED, INTERRUPTED, LOST = "begun", "done", "failed", "interrupted", "lost"
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,15 +32,16 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         time: by the clock of the machine that ran it.
         kind: "begun", and "done", "failed" or "interrupted"; "say" and "warn"; "trace", a line of a traceback; "stage",
-            a piece of work of ``total`` units, "advance" in it and its "end".
-        text: one line: the stage's title, why it failed, what is said, the piece of work.
+            a piece of work of ``total`` units, "advance" in it and its "end". "lost", which stands in no log: its
+            worker died.
+        text: one line: the stage's title, why it failed or was lost, what is said, the piece of work.
         done: units, those of an earlier run among them.
         figures: loss, accuracy in percent, ...
         seconds: that the stage took.
         host, writer: the machine and the process, see :func:`ifsl_bench.common.owners.writer`.
     """
 
-    time: datetime.datetime
+    time: datetime
     kind: str
     text: str = ""
     done: int = 0
@@ -58,6 +58,16 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
             return f"done in {self.seconds:.1f} s"
         prefix = {"warn": "warning: ", FAILED: "failed: ", INTERRUPTED: "interrupted: "}.get(self.kind, "")
         return prefix + self.text
+
+    @property
+    def share(self) -> float:
+        """The part of a piece of work that is done; 0 for other events."""
+        return self.done / self.total if self.total else 0.0
+
+
+def event_now(kind: str, text: str = "", **facts: Any) -> Event:
+    """An event that happens here and now; its text becomes one line."""
+    return Event(datetime.now(UTC).replace(microsecond=0), kind, one_line(text), **facts)
 
 
 _decode = msgspec.json.Decoder(Event).decode
@@ -81,7 +91,7 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path, self.read = path, 0
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.read = path.stat().st_size
 
     def events(self) -> list[Event]:
@@ -97,55 +107,54 @@ class Tail:
         return [event for line in lines.splitlines() if (event := event_of(line)) is not None]
 
 
-class Log(Reporter):
-    """The log of a node that is run, and a reporter that hears the same.
+class Log(Relay):
+    """Writes what the stage that runs reports to the stage's log, and hands it on.
 
     Where it cannot be written, as in a home on a read-only disk, there is none.
     """
 
-    def __init__(self, home: Home, key: str, title: str, to: Reporter) -> None:
-        self.path, self.title, self.to = log_path(home, key), title, to
+    def __init__(self, home: Home, to: Reporter) -> None:
+        super().__init__(to)
+        self.home, self.start = home, 0.0
         self.file: IO[bytes] | None = None
-        self.start = time.monotonic()
-        self.ended = False
 
-    def __enter__(self) -> Log:
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.path, "ab")
+    @contextmanager
+    def of(self, key: str, title: str) -> Iterator[None]:
+        """Inside, the node of that key runs; an interruption is an event of its log."""
+        path, self.start = log_path(self.home, key), time.monotonic()
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(path, "ab")  # noqa: SIM115
             if self.file.tell():  # perhaps in the middle of a line
                 self.file.write(b"\n")
-        self.write(BEGUN, self.title, host=platform.node(), writer=writer())
-        return self
+        self.write(BEGUN, title, host=platform.node(), writer=writer())
+        try:
+            yield
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self.write(INTERRUPTED, "Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}")
+            raise
+        finally:
+            if self.file:
+                with suppress(OSError):
+                    self.file.close()
+                self.file = None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is not None:
-            self.write(INTERRUPTED, "Ctrl-C or a signal" if kind is KeyboardInterrupt else f"{error or kind.__name__}")
-        if self.file:
-            with contextlib.suppress(OSError):
-                self.file.close()
-            self.file = None
+    def write(self, kind: str, text: str = "", **facts: Any) -> Event:
+        """Writes an event to the log alone, and returns it."""
+        event = event_now(kind, text, **facts)
+        if self.file is not None:
+            with suppress(OSError):  # a full disk is told by the stage's own writes
+                self.file.write(msgspec.json.encode(event) + b"\n")
+                self.file.flush()
+        return event
 
-    @property
-    def seconds(self) -> float:
-        """Since the stage began."""
-        return time.monotonic() - self.start
-
-    def write(self, kind: str, text: str = "", **facts: Any) -> None:
-        """An event for the log alone."""
-        if self.file is None:
-            return
-        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        with contextlib.suppress(OSError):  # a full disk is told by the stage's own writes
-            self.file.write(msgspec.json.encode(Event(now, kind, one_line(text), **facts)) + b"\n")
-            self.file.flush()
-
-    def failed(self, error: Exception, why: str) -> None:
-        """The end of a stage by an error, with its traceback where a person cannot do without it."""
-        if not isinstance(error, (UserError, OSError, MemoryError)):
+    def end(self, error: Exception | None = None, why: str = "") -> Event:
+        """Writes how a stage ended, with the traceback of an error where a person cannot do without it."""
+        if error and not isinstance(error, (UserError, OSError, MemoryError)):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.write("trace", line)
-        self.write(FAILED, why, seconds=self.seconds)
+        return self.write(FAILED if error else DONE, why, seconds=time.monotonic() - self.start)
 
     def say(self, text: str) -> None:
         self.write("say", text)

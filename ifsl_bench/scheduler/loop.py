@@ -6,52 +6,24 @@ from its last checkpoint; one that failed takes with it what waits for it, and n
 
 from __future__ import annotations
 
-import bisect
 import math
 import queue
 import time
+from bisect import insort
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.scheduler.executors import Executor
 from ifsl_bench.scheduler.graph import Graph, Node
-from ifsl_bench.scheduler.logs import Event, Tail, log_path
-from ifsl_bench.scheduler.work import Outcome
+from ifsl_bench.scheduler.logs import BEGUN, DONE, FAILED, LOST, Event, Tail, event_now, log_path
 
 TRIES = 3  # of a node whose worker dies, without coming further
 FURTHER = 0.01  # of a piece of work: what an attempt has to come beyond those before it to begin the count anew
 LOOK = 1.0  # seconds between two looks at the places and the logs
-
-
-class Watch:
-    """Hears of a run's progress, and reports nodes that are lost or fail: in this process stages report their own.
-
-    Args:
-        alone: whether one job is run, of which the end says why it failed.
-    """
-
-    def __init__(self, reporter: Reporter, alone: bool = False) -> None:
-        self.reporter, self.alone = reporter, alone
-
-    def planned(self, graph: Graph) -> None:
-        """Hears the whole graph before anything begins."""
-
-    def begun(self, node: Node) -> None:
-        """A node is handed out; more than once, if its worker dies."""
-
-    def heard(self, node: Node, event: Event) -> None:
-        """A worker says something of its node."""
-
-    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
-        """A node ended, or will be handed out ``again``."""
-        if again:
-            self.reporter.warn(f"{node}: {outcome.why}; it is run again, from its last checkpoint")
-        elif outcome.how != "done" and not self.alone:
-            self.reporter.say(f"{node} failed: {outcome.why}")  # and once more in the list at the end
+Hear = Callable[[Node, Event], None]
 
 
 @dataclass(frozen=True)
@@ -85,58 +57,42 @@ class _Attempts:
     reached: dict[str, float] = field(default_factory=dict)
     counted: float = 0.0
 
-    def hear(self, event: Event) -> None:
-        if event.total:
-            self.reached[event.text] = max(self.reached.get(event.text, 0.0), event.done / event.total)
+    def lost(self) -> bool:
+        """Tells whether the node has another attempt.
 
-    def lost(self) -> None:
-        """Counts anew if this attempt came further than those before it: a job of a queueing system that ends by its
-        time limit, again and again, goes on from a later checkpoint each time."""
+        Counts anew if this one came further than those before it: a job of a queueing system that ends by its time
+        limit, again and again, goes on from a later checkpoint each time.
+        """
         if (reached := sum(self.reached.values())) >= self.counted + FURTHER:
             self.count, self.counted = 1, reached
+        return self.count < TRIES
 
 
-def schedule(
-    graph: Graph, executor: Executor, home: Home, watch: Watch, before: Callable[[Node], None] = lambda node: None
-) -> list[Failure]:
-    """Runs all nodes of a graph; returns the jobs without a result, in their order.
+class Loop:
+    """The nodes of a graph on their way through an executor.
 
     Args:
         home: with the logs of the nodes, which tell of their progress.
-        before: is called with each node once, before it is first handed out.
+        hear: is told that a node begins, before it is handed out, and each time it is; what the log of one that runs
+            elsewhere says meanwhile; and that it is done, has failed, or is lost and will be handed out again.
     """
-    return _Run(graph, executor, home, watch, before).to_the_end()
 
-
-class _Run:
-    def __init__(
-        self, graph: Graph, executor: Executor, home: Home, watch: Watch, before: Callable[[Node], None]
-    ) -> None:
-        self.graph, self.nodes, self.executor, self.home = graph, graph.nodes, executor, home
-        self.watch, self.before = watch, before
+    def __init__(self, graph: Graph, executor: Executor, home: Home, hear: Hear) -> None:
+        self.nodes, self.executor, self.home, self.hear = graph.nodes, executor, home, hear
         self.failures = {job: Failure(job, None, str(error)) for job, error in graph.refused.items()}
-        self.missing = {key: set(node.needs) for key, node in graph.nodes.items()}  # needs that are not done
+        self.missing = {key: set(node.needs) for key, node in self.nodes.items()}  # needs that are not done
         self.waiting: dict[str, list[str]] = {}  # key -> nodes that need it
-        for key, node in graph.nodes.items():
+        for key, node in self.nodes.items():
             for needed in node.needs:
                 self.waiting.setdefault(needed, []).append(key)
-        self.order = {key: order for order, key in enumerate(graph.nodes)}
+        self.order = {key: order for order, key in enumerate(self.nodes)}
         self.ready = sorted((key for key, needs in self.missing.items() if not needs), key=self._rank)
         self.running: set[str] = set()
         self.attempts: dict[str, _Attempts] = {}
         self.ends: queue.SimpleQueue[tuple[Node, Any]] = queue.SimpleQueue()  # with the futures
 
-    def _rank(self, key: str) -> tuple[float, ...]:
-        """Lower ones go first: what many results wait for; then what ends a job; then what takes longest, as far as
-        others like it have shown here, so that no worker is left alone with it in the end."""
-        if self.executor.in_order:
-            return (self.order[key],)
-        node = self.nodes[key]
-        seconds = math.inf if node.seconds is None else node.seconds
-        return -len(node.results), not node.ends, -seconds, self.order[key]
-
-    def to_the_end(self) -> list[Failure]:
-        self.watch.planned(self.graph)
+    def run(self) -> list[Failure]:
+        """Runs all nodes; returns the jobs without a result, in their order."""
         looked = -math.inf
         while self.running or self.ready:  # places may have to be waited for
             if time.monotonic() - looked >= LOOK:
@@ -149,6 +105,15 @@ class _Run:
                 with suppress(queue.Empty):
                     self._ended(*self.ends.get(timeout=LOOK))
         return [self.failures[job] for job in sorted(self.failures)]
+
+    def _rank(self, key: str) -> tuple[float, ...]:
+        """Lower ones go first: what many results wait for; then what ends a job; then what takes longest, as far as
+        others like it have shown here, so that no worker is left alone with it in the end."""
+        if self.executor.in_order:
+            return (self.order[key],)
+        node = self.nodes[key]
+        seconds = math.inf if node.seconds is None else node.seconds
+        return -len(node.results), not node.ends, -seconds, self.order[key]
 
     def _hand_out(self) -> None:
         """Begins what there is room for. Nothing passes a node for which there is none yet, but from one to the other
@@ -168,38 +133,33 @@ class _Run:
 
     def _begin(self, node: Node) -> None:
         self.running.add(node.key)
-        if node.key not in self.attempts:
-            self.before(node)
-            self.attempts[node.key] = _Attempts(Tail(log_path(self.home, node.key)))
-        self.attempts[node.key].count += 1
-        self.watch.begun(node)
+        self.attempts.setdefault(node.key, _Attempts(Tail(log_path(self.home, node.key)))).count += 1
+        self.hear(node, event_now(BEGUN))
         self.executor.submit(node).add_done_callback(lambda future: self.ends.put((node, future)))
 
     def _listen(self, key: str) -> None:
         """Passes on what is new in a node's log; stages in this process report for themselves."""
-        if self.executor.in_order:
-            return
-        for event in self.attempts[key].tail.events():
-            self.attempts[key].hear(event)
-            self.watch.heard(self.nodes[key], event)
+        for event in () if self.executor.in_order else self.attempts[key].tail.events():
+            if event.total:
+                reached = self.attempts[key].reached
+                reached[event.text] = max(reached.get(event.text, 0.0), event.share)
+            if event.kind not in (BEGUN, DONE, FAILED):  # of which the loop tells
+                self.hear(self.nodes[key], event)
 
     def _ended(self, node: Node, future: Any) -> None:
-        outcome, attempts = self.executor.outcome(node, future), self.attempts[node.key]
+        end = self.executor.end(node, future)
         self._listen(node.key)
         self.running.discard(node.key)
-        again = False
-        if outcome.how == "lost":
-            attempts.lost()
-            again = attempts.count < TRIES
-            outcome = outcome if again else replace(outcome, why=f"{outcome.why}, {TRIES} times")
-        self.watch.ended(node, outcome, again)
-        if outcome.how == "done":
+        if end.kind == LOST and not self.attempts[node.key].lost():
+            end = event_now(FAILED, f"{end.text}, {TRIES} times")
+        self.hear(node, end)
+        if end.kind == DONE:
             for key in self.waiting.get(node.key, ()):
                 self.missing[key].discard(node.key)
                 if not self.missing[key]:
-                    bisect.insort(self.ready, key, key=self._rank)
-        elif again:
-            bisect.insort(self.ready, node.key, key=self._rank)
+                    insort(self.ready, key, key=self._rank)
+        elif end.kind == LOST:
+            insort(self.ready, node.key, key=self._rank)
         else:
             for job in node.results:
-                self.failures.setdefault(job, Failure(job, node, outcome.why))
+                self.failures.setdefault(job, Failure(job, node, end.text))

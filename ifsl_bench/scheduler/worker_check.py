@@ -65,39 +65,30 @@ def versions() -> dict[str, str]:
     return {**installed, "code of ifsl_bench": own_code()[:12]}
 
 
-def unfit(wanted: MustHave, dask_worker: Any = None) -> str:
+def unfit(must_have: MustHave, dask_worker: Any = None) -> str:
     """Says in one line why this process cannot work for a campaign; "" where it can."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
-    mine = versions()
-    if differ := [f"{name} {mine[name]} (the command: {other})" for name, other in wanted.versions.items()
-                  if mine[name] != other]:  # fmt: skip
-        return f"has {', '.join(differ)}: install the same on both"
-    for name, token in wanted.tokens.items():
+    mine, theirs = versions(), must_have.versions
+    if differing := [f"{name} {mine[name]} (the command: {theirs[name]})" for name in theirs
+                     if mine[name] != theirs[name]]:  # fmt: skip
+        return f"has {', '.join(differing)}: install the same on both"
+    for name, token in must_have.tokens.items():
         with suppress(OSError):
             if Path(name).read_text() == token:
                 continue
         return (f"lacks the folder {Path(name).parent} of this machine, or has another one there; mount the same one, "
                 "or choose another with --home or --results")  # fmt: skip
-    return _code_lacking(wanted) or _accelerator_lacking(dask_worker)
-
-
-def _code_lacking(wanted: MustHave) -> str:
+    from ifsl_bench.backbone.device import choose_device
     from ifsl_bench.plugin.method_source import method_source
 
-    for name, description, source in wanted.methods:
+    for name, description, source in must_have.methods:
         try:
-            chosen = pickle.loads(description)
+            method = pickle.loads(description).method
         except (ImportError, AttributeError, UserError) as error:
             return f"cannot load method {name} ({one_line(str(error))}); install it there as it is installed here"
-        if method_source(chosen.method) != source:
+        if method_source(method) != source:
             return f"has other code of method {name} than this machine; install the same there"
-    return ""
-
-
-def _accelerator_lacking(dask_worker: Any) -> str:
-    from ifsl_bench.backbone.device import choose_device
-
-    declared = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR, 0) >= 1
-    if declared and choose_device("auto").type == "cpu":
+    accelerated = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR, 0) >= 1
+    if accelerated and choose_device("auto").type == "cpu":
         return f"declares {ACCELERATOR}=1, but PyTorch sees none there"
     return ""

@@ -10,11 +10,10 @@ import pytest
 from rich.console import Console
 
 from ifsl_bench.campaigns import watching
-from ifsl_bench.campaigns.watching import Live
+from ifsl_bench.campaigns.watching import Watch
 from ifsl_bench.common.progress import LogReporter, Mute, RichReporter
 from ifsl_bench.scheduler.graph import Graph, Node, Wants
-from ifsl_bench.scheduler.logs import Event
-from ifsl_bench.scheduler.work import Outcome
+from ifsl_bench.scheduler.logs import Event, event_now
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ def event(kind: str, text: str = "", done: int = 0, total: int = 0, figures: dic
     return Event(datetime.datetime.now(datetime.UTC), kind, text, done, total, figures or {})
 
 
-def begin(watch: Live, graph: Graph, running: int) -> list[Node]:
-    watch.planned(graph)
+def begin(watch: Watch, graph: Graph, running: int) -> list[Node]:
+    watch.begin(graph, 2)
     nodes = list(graph.nodes.values())[:running]
     for node in nodes:
-        watch.begun(node)
-        watch.heard(node, event("stage", str(node), 0, 200))
-        watch.heard(node, event("advance", str(node), 50, 200, {"loss": 0.51234, "accuracy": 0.25}))
+        watch.hear(node, event_now("begun"))
+        watch.hear(node, event("stage", str(node), 0, 200))
+        watch.hear(node, event("advance", str(node), 50, 200, {"loss": 0.51234, "accuracy": 0.25}))
     return nodes
 
 
@@ -52,10 +51,10 @@ def test_the_display_is_one_line_in_any_terminal(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     reporter = RichReporter()
     reporter.console = console
-    live = Live(reporter, 30)
-    begin(live, graph_of_digs(60), 30)
+    watch = Watch(reporter)
+    begin(watch, graph_of_digs(60), 30)
     with console.capture() as captured:
-        console.print(live)
+        console.print(watch)
     (line,) = captured.get().rstrip("\n").split("\n")
     assert len(line) <= width
     assert line.startswith("0 of 60 jobs done"[: width - 1])
@@ -63,16 +62,16 @@ def test_the_display_is_one_line_in_any_terminal(width):
 
 def test_lines_have_the_last_loss_and_each_warning_once():
     out = io.StringIO()
-    watch = Live(LogReporter(out), 2, lines=True)
+    watch = Watch(LogReporter(out), lines=True)
     first, second = begin(watch, graph_of_digs(3), 2)
     for node in (first, second):
-        watch.heard(node, event("warn", "the disk is slow"))
-        watch.heard(node, event("say", f"a word of {node.key}"))
-    watch.heard(first, event("end", str(first), 200, 200, {"loss": 0.1}))
-    watch.ended(first, Outcome(first.key, "done", seconds=4.0), False)
-    watch.ended(second, Outcome(second.key, "lost", "its worker died"), True)
-    watch.begun(second)
-    watch.ended(second, Outcome(second.key, "failed", "no ground"), False)
+        watch.hear(node, event("warn", "the disk is slow"))
+        watch.hear(node, event("say", f"a word of {node.key}"))
+    watch.hear(first, event("end", str(first), 200, 200, {"loss": 0.1}))
+    watch.hear(first, event_now("done", seconds=4.0))
+    watch.hear(second, event_now("lost", "its worker died"))
+    watch.hear(second, event_now("begun"))
+    watch.hear(second, event_now("failed", "no ground"))
     said = out.getvalue()
     assert "200/200  loss 0.1\n" in said
     assert said.count("warning: the disk is slow") == 1
@@ -88,16 +87,16 @@ def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):
     monkeypatch.setattr(watching.time, "monotonic", lambda: now)
     graph = graph_of_digs(9)
     nodes = list(graph.nodes.values())
-    seen = Live(Mute(), 2)
-    seen.planned(graph)
-    seen.begun(nodes[0])
-    assert seen.seconds() is None, "nobody knows yet"
-    seen.heard(nodes[0], event("stage", "dig", 20, 120))  # resumed
+    watch = Watch(Mute())
+    watch.begin(graph, 2)
+    watch.hear(nodes[0], event("begun"))
+    assert watch.seconds() is None, "nobody knows yet"
+    watch.hear(nodes[0], event("stage", "dig", 20, 120))  # resumed
     now = 110.0
-    seen.heard(nodes[0], event("advance", "dig", 45, 120))
-    assert seen._seconds_of(nodes[0].key, nodes[0]) == pytest.approx(10 / 25 * 75)
-    seen.ended(nodes[0], Outcome(nodes[0].key, "done", seconds=40.0), False)
-    assert seen.seconds() == pytest.approx(8 * 40 / 2)
-    seen.ended(nodes[1], Outcome(nodes[1].key, "failed"), False)
-    assert seen.seconds() == pytest.approx(7 * 40 / 2)
-    assert str(seen) == "1 of 9 jobs done, 1 failed, about 2.3 min left"
+    watch.hear(nodes[0], event("advance", "dig", 45, 120))
+    assert watch._seconds_of(nodes[0].key, nodes[0]) == pytest.approx(10 / 25 * 75)
+    watch.hear(nodes[0], event_now("done", seconds=40.0))
+    assert watch.seconds() == pytest.approx(8 * 40 / 2)
+    watch.hear(nodes[1], event_now("failed"))
+    assert watch.seconds() == pytest.approx(7 * 40 / 2)
+    assert str(watch) == "1 of 9 jobs done, 1 failed, about 2.3 min left"

@@ -26,7 +26,7 @@ import dask
 import distributed
 
 from ifsl_bench.campaigns.api import workspace
-from ifsl_bench.campaigns.run import run_campaign
+from ifsl_bench.campaigns.run import run_campaign, workers_for
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -36,7 +36,8 @@ from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.scheduler import cluster as module
 from ifsl_bench.scheduler import dask_workers, worker_check
 from ifsl_bench.scheduler.cluster import ClusterSpec, opened, read_cluster
-from ifsl_bench.scheduler.work import Outcome, Setting
+from ifsl_bench.scheduler.logs import DONE, event_now
+from ifsl_bench.scheduler.work import Setting
 
 
 class Heard(Reporter):
@@ -233,8 +234,8 @@ def dask_setup(worker):
 
 def on_cluster(home: Path, methods: list[str], task: str, said: str, episodes: int | None = None):
     jobs, work = jobs_of(home, methods, task, episodes)
-    hands, work = dask_workers.cluster_workers(said, jobs, work, "auto")
-    return run_campaign(jobs, work, executor=hands), work.reporter
+    workers = workers_for(jobs, work, "auto", cluster=read_cluster(said))
+    return run_campaign(jobs, work, executor=workers), work.reporter
 
 
 @pytest.mark.slow("starts a cluster of two processes: 10 s")
@@ -281,28 +282,28 @@ def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
     run_campaign(jobs, work)
     monkeypatch.setattr(dask_workers, "opened", None)
     ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
-    assert ended.made == jobs
+    assert ended.stored == jobs
 
 
 def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home, monkeypatch):
     inside, most = [], []
 
-    def run_packed(content, key, *_):
-        inside.append(key)
+    def run_packed(content, *_):
+        inside.append(content)
         most.append(len(inside))
         time.sleep(0.3)
-        inside.remove(key)
-        return Outcome(key, "done")
+        inside.remove(content)
+        return event_now(DONE, content.decode())
 
     monkeypatch.setattr(dask_workers, "run_packed", run_packed)
     how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     with distributed.LocalCluster(**how) as one:
         clients = [distributed.Client(one, set_as_default=False) for _ in range(2)]
         futures = [
-            client.submit(dask_workers.run_on_worker, b"", str(i), Setting(home, "cpu", 2, str(i)), 2)
+            client.submit(dask_workers.run_on_worker, b"%d" % i, Setting(home, "cpu", 2, str(i)), 2)
             for i, client in enumerate(clients)
         ]
-        assert [future.result(timeout=30).key for future in futures] == ["0", "1"]
+        assert [future.result(timeout=30).text for future in futures] == ["0", "1"]
         for client in clients:
             client.close()
     assert most == [1, 1]

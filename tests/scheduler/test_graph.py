@@ -28,10 +28,10 @@ def jobs_on(here, methods=METHODS, seeds=(0, 1), tasks=("clusters-1shot", "clust
 
 def closure(stage: Stage, home) -> dict[str, Stage]:
     """All that a stage needs, and itself, by key."""
-    found = {key_of(stage, home): stage}
+    stages = {key_of(stage, home): stage}
     for needed in stage.inputs():
-        found |= closure(needed, home)
-    return found
+        stages |= closure(needed, home)
+    return stages
 
 
 def brute(jobs, home) -> tuple[dict[str, Stage], dict[str, set[int]]]:
@@ -92,9 +92,9 @@ def test_a_job_whose_episodes_cannot_be_drawn_is_refused_and_the_others_are_not(
     assert isinstance(graph.refused[0], UserError)
     assert {index for node in graph.nodes.values() for index in node.results} == {1, 2}
     ended = run_campaign([*wide, *jobs_on(here, ["imprint"], seeds=(0,))], work)
-    assert [job.name for job in ended.made] == ["imprint", "imprint"]
+    assert [job.name for job in ended.stored] == ["imprint", "imprint"]
     assert ended.failed == wide
-    (line,) = ended.said
+    (line,) = ended.causes
     assert str(wide[0]) in line
     with pytest.raises(UserError):
         run_campaign(wide, work)
@@ -114,8 +114,8 @@ def test_what_stops_many_jobs_is_said_once(here, monkeypatch):
     monkeypatch.setattr(PreparedTask, "pretrained", property(pretrained))
     ended = run_campaign(jobs, work)
     assert [job.seed for job in ended.failed] == [0] * 4
-    assert [job.seed for job in ended.made] == [1] * 4
-    (line,) = ended.said
+    assert [job.seed for job in ended.stored] == [1] * 4
+    (line,) = ended.causes
     assert line.startswith(f"{jobs[0]}; {jobs[1]}; and 2 more, in pretraining: no ground to stand on (log: ")
 
 
@@ -140,6 +140,6 @@ def test_a_job_whose_stored_result_cannot_be_looked_at_is_refused_and_the_others
         return looked(job, work)
 
     monkeypatch.setattr(graph, "stored_result", look)
-    found = graph_of(jobs, work)
-    assert {jobs[index].name: str(error) for index, error in found.refused.items()} == {"imprint": "its defaults fail"}
-    assert {jobs[index].name for node in found.nodes.values() for index in node.results} == {"protonet"}
+    planned = graph_of(jobs, work)
+    assert {jobs[job].name: str(error) for job, error in planned.refused.items()} == {"imprint": "its defaults fail"}
+    assert {jobs[index].name for node in planned.nodes.values() for index in node.results} == {"protonet"}

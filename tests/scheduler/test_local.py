@@ -27,11 +27,10 @@ from ifsl_bench.episodic import prepared as prepared
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.scheduler.executors import check_sendable
 from ifsl_bench.scheduler.graph import Node, Wants
 from ifsl_bench.scheduler.local_workers import LocalWorkers
-from ifsl_bench.scheduler.logs import Log
-from ifsl_bench.scheduler.work import Setting
+from ifsl_bench.scheduler.logs import Log, log_path
+from ifsl_bench.scheduler.work import Setting, check_sendable
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that
 # say so; and one that cannot answer more than 30 episodes at once, as no probe and no validation here asks it to.
@@ -73,12 +72,12 @@ def start(*arguments: str) -> subprocess.Popen:
 
 
 def counts(results: Path) -> dict[str, object]:
-    found = {}
+    facts = {}
     for path in sorted(results.glob("*/*.json")):
         value = json.loads(path.read_text())
-        what = value["episodes"], value["training"].get("history"), value["pretraining"]["sha256"]
-        found[f"{path.parent.name}/{path.name}"] = what
-    return found
+        trained = value["training"].get("history"), value["pretraining"]["sha256"]
+        facts[f"{path.parent.name}/{path.name}"] = value["episodes"], *trained
+    return facts
 
 
 @pytest.fixture
@@ -142,9 +141,9 @@ def children(process: subprocess.Popen, count: int) -> list[psutil.Process]:
     end = time.monotonic() + 120
     while time.monotonic() < end:
         with suppress(psutil.Error):  # one of them may have ended since it was listed
-            found = [p for p in psutil.Process(process.pid).children() if "popen_loky" in " ".join(p.cmdline())]
-            if len(found) == count:
-                return found
+            workers = [p for p in psutil.Process(process.pid).children() if "popen_loky" in " ".join(p.cmdline())]
+            if len(workers) == count:
+                return workers
         time.sleep(0.02)
     raise AssertionError("the workers never came")
 
@@ -182,10 +181,10 @@ def test_ctrl_c_and_the_death_of_the_parent_end_all_workers_and_lose_no_checkpoi
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert err.count("(resumed at ") == 2
-    found = counts(mine / "home" / "results")
+    resumed = counts(mine / "home" / "results")
     status, _, err = call("run", *LONG[:-3], "--retrain", "--results", "again", "-q")
     assert status == 0, err
-    assert counts(mine / "again") == found
+    assert counts(mine / "again") == resumed
 
 
 class OfANotebook(Method):
@@ -315,6 +314,7 @@ class Closed(io.StringIO):
 
 def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
     home = Home.locate(here / "home")
-    with pytest.raises(Unheard), Log(home, "dig/1", "it", LogReporter(Closed())) as log:
+    log = Log(home, LogReporter(Closed()))
+    with pytest.raises(Unheard), log.of("dig/1", "it"):
         log.say("a word")
-    assert read_log(log.path).state == "interrupted"
+    assert read_log(log_path(home, "dig/1")).state == "interrupted"

@@ -13,9 +13,8 @@ import pytest
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.scheduler.graph import Graph, Node, Wants
-from ifsl_bench.scheduler.logs import Log
-from ifsl_bench.scheduler.loop import TRIES, Watch, schedule
-from ifsl_bench.scheduler.work import Outcome
+from ifsl_bench.scheduler.logs import BEGUN, Event, Log, event_now
+from ifsl_bench.scheduler.loop import TRIES, Loop
 
 JOBS = 4
 
@@ -36,9 +35,9 @@ def random_graph(chance: random.Random, whole: int) -> Graph:
 
     for job in range(JOBS):
         claim(chance.choice(list(nodes)), job)
-    kept = {key: Node(key, None, node.needs, node.wants, tuple(sorted(results[key])))  # type: ignore[arg-type]
+    wanted = {key: Node(key, None, node.needs, node.wants, tuple(sorted(results[key])))  # type: ignore[arg-type]
             for key, node in nodes.items() if results[key]}  # fmt: skip
-    return Graph((None,) * JOBS, kept)  # type: ignore[arg-type]
+    return Graph((None,) * JOBS, wanted)  # type: ignore[arg-type]
 
 
 class Pretend:
@@ -48,8 +47,8 @@ class Pretend:
         self.graph, self.chance, self.ends, self.size, self.in_order = graph, chance, ends, size, in_order
         self.running: dict[str, tuple[Node, Future]] = {}
         self.done: set[str] = set()
-        self.given: list[str] = []
-        self.submitted = threading.Semaphore(0)
+        self.submissions: list[str] = []
+        self.begun = threading.Semaphore(0)
         threading.Thread(target=self.end_them, daemon=True).start()
 
     def fits(self, node: Node) -> bool:
@@ -63,33 +62,36 @@ class Pretend:
         assert node.key not in self.done
         assert node.key not in self.running, "one owner at a time"
         assert self.fits(node)
-        self.given.append(node.key)
+        self.submissions.append(node.key)
         future: Future = Future()
         self.running[node.key] = node, future
-        self.submitted.release()
+        self.begun.release()
         return future
 
     def end_them(self) -> None:
         while True:
-            self.submitted.acquire()
+            self.begun.acquire()
             node, future = self.chance.choice([pair for pair in list(self.running.values()) if not pair[1].done()])
-            future.set_result(self.end(node))
+            future.set_result(self.next_end(node))
 
-    def end(self, node: Node) -> Outcome:
-        how = self.ends[node.key].pop(0) if self.ends.get(node.key) else "done"
-        return Outcome(node.key, how, how)  # type: ignore[arg-type]
+    def next_end(self, node: Node) -> Event:
+        kind = self.ends[node.key].pop(0) if self.ends.get(node.key) else "done"
+        return event_now(kind, kind)
 
-    def outcome(self, node: Node, future: Future) -> Outcome:
+    def end(self, node: Node, future: Future) -> Event:
         del self.running[node.key]
-        outcome = future.result()
-        if outcome.how == "done":
+        event = future.result()
+        if event.kind == "done":
             self.done.add(node.key)
-        return outcome
+        return event
 
     def look(self) -> None: ...
 
 
 NOWHERE = Home.locate("/nowhere")  # without logs
+
+
+def deaf(node: Node, event: Event) -> None: ...
 
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -102,8 +104,8 @@ def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
                 for key in graph.nodes}  # fmt: skip
         bad = {key for key, how in ends.items() if "failed" in how or len(how) == TRIES}
         workers = Pretend(graph, chance, {key: list(how) for key, how in ends.items()}, size, in_order)
-        before: list[str] = []
-        failures = schedule(graph, workers, NOWHERE, Watch(Mute()), before=lambda node: before.append(node.key))  # noqa: B023
+        begun: list[str] = []
+        failures = Loop(graph, workers, NOWHERE, lambda n, e: e.kind == BEGUN and begun.append(n.key)).run()  # noqa: B023
         spoilt = {job for key in bad for job in graph.nodes[key].results}
         assert {failure.job for failure in failures} <= spoilt
         for job in range(JOBS):
@@ -111,8 +113,8 @@ def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
             failed = job in {failure.job for failure in failures}
             assert failed == bool(mine & bad), "a job fails if something that it needs does, and only then"
             assert failed or mine <= workers.done
-        assert Counter(before) == Counter(set(workers.given)), "what is to be set aside is, once"
-        assert all(count <= TRIES for count in Counter(workers.given).values())
+        assert Counter(begun) == Counter(workers.submissions)
+        assert all(count <= TRIES for count in Counter(workers.submissions).values())
         for failure in failures:
             assert failure.node is not None
             assert failure.node.key in bad
@@ -125,12 +127,12 @@ def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
 
     nodes = {n.key: n for n in (node("one", (0,)), node("all", (0, 1, 2, 3)), node("two", (1, 2)))}
     graph = Graph((None,) * 4, nodes)  # type: ignore[arg-type]
-    given = {}
+    orders = {}
     for in_order in (False, True):
         workers = Pretend(graph, random.Random(0), {}, 1, in_order)
-        schedule(graph, workers, NOWHERE, Watch(Mute()))
-        given[in_order] = workers.given
-    assert given == {False: ["all", "two", "one"], True: ["one", "all", "two"]}
+        Loop(graph, workers, NOWHERE, deaf).run()
+        orders[in_order] = workers.submissions
+    assert orders == {False: ["all", "two", "one"], True: ["one", "all", "two"]}
 
 
 def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
@@ -138,16 +140,16 @@ def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
     nodes = {"a": Node("a", None, (), Wants(1), (0, 1, 2)), "whole": Node("whole", None, (), Wants(2), (0, 1))}  # type: ignore[arg-type]
     nodes |= {str(n): Node(str(n), None, (), Wants(1), (3,)) for n in range(20)}  # type: ignore[arg-type]
     workers = Pretend(Graph((None,) * 4, nodes), random.Random(1), {}, 2, False)  # type: ignore[arg-type]
-    schedule(workers.graph, workers, NOWHERE, Watch(Mute()))
-    assert workers.given[:2] == ["a", "whole"]
+    Loop(workers.graph, workers, NOWHERE, deaf).run()
+    assert workers.submissions[:2] == ["a", "whole"]
 
 
 def test_a_node_that_nobody_needs_any_more_is_not_begun():
     bad = Node("bad", None, (), Wants(), (0,))  # type: ignore[arg-type]
     other = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
     workers = Pretend(Graph((None,), {"bad": bad, "other": other}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
-    (failure,) = schedule(workers.graph, workers, NOWHERE, Watch(Mute()))
-    assert workers.given == ["bad"]
+    (failure,) = Loop(workers.graph, workers, NOWHERE, deaf).run()
+    assert workers.submissions == ["bad"]
     assert (failure.node, failure.why) == (bad, "failed")
 
 
@@ -162,8 +164,8 @@ def test_what_takes_long_goes_first_where_equally_many_wait_for_it():
     nodes.append(node("end", ("a1",), last=True))
     graph = Graph((None,), {n.key: n for n in nodes})  # type: ignore[arg-type]
     workers = Pretend(graph, random.Random(0), {}, 1, False)
-    schedule(graph, workers, NOWHERE, Watch(Mute()))
-    assert workers.given == ["d1", "b1", "b2", "c1", "c2", "a1", "end", "a2"]
+    Loop(graph, workers, NOWHERE, deaf).run()
+    assert workers.submissions == ["d1", "b1", "b2", "c1", "c2", "a1", "end", "a2"]
 
 
 class Ended(Pretend):
@@ -173,12 +175,13 @@ class Ended(Pretend):
         self.places, self.home = places, home
         super().__init__(graph, random.Random(0), {}, 1, False)
 
-    def end(self, node: Node) -> Outcome:
+    def next_end(self, node: Node) -> Event:
         if not self.places:
-            return super().end(node)
-        with Log(self.home, node.key, "it", Mute()) as log, log.stage("training", 1000) as stage:
+            return super().next_end(node)
+        log = Log(self.home, Mute())
+        with log.of(node.key, "it"), log.stage("training", 1000) as stage:
             stage.advance(self.places.pop(0))
-        return Outcome(node.key, "lost", "its worker died")
+        return event_now("lost", "its worker died")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +193,6 @@ def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tr
     node = Node("one", None, (), Wants(), (0,))  # type: ignore[arg-type]
     home = Home.locate(tmp_path)
     workers = Ended(Graph((None,), {"one": node}), list(places), home)  # type: ignore[arg-type]
-    failures = schedule(workers.graph, workers, home, Watch(Mute()))
-    assert len(workers.given) == tries
+    failures = Loop(workers.graph, workers, home, deaf).run()
+    assert len(workers.submissions) == tries
     assert bool(failures) == (tries == len(places))

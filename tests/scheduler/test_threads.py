@@ -67,8 +67,8 @@ def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, sha
     jobs = make_jobs(Request(methods, [task], {}, {"steps": "20"}))
     for node in graph_of(jobs, work).nodes.values():
         torch.set_num_threads(ambient)
-        outcome = run_packed(packed(node), node.key, Setting(work.home, "cpu", cores, str(home)), share)
-        assert outcome.how == "done", outcome.why
+        end = run_packed(packed(node), Setting(work.home, "cpu", cores, str(home)), share)
+        assert end.kind == "done", end.text
 
 
 def weights(home: Path) -> dict[str, str]:
