@@ -107,8 +107,9 @@ class LDA(GrowingMethod):
         excess = 0.5 * (metric * covariance).sum() if form == "corrected" else covariance.new_zeros(())
         centre = means.mean(0)  # taken off everywhere, which changes no distance and keeps digits
         seen, offset = discriminants(means - centre, metric)
-        kept = {"metric": metric, "centre": centre, "seen": seen, "offset": offset + excess / counts, "excess": excess}
-        for name, value in kept.items():
+        buffers = {"metric": metric, "centre": centre, "seen": seen, "excess": excess}
+        buffers["offset"] = offset + excess / counts
+        for name, value in buffers.items():
             self.register_buffer(name, value.to(base.weight.dtype), persistent=False)
 
     def placed(self, x: Tensor) -> Tensor:
@@ -164,16 +165,16 @@ def slda(s: Tensor, images: Tensor, epsilon: float) -> Tensor:
     """Shrunk by the rule of OAS, which needs the number of images, and by epsilon: [D, D]."""
     size, variance, square = len(s), s.diagonal().mean(), s.square().mean()
     share = ((square + variance**2) / ((images + 1) * (square - variance**2 / size)).clamp_min(1e-300)).clamp_max(1)
-    one = torch.eye(size, dtype=s.dtype, device=s.device)
-    return (1 - epsilon) * ((1 - share) * s + share * variance * one) + epsilon * one
+    identity = torch.eye(size, dtype=s.dtype, device=s.device)
+    return (1 - epsilon) * ((1 - share) * s + share * variance * identity) + epsilon * identity
 
 
 def fecam(s: Tensor, gamma: float) -> Tensor:
     """The correlation matrix of the shrunk covariance: [D, D]."""
-    one = torch.eye(len(s), dtype=s.dtype, device=s.device)
-    others = s * (1 - one)
+    identity = torch.eye(len(s), dtype=s.dtype, device=s.device)
+    others = s * (1 - identity)
     mean = others.sum() / (others != 0).sum().clamp_min(1)
-    shrunk = s + gamma * s.diagonal().mean() * one + gamma * mean * (1 - one)
+    shrunk = s + gamma * s.diagonal().mean() * identity + gamma * mean * (1 - identity)
     deviation = shrunk.diagonal().sqrt()
     return shrunk / (deviation[:, None] * deviation)
 

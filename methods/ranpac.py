@@ -58,8 +58,8 @@ class RanPAC(Method):
             gram += h.T @ h
             sums += h.T @ F.one_hot(of, len(base.weight)).double()
         gram.diagonal().add_(ridge)
-        kept = {"projection": projection.to(base.weight.dtype), "gram": gram, "sums": sums}
-        for name, value in kept.items():
+        buffers = {"projection": projection.to(base.weight.dtype), "gram": gram, "sums": sums}
+        for name, value in buffers.items():
             self.register_buffer(name, value.to(base.weight.device), persistent=False)
         self.register_buffer("seen", torch.linalg.solve(gram, sums).to(base.weight), persistent=False)
 

@@ -76,8 +76,8 @@ def fit_head(
         return total, gradient
 
     options = {"maxiter": MOST_STEPS, "maxfun": 2 * MOST_STEPS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": 20}
-    found = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    best = torch.from_numpy(found.x)
+    fit = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    best = torch.from_numpy(fit.x)
     head = make_head(kind, width, classes)
     with torch.no_grad():
         if isinstance(head, LinearHead):
@@ -88,8 +88,8 @@ def fit_head(
         else:
             head.weight.copy_(best[:-1].reshape(classes, width))
             head.scale.copy_(best[-1])
-    slope = float(np.abs(found.jac).max())
-    return head, {"steps": int(found.nit), "gradient": slope, "converged": slope <= TOLERANCE, "loss": float(found.fun)}
+    slope = float(np.abs(fit.jac).max())
+    return head, {"steps": int(fit.nit), "gradient": slope, "converged": slope <= TOLERANCE, "loss": float(fit.fun)}
 
 
 def accuracies(

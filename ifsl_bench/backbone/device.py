@@ -49,8 +49,8 @@ class Accelerator:
 
     def free_memory(self, device: torch.device) -> int:
         """Bytes that a new tensor could take: what the driver has left, and what the allocator keeps unused."""
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
 
 
 ACCELERATORS = {"cuda": Accelerator()}  # type of device -> what it can do
@@ -63,16 +63,16 @@ def choose_device(name: str) -> torch.device:
         UserError: no such device here.
     """
     if name == "auto":
-        return torch.device(next((kind for kind, one in ACCELERATORS.items() if one.count()), "cpu"))
-    known = ", ".join(["auto", "cpu", *ACCELERATORS])
+        return torch.device(next((kind for kind, accelerator in ACCELERATORS.items() if accelerator.count()), "cpu"))
+    choices = ", ".join(["auto", "cpu", *ACCELERATORS])
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"unknown device {name!r}; available: {known}, cuda:0, ...") from None
+        raise UserError(f"unknown device {name!r}; available: {choices}, cuda:0, ...") from None
     if device.type == "cpu":
         return device
     if device.type not in ACCELERATORS:
-        raise UserError(f"device {name!r} is not supported; available: {known}")
+        raise UserError(f"device {name!r} is not supported; available: {choices}")
     count = ACCELERATORS[device.type].count()
     if not count:
         raise UserError(f"device {name!r} was asked for, but PyTorch sees no CUDA device here; use --device cpu")
@@ -127,13 +127,13 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     if all(x.device.type == "cpu" for x in plain):
         return [x.numpy() for x in plain]
     packed = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in plain]).cpu().numpy()
-    found, at = [], 0
+    arrays, at = [], 0
     for x in plain:
         size = x.numel() * x.element_size()
         kind = torch.empty((), dtype=x.dtype, device="cpu").numpy().dtype
-        found.append(packed[at : at + size].view(kind).reshape(tuple(x.shape)))
+        arrays.append(packed[at : at + size].view(kind).reshape(tuple(x.shape)))
         at += size
-    return found
+    return arrays
 
 
 def keep_freed_memory() -> bool:
@@ -179,8 +179,8 @@ class Precision:
 
 def whole_float32() -> AbstractContextManager[None]:
     """Convolutions of float32 keep all of its digits: on a GPU PyTorch would let cuDNN round them to TF32, 10 bits."""
-    kept = torch.backends.cudnn
-    return torch.backends.cudnn.flags(kept.enabled, kept.benchmark, kept.benchmark_limit, kept.deterministic, False)
+    cudnn = torch.backends.cudnn
+    return torch.backends.cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, False)
 
 
 def choose_precision(device: torch.device) -> Precision:

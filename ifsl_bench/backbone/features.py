@@ -110,8 +110,8 @@ def compute_features(
     folder = bank_folder(home, pretrained.features_key, name, task, views, dataset.origin(name))
     shape = (views * len(pool), pretrained.network.features)
 
-    def kept() -> np.ndarray | None:
-        return _kept(folder, shape, pretrained.features_sha256)
+    def cached() -> np.ndarray | None:
+        return _cached(folder, shape, pretrained.features_sha256)
 
     def make() -> np.ndarray:
         if os.path.lexists(folder):
@@ -135,11 +135,11 @@ def compute_features(
                 "place": place,
             }
             write_sealed(partial / "bank.json", entry)
-        features = kept()
+        features = cached()
         assert features is not None
         return features
 
-    return read_or_made(folder, kept, make, reporter.warn, "it is computed again")
+    return read_or_made(folder, cached, make, reporter.warn, "it is computed again")
 
 
 def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
@@ -182,7 +182,7 @@ def _place(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}"
 
 
-def _kept(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
+def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
     """The features in a folder; None where there are none, or those of a pretraining that was repeated since."""
     if not os.path.lexists(folder):
         return None
@@ -212,8 +212,8 @@ def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
     weight = head.weight.detach().float().cpu()
     bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
     scale = 1.0 if head.scale is None else float(head.scale)
-    known = (centred(moments.means, pretrained.mean), moments.counts, moments.covariance)
-    means, counts, covariance = (torch.from_numpy(x).float() for x in known)
+    statistics = (centred(moments.means, pretrained.mean), moments.counts, moments.covariance)
+    means, counts, covariance = (torch.from_numpy(x).float() for x in statistics)
     return Base(weight, bias, means, scale, counts, covariance)
 
 

@@ -102,13 +102,13 @@ def pretrain_frozen(
         {"tensors": {"sha256": digest}, **facts},
     )
 
-    def kept() -> Pretrained | None:
+    def cached() -> Pretrained | None:
         """With the classifier on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
         ended = state is not None and state.info.get("finished") is True and state.info.get("weights") == digest
-        return made(state) if state and ended else None
+        return restored(state) if state and ended else None
 
-    def made(state: State) -> Pretrained:
+    def restored(state: State) -> Pretrained:
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
         classifier = head_of(named, head, network.features, classes, folder).to(device)
         mean = state.tensors[MEAN].numpy() if MEAN in state.tensors else None
@@ -121,9 +121,9 @@ def pretrain_frozen(
         tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
         # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
-        return made(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
+        return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
 
-    return read_or_made(folder, kept, train, reporter.warn, "it is trained again")
+    return read_or_made(folder, cached, train, reporter.warn, "it is trained again")
 
 
 def _filled(plugin: Frozen, model: str, file: Path, device: torch.device) -> FrozenNetwork:
@@ -156,11 +156,11 @@ def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
 def _announce(card: Card, dataset: Dataset, name: str, reporter: Reporter) -> None:
     """What becomes of the images on their way into the network."""
     (height, width), (h, w) = dataset.shape[:2], card.size
-    said = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
+    text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
     if enlarged(card, dataset.shape):
-        reporter.warn(f"{said}: enlarged, so that they show less detail than what the network was trained on")
+        reporter.warn(f"{text}: enlarged, so that they show less detail than what the network was trained on")
     else:
-        reporter.say(said)
+        reporter.say(text)
 
 
 def _trained(

@@ -48,9 +48,9 @@ class World:
         """Returns what the first process has; the others wait for it, and what they give is ignored."""
         if self.size == 1:
             return value
-        said: list[Any] = [value]
-        dist.broadcast_object_list(said, src=0)
-        heard: T = said[0]
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0)
+        heard: T = box[0]
         return heard
 
     def wait(self) -> None:

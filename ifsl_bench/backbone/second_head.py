@@ -48,12 +48,12 @@ def second_head(
     key = pretraining_key(task, dataset.fingerprint, "cosine", seed)
     folder = home.pretrained / key
 
-    def kept() -> Pretrained | None:
+    def cached() -> Pretrained | None:
         """What was fitted on these very weights; None where nothing was."""
         state = CheckpointFolder(folder).load()
-        return made(state) if state and state.info.get("features_sha256") == linear.sha256 else None
+        return restored(state) if state and state.info.get("features_sha256") == linear.sha256 else None
 
-    def made(state: State) -> Pretrained:
+    def restored(state: State) -> Pretrained:
         head = head_of(state.tensors, "cosine", linear.network.features, len(linear.head.weight), folder)
         return Pretrained(key, linear.network, head, linear.normalise, state.info, linear.mean)
 
@@ -63,9 +63,9 @@ def second_head(
         reporter.say(f"cosine head on the backbone of the linear one: {shown}")
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}
         more = {"key": key, "features_sha256": linear.sha256, "features": linear.key}
-        return made(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **more})))
+        return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **more})))
 
-    return read_or_made(folder, kept, fit, reporter.warn, "it is fitted again")
+    return read_or_made(folder, cached, fit, reporter.warn, "it is fitted again")
 
 
 def _fitted(

@@ -46,9 +46,9 @@ class Timm(Frozen):
 
     def card(self, model: str, own_weights: bool = False) -> Card:
         _check(model, own_weights)
-        found = _configuration(model)
-        (_, height, width), crop = found["input_size"], found.get("crop_pct") or 1.0
-        mode = found.get("crop_mode") or "center"
+        configuration = _configuration(model)
+        (_, height, width), crop = configuration["input_size"], configuration.get("crop_pct") or 1.0
+        mode = configuration.get("crop_mode") or "center"
         if mode not in ("center", "squash") and crop != 1:
             raise UserError(f"timm:{model} wants a border around its images (crop mode {mode}), which is not done here")
         if mode != "squash" and height != width:
@@ -57,52 +57,55 @@ class Timm(Frozen):
         return Card(
             size=(height, width),
             resize=scaled if mode == "squash" else scaled[0],
-            interpolation=found["interpolation"],
-            mean=tuple(found["mean"]),
-            std=tuple(found["std"]),
+            interpolation=configuration["interpolation"],
+            mean=tuple(configuration["mean"]),
+            std=tuple(configuration["std"]),
             corpora=corpora(model),
-            source=_address(found),
-            licence=found.get("license") or "",
+            source=_address(configuration),
+            licence=configuration.get("license") or "",
             endings=(".safetensors", ".bin", ".pth"),
         )
 
     def network(self, model: str) -> tuple[nn.Module, int]:
         import timm
 
-        made: Any = timm.create_model(model, pretrained=False, num_classes=0)
-        return made, int(getattr(made, "head_hidden_size", None) or made.num_features)
+        network: Any = timm.create_model(model, pretrained=False, num_classes=0)
+        return network, int(getattr(network, "head_hidden_size", None) or network.num_features)
 
     def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
         import timm
 
         # timm renames the tensors of older files, and leaves out the classifier; both while it makes a network.
-        given = {"state_dict": dict(weights), "hf_hub_id": None, "url": "", "custom_load": False}
+        overlay = {"state_dict": dict(weights), "hf_hub_id": None, "url": "", "custom_load": False}
         # Tensors that the file lacks stay random without a word; so it is done twice, from other random numbers.
-        found = []
+        states = []
         for seed in (0, 1):
             torch.manual_seed(seed)
             with _silent():
-                made = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(given))
-            found.append(made.state_dict())
-        lacking = [name for name, value in found[0].items() if not torch.equal(value, found[1][name])]
+                filled = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(overlay))
+            states.append(filled.state_dict())
+        lacking = [name for name, value in states[0].items() if not torch.equal(value, states[1][name])]
         if lacking:
             raise ValueError(f"{len(lacking)} tensors are not in it, such as {lacking[0]}")
-        network.load_state_dict(found[0])
+        network.load_state_dict(states[0])
 
     def fetch(self, model: str, folder: Path) -> Path:
         from urllib.request import Request, urlopen
 
         from huggingface_hub import hf_hub_download
 
-        found = _configuration(model)
-        if not found.get("hf_hub_id"):
+        configuration = _configuration(model)
+        if not configuration.get("hf_hub_id"):
             raise OSError("it is not on the Hugging Face hub")
-        what = {"repo_id": found["hf_hub_id"], "filename": found.get("hf_hub_filename") or "model.safetensors"}
+        what = {
+            "repo_id": configuration["hf_hub_id"],
+            "filename": configuration.get("hf_hub_filename") or "model.safetensors",
+        }
         try:
             return Path(hf_hub_download(**what, local_files_only=True))
         except OSError:
             # Asked once and at once: the library tries for 23 s before it says that there is no network.
-            with urlopen(Request(_address(found), method="HEAD"), timeout=10):
+            with urlopen(Request(_address(configuration), method="HEAD"), timeout=10):
                 return Path(hf_hub_download(**what))
 
 
@@ -150,13 +153,13 @@ def _check(model: str, own_weights: bool) -> None:
 def _configuration(model: str) -> dict[str, Any]:
     from timm.models import get_pretrained_cfg
 
-    found = get_pretrained_cfg(model)
-    return dict(found.to_dict()) if found else {}
+    configuration = get_pretrained_cfg(model)
+    return dict(configuration.to_dict()) if configuration else {}
 
 
-def _address(found: Mapping[str, Any]) -> str:
-    if found.get("hf_hub_id"):
+def _address(configuration: Mapping[str, Any]) -> str:
+    if configuration.get("hf_hub_id"):
         from huggingface_hub import hf_hub_url
 
-        return hf_hub_url(found["hf_hub_id"], found.get("hf_hub_filename") or "model.safetensors")
-    return str(found.get("url") or "")
+        return hf_hub_url(configuration["hf_hub_id"], configuration.get("hf_hub_filename") or "model.safetensors")
+    return str(configuration.get("url") or "")

@@ -40,21 +40,21 @@ class Torchvision(Frozen):
         )
 
     def network(self, model: str) -> tuple[nn.Module, int]:
-        made, last = _made(model)
-        width = made.get_submodule(last).in_features
+        network, last = _network(model)
+        width = network.get_submodule(last).in_features
         assert isinstance(width, int)
         parent, _, name = last.rpartition(".")
-        setattr(made.get_submodule(parent), name, nn.Identity())
-        return made, width
+        setattr(network.get_submodule(parent), name, nn.Identity())
+        return network, width
 
     def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        _, last = _made(model)
+        _, last = _network(model)
         wanted = network.state_dict().keys()
-        kept = {k: v for k, v in weights.items() if not k.startswith(f"{last}.")}
-        lacking, odd = wanted - kept.keys(), kept.keys() - wanted
+        body = {k: v for k, v in weights.items() if not k.startswith(f"{last}.")}
+        lacking, odd = wanted - body.keys(), body.keys() - wanted
         if lacking or odd:
             raise ValueError(f"{len(lacking)} tensors are missing and {len(odd)} have no place: {[*lacking, *odd][:3]}")
-        network.load_state_dict(kept)
+        network.load_state_dict(body)
 
     def fetch(self, model: str, folder: Path) -> Path:
         from urllib.request import urlopen
@@ -81,26 +81,26 @@ def _weights(model: str, own_weights: bool) -> Any:
         raise unknown(
             "model of torchvision", plain, zoo.list_models(module=zoo), see="torchvision.models.list_models()"
         )
-    known = zoo.get_model_weights(plain)
-    if tag and tag not in known.__members__:
-        raise unknown(f"weights of torchvision:{plain}", tag, known.__members__)
+    entries = zoo.get_model_weights(plain)
+    if tag and tag not in entries.__members__:
+        raise unknown(f"weights of torchvision:{plain}", tag, entries.__members__)
     if not tag and not own_weights:
-        names = list(known.__members__)
+        names = list(entries.__members__)
         raise UserError(
             f"torchvision:{plain} does not say which weights, e.g. torchvision:{plain}.{names[0]} (it has "
             f"{', '.join(names)}); or give them with --weights FILE"
         )
-    return known[tag] if tag else known["DEFAULT"]
+    return entries[tag] if tag else entries["DEFAULT"]
 
 
-def _made(model: str) -> tuple[nn.Module, str]:
+def _network(model: str) -> tuple[nn.Module, str]:
     """A network with random weights, and the name of its last linear layer, the classifier's."""
     import torchvision.models as zoo
 
     plain, _ = _parts(model)
     with torch.random.fork_rng(devices=[]):
-        made = zoo.get_model(plain, weights=None)
-    linear = [name for name, module in made.named_modules() if isinstance(module, nn.Linear)]
+        network = zoo.get_model(plain, weights=None)
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise UserError(f"torchvision:{plain} has no linear classifier, so it is not clear what its features are")
-    return made, linear[-1]
+    return network, linear[-1]

@@ -381,8 +381,8 @@ def weights_listing(home: Home) -> list[dict[str, Any]]:
 def _row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
     accuracy = info.get("accuracy", {})
     shown = {pool: f"{100 * accuracy[pool]:.2f}%" if pool in accuracy else "" for pool in ("base/val", "base/test")}
-    made = {"weights": info["tensors"]["sha256"][:16], "trained on": info["device"]}
-    return {"pretraining": key, **shown, **made, "where": where}
+    training = {"weights": info["tensors"]["sha256"][:16], "trained on": info["device"]}
+    return {"pretraining": key, **shown, **training, "where": where}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ def task_names(said: Iterable[str], home: Home) -> list[str]:
     expanded: list[str] = []
     for name in said:
         plain, change = split(name)
-        changes = name[len(plain) :] if change.said() else ""
+        changes = name[len(plain) :] if change.parts() else ""
         file, _, inside = plain.rpartition(".toml:")
         if plain == ALL:
             names: Sequence[str] = [task.name for task in _known(home) if _has_data(task, home)]

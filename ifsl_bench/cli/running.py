@@ -157,7 +157,7 @@ def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -
 
     result = evaluate_checkpoint(
         checkpoint, request.tasks[0], select=request.train.get("select"), episodes=request.episodes,
-        change=request.change.said(), work=work, command=_typed(sys.argv[1:]),
+        change=request.change.parts(), work=work, command=_typed(sys.argv[1:]),
     )  # fmt: skip
     show_tables([result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], style)
     return 0

@@ -172,13 +172,13 @@ def evaluate(
     """
     method.eval()
     whole = episodes.stop if whole is None else whole
-    found: list[Evaluated] = []
+    parts: list[Evaluated] = []
     evaluated: Callable[[Method, Any, slice], Evaluated]
     if in_sessions(loader):
         from ifsl_bench.episodic.session_answers import Sessions
 
-        kept = supports_kept or method.keeps_supports(method.__dict__.get("_made_with", {}))
-        sessions = Sessions(method, name, loader, kept)
+        relearns = supports_kept or method.keeps_supports(method.__dict__.get("_made_with", {}))
+        sessions = Sessions(method, name, loader, relearns)
         evaluated = partial(_of_sequences, sessions, bias=bias)
     else:
         evaluated = partial(_evaluated, name, loader.sampler.shape, bias=bias)
@@ -192,12 +192,12 @@ def evaluate(
     ):
         right = done = 0.0
         for answer in answers:
-            found.append(answer)
+            parts.append(answer)
             right, done = right + answer.accuracy * len(answer.counts), done + len(answer.counts)
             # A block may end within an order, whose mean is then that of its sequences in this block.
-            mean = right / done if done < len(episodes) else joined(found).accuracy
+            mean = right / done if done < len(episodes) else joined(parts).accuracy
             stage.advance(len(answer.counts), **{called: mean})
-    return joined(found)
+    return joined(parts)
 
 
 def _blocks(loader: EpisodeLoader | SequenceLoader, episodes: range, whole: int) -> list[tuple[int, int]]:
@@ -212,14 +212,14 @@ def _evaluated(
 ) -> Evaluated:
     """Of those episodes of a block that were asked for."""
     prediction = predict(method, name, batch, numbers=False)
-    found = hits(name, prediction, batch, spec.base_queries)
-    counts: dict[str, Any] = {key: value[asked] for key, value in found.counts.items()}
-    statistics = {key: value[asked].copy() for key, value in found.statistics.items()}  # the batch may be overwritten
+    outcome = hits(name, prediction, batch, spec.base_queries)
+    counts: dict[str, Any] = {key: value[asked] for key, value in outcome.counts.items()}
+    statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}  # the batch may be overwritten
     plain = Counts(**counts, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
-    if found.margins is None or found.pairs is None:
+    if outcome.margins is None or outcome.pairs is None:
         return Evaluated(plain, statistics)
-    margins = Margins(found.margins.base[asked], found.margins.novel[asked])
-    plain = replace(plain, pairs=found.pairs[asked])
+    margins = Margins(outcome.margins.base[asked], outcome.margins.novel[asked])
+    plain = replace(plain, pairs=outcome.pairs[asked])
     if bias is None:
         return Evaluated(plain, statistics, margins)
     with_bias = bias.applied(margins)
@@ -261,25 +261,25 @@ def _answers(
     do not depend on how many there are.
     """
     cpu = loader.novel.features.device.type == "cpu"
-    found = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
-    several, copies = len(found), SimpleQueue[tuple[Method, Room]]()
+    copies = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
+    several, queue = len(copies), SimpleQueue[tuple[Method, Room]]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with threads(1, share()) if cpu else nullcontext():
             room = Room() if method.may_run_in_threads() else None  # anybody else's may keep what it was given
             for start, count in blocks:
                 yield answered(method, start, loader.batch(start, count, room))
         return
-    for one in found:
-        copies.put((one, Room()))
+    for replica in copies:
+        queue.put((replica, Room()))
 
     @torch.no_grad()
     def take(start: int, count: int) -> Evaluated:
-        mine = copies.get()
+        mine = queue.get()
         try:
-            one, room = mine
-            return answered(one, start, loader.batch(start, count, room))
+            replica, room = mine
+            return answered(replica, start, loader.batch(start, count, room))
         finally:
-            copies.put(mine)
+            queue.put(mine)
 
     with (
         threads(1, max(1, share() // several)),
@@ -313,16 +313,16 @@ def block_bytes(kind: type[Method]) -> int:
     return blocks_at_once(kind) * PEAK * CPU_BYTES
 
 
-def record_of(found: Evaluated) -> dict[str, Any]:
+def record_of(evaluated: Evaluated) -> dict[str, Any]:
     """What JSON holds of it, bit by bit: counts, statistics, and the hits on the base-novel curve."""
-    assert isinstance(found.counts, Counts)  # there are never so many sequences
+    assert isinstance(evaluated.counts, Counts)  # there are never so many sequences
     return {
-        "base_queries": found.counts.base_queries,
-        "novel_queries": found.counts.novel_queries,
-        "counts": {name: packed.pack(values) for name, values in found.counts.columns().items()},
-        "statistics": {name: packed.pack(values) for name, values in found.statistics.items()},
-        "curve": found.calibrated.curve[:, 1:].astype(int).tolist() if found.calibrated else [],
-        "resampled": found.calibrated.resampled.tolist() if found.calibrated else [],
+        "base_queries": evaluated.counts.base_queries,
+        "novel_queries": evaluated.counts.novel_queries,
+        "counts": {name: packed.pack(values) for name, values in evaluated.counts.columns().items()},
+        "statistics": {name: packed.pack(values) for name, values in evaluated.statistics.items()},
+        "curve": evaluated.calibrated.curve[:, 1:].astype(int).tolist() if evaluated.calibrated else [],
+        "resampled": evaluated.calibrated.resampled.tolist() if evaluated.calibrated else [],
     }
 
 
@@ -333,8 +333,8 @@ def evaluated_of(record: Mapping[str, Any], episodes: int, bias: Bias | None) ->
         KeyError, TypeError, ValueError: it is none.
     """
 
-    def arrays(found: Mapping[str, str]) -> dict[str, np.ndarray]:
-        read = {name: packed.unpack(text, episodes) for name, text in found.items()}
+    def arrays(texts: Mapping[str, str]) -> dict[str, np.ndarray]:
+        read = {name: packed.unpack(text, episodes) for name, text in texts.items()}
         if any(len(values) != episodes for values in read.values()):
             raise ValueError(f"it is not of {episodes:,} episodes")
         return read

@@ -167,8 +167,8 @@ class Sessions:
             torch.stack(novel_right, -1).unflatten(1, (sessions, -1)),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
-        kept: State = state if not self.supports_kept else _of_supports(batch.together(sessions))
-        return Answered(answers, _statistics(statistics), _bytes(kept, count))
+        final_state: State = state if not self.supports_kept else _of_supports(batch.together(sessions))
+        return Answered(answers, _statistics(statistics), _bytes(final_state, count))
 
     def _check(self, logits: Sequence[Tensor], count: int) -> None:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""

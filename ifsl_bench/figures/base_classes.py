@@ -27,7 +27,7 @@ def boards_by_count(task: Task, home: Home) -> dict[int, Board]:
     few = {
         change["base-classes"]: board
         for board in load_variants(task, home.results)
-        if board.rows and set(change := split(board.name)[1].said()) == {"base-classes"}
+        if board.rows and set(change := split(board.name)[1].parts()) == {"base-classes"}
     }
     boards = {int(count): board for count, board in few.items()}
     if not boards:

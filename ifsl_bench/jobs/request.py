@@ -69,7 +69,7 @@ class Request:
             options={**other.options, **self.options},
             train={**other.train, **self.train},
             calibrate=other.calibrate or self.calibrate,
-            change=make_change({**other.change.said(), **self.change.said()}),
+            change=make_change({**other.change.parts(), **self.change.parts()}),
             **more,
         )
 

@@ -32,14 +32,14 @@ def gather(begin: int, end: int, rows: Indices, bank: Array, out: Array, there: 
 
 @compiled
 def gather_from_two(
-    begin: int, end: int, rows: Indices, second: Flags, bank: Array, other: Array, out: Array, there: Flags
+    begin: int, end: int, rows: Indices, second: Flags, bank: Array, second_bank: Array, out: Array, there: Flags
 ) -> None:  # fmt: skip
     """The same, of `other` where `second` [E, R]."""
     for e in range(begin, end):
         good = True
         for i in range(rows.shape[1]):
             if second[e, i]:
-                good &= copy(other, rows[e, i], out[e, i])
+                good &= copy(second_bank, rows[e, i], out[e, i])
             else:
                 good &= copy(bank, rows[e, i], out[e, i])
         there[e] = good

@@ -81,13 +81,13 @@ def minres(apply: Kernel, metric: Kernel) -> Kernel:
         room = np.zeros((8, n))
         w, w_before, v, v_before, v_image, h, h_image = room[0], room[1], room[2], room[3], room[4], room[5], room[6]
         beta = math.sqrt(max(inner(rhs, rhs_image), 0.0))
-        goal, left, c, s, d, e = tolerance * beta, beta, -1.0, 0.0, 0.0, 0.0
+        goal, residual, c, s, d, e = tolerance * beta, beta, -1.0, 0.0, 0.0, 0.0
         over = 1.0 / max(beta, TINY)
         for i in range(n):
             x[i] = 0.0
             v[i], v_image[i] = rhs[i] * over, rhs_image[i] * over
         beta, steps = 0.0, 0
-        while steps < most and left > goal:
+        while steps < most and residual > goal:
             # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
             apply(data, v, v_image, h)
             alpha = inner(h, v_image)
@@ -103,9 +103,9 @@ def minres(apply: Kernel, metric: Kernel) -> Kernel:
             for i in range(n):
                 new = (v[i] - far_above * w_before[i] - above * w[i]) / length
                 w_before[i], w[i] = w[i], new
-                x[i] += c * left * new
+                x[i] += c * residual * new
             steps += 1
-            left = s * left
+            residual = s * residual
             over = 1.0 / max(beta, TINY)
             for i in range(n):
                 v_before[i], v[i], v_image[i] = v[i], h[i] * over, h_image[i] * over

@@ -147,7 +147,7 @@ def newton(
         force = 0.3 * min(1.0, 3 * min(length / first, 1.0) ** 0.25)
         for i in range(ways * size):
             minus[i], minus_image[i] = -flat[i], -flat_image[i]
-        left, _, _ = solve_system(
+        remainder, _, _ = solve_system(
             system, minus, minus_image, force, inner_steps if steps else 1, False, step, step_image, cg
         )
         t = search(f, rest, labels, a, s, s_image, inner(flat, step_image), p, moved, gains, spare)
@@ -160,7 +160,7 @@ def newton(
         length = inner(flat, flat_image)
         steps += 1
         went = t * largest(step_image)
-        converged = length <= share and (length <= close or (went <= NEAR and left <= 0.3))
+        converged = length <= share and (length <= close or (went <= NEAR and remainder <= 0.3))
         if steps > 8:
             # Rounding may end progress before the tolerance does. (Early on the gradient may grow while L falls.)
             heaviest = 0.0
@@ -193,42 +193,42 @@ def solve(
         np.empty((ways, size)),
     )
     duals, both = np.empty((2 * ways, size)), np.empty((2 * ways, features))
-    one, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
+    rest_row, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
     for e in range(begin, end):
         rows = rows_of(x[e], features)
         np.dot(scaled(rows, inverse), rows.T, k)
         doubled(centres[e if centres.shape[0] > 1 else 0], there.reshape(-1))
         np.dot(there, rows.T, start)
-        doubled(rest[e], one)
-        good, steps[e], goal = newton(k, start, one, labels[e], tolerance, max_steps, inner_steps, a, f, p)
+        doubled(rest[e], rest_row)
+        good, steps[e], goal = newton(k, start, rest_row, labels[e], tolerance, max_steps, inner_steps, a, f, p)
         # A search adds its scores up step by step. What counts is where V is, so this looks afresh.
         np.dot(a, k, image)
         for i in range(ways):
             for j in range(size):
                 start[i, j] += image[i, j]
-        softmax(start, one, p, two)
+        softmax(start, rest_row, p, two)
         misfit(p, labels[e], duals[ways:], two)
         for i in range(ways):
             for j in range(size):
                 duals[i, j] = a[i, j]
                 duals[ways + i, j] += a[i, j]
         np.dot(duals, rows, both)
-        square = left = 0.0
+        square = remainder = 0.0
         for i in range(ways):
             for d in range(features):
                 there[i, d] += inverse[d] * both[i, d]
                 v[e, i * features + d] = there[i, d]
                 square += both[ways + i, d] ** 2
-                left += both[ways + i, d] ** 2 * inverse[d]
+                remainder += both[ways + i, d] ** 2 * inverse[d]
         np.dot(there, rows.T, scores)
         off = far = 0.0
         for i in range(ways):
             for j in range(size):
                 off, far = max(off, abs(scores[i, j] - f[i, j])), max(far, abs(a[i, j]))
-        loss = cross_entropy(start, one, labels[e], p)
+        loss = cross_entropy(start, rest_row, labels[e], p)
         norm[e], value[e] = math.sqrt(square), loss + inner(a.reshape(-1), image.reshape(-1)) / 2
         # Infinitely off are dual numbers that no minimum has: there |a| = |target - pi / S| <= 1 / S.
-        converged[e] = good and left <= goal and off <= 10 * NEAR and far <= 2.0 / size
+        converged[e] = good and remainder <= goal and off <= 10 * NEAR and far <= 2.0 / size
 
 
 @part

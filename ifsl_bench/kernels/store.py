@@ -114,11 +114,11 @@ def alone(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def announce(kept: bool) -> None:
+def announce(on_disk: bool) -> None:
     """Says, once, that kernels are being compiled, and whether the machine code is kept."""
     global _announced
     if not _announced:
         _announced = True
-        often = "once" if kept else "and again in every process, for the home folder cannot be written"
+        often = "once" if on_disk else "and again in every process, for the home folder cannot be written"
         with contextlib.suppress(ValueError):  # who was to be told may have closed the stream since
             _say(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")

@@ -18,7 +18,7 @@ from .compiling import FOLDER
 PIECES = 8  # for each thread: episodes take longer or shorter, and nobody should wait long for the last
 ALONE = 16  # episodes of the first piece on one thread: between two pieces Ctrl-C is heard
 QUICK = 0.05  # seconds; a piece on one thread that takes less is followed by one of twice as many episodes
-_known: dict[Any, int] = {}  # kernel -> for how many kinds of arguments it is there
+_signatures: dict[Any, int] = {}  # kernel -> for how many kinds of arguments it is there
 
 
 def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
@@ -27,7 +27,7 @@ def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
     Raises:
         KeyboardInterrupt: nobody wants it any more, see :func:`ifsl_bench.common.processor.stoppable`.
     """
-    new = kernel not in _known
+    new = kernel not in _signatures
     pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
     bounds = [count * i // pieces for i in range(pieces + 1)] if pieces else []
     todo = list(pairwise(bounds))
@@ -59,8 +59,8 @@ def _one_after_the_other(call: Callable[[tuple[int, int]], None], begin: int, co
 
 
 def _record(kernel: Any) -> None:
-    if len(kernel.overloads) != _known.get(kernel):
-        _known[kernel] = len(kernel.overloads)
+    if len(kernel.overloads) != _signatures.get(kernel):
+        _signatures[kernel] = len(kernel.overloads)
         if FOLDER is not None and kernel.stats.cache_misses:
             store.record(FOLDER)
 

@@ -66,7 +66,7 @@ def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -
 
 @dataclass
 class _State(State):
-    kept: ClassVar = ("a", "f", "steps", "converged")
+    outputs: ClassVar = ("a", "f", "steps", "converged")
     common: ClassVar = ("limit", "between", "count")
 
     # What does not change.
@@ -155,8 +155,8 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
         none, none, converged, active,
     )  # fmt: skip
     s = iterate(step, s, max_steps, lambda s: (s, s.active), lambda _: step, first=LOOK)
-    v, norm, value, left, off = at(s.a, s.f[:, :-1], k, start, inverse_p, args)
-    sound = (left <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)
+    v, norm, value, remainder, off = at(s.a, s.f[:, :-1], k, start, inverse_p, args)
+    sound = (remainder <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)
     return Outcome(v, s.converged & sound, s.steps, norm, value)
 
 
@@ -256,7 +256,7 @@ def at(
     both, ones = torch.cat([a, r], 1) @ x, r.sum(2)  # [E, 2N, D]: one pass over the features for V and the gradient
     v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
     squares, square = both[:, ways:].square().sum(1), ones.square().sum(1)  # [E, D], [E]
-    norm, left = (squares.sum(1) + square).sqrt(), squares @ inverse_p[:-1] + square * inverse_p[-1]
+    norm, remainder = (squares.sum(1) + square).sqrt(), squares @ inverse_p[:-1] + square * inverse_p[-1]
     value = cross_entropy(f, rest, labels).mean(1) + dot(a, a_image) / 2
     off = (scores(v, x) - f).abs().amax((1, 2))
-    return v, norm, value, left, torch.where(a.abs().amax((1, 2)) <= 2 / size, off, torch.inf)
+    return v, norm, value, remainder, torch.where(a.abs().amax((1, 2)) <= 2 / size, off, torch.inf)

@@ -40,12 +40,12 @@ class NetworkLearner(Learner):
         objective, solver = TanhNetwork(self.ways, self.units, begin=there), self.solver(args.features.dtype)
         space = objective.space(None, args)
         z = space.initial()
-        _, _, left = space.evaluate(z, space.image(z))  # [E]
+        _, _, remainder = space.evaluate(z, space.image(z))  # [E]
         slope = pack(objective.gradient(start, args))
         # As near to the minimum as a search from `start` would come: much of that way is done.
-        done = dot(slope, slope).sqrt() / left.clamp_min(torch.finfo(left.dtype).tiny)
+        done = dot(slope, slope).sqrt() / remainder.clamp_min(torch.finfo(remainder.dtype).tiny)
         done = done.nan_to_num(1, 1).clamp_min(1e-3)  # an episode that is beyond help must not stop the others
-        return objective, replace(solver, tolerance=self.tolerance(left.dtype) * done)
+        return objective, replace(solver, tolerance=self.tolerance(remainder.dtype) * done)
 
     def solver(self, dtype: torch.dtype, training: bool = False) -> LBFGS:
         tolerance = self.tolerance(dtype, training)

@@ -169,7 +169,7 @@ def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[Page
     Tasks whose protocols are changed are left out where there are others: few methods were measured on them.
     """
     boards = [board for board in page.boards if board.setting == setting and _ranked(board)]
-    boards = [board for board in boards if not split(board.task)[1].said()] or boards
+    boards = [board for board in boards if not split(board.task)[1].parts()] or boards
     cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for board in boards:
         for number, (entry, ranks) in _ranked(board).items():

@@ -24,7 +24,7 @@ def resamples(episodes: int) -> np.ndarray:
     version of NumPy (NEP 19).
     """
     drawn = np.random.RandomState(0).randint(episodes, size=(RESAMPLES, episodes))
-    return np.stack([np.bincount(one, minlength=episodes) for one in drawn])
+    return np.stack([np.bincount(resample, minlength=episodes) for resample in drawn])
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Margins:
 
         The same as sums of :meth:`joint_hits`, in one pass.
         """
-        found = []
+        sides = []
         for part in (self.base, self.novel):
             below = np.searchsorted(biases, part[~np.isnan(part)], side="right")  # how many biases are t or less
-            found.append(np.bincount(below, minlength=len(biases) + 1))
+            sides.append(np.bincount(below, minlength=len(biases) + 1))
         # A base query with margin t is right at the biases up to t, a novel one at those above it.
-        base, novel = found[0][::-1].cumsum()[::-1][1:], found[1].cumsum()[:-1]
+        base, novel = sides[0][::-1].cumsum()[::-1][1:], sides[1].cumsum()[:-1]
         return np.stack([base, novel], 1)
 
     def finite(self) -> np.ndarray:

@@ -77,8 +77,8 @@ def _drawn(draws: ClassDraws) -> np.ndarray:
         index = np.arange(draws.episodes, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(draws.key % 2**64)
         stream = _mix(_mix(index) + np.uint64(OF_CLASSES))
         words = _mix(stream[:, None] + (place + np.uint64(1)) * np.uint64(GOLDEN))
-    left = np.uint64(draws.classes) - place
-    picks = _shuffled((place + ((words >> np.uint64(32)) * left >> np.uint64(32))).astype(np.int64))
+    choices = np.uint64(draws.classes) - place
+    picks = _shuffled((place + ((words >> np.uint64(32)) * choices >> np.uint64(32))).astype(np.int64))
     picks.flags.writeable = False
     return picks
 

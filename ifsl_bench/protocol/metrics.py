@@ -50,7 +50,7 @@ class Counts:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Those of the task's kind, as far as they are known."""
-        return kind_of(self.base_queries).known(self.columns())
+        return kind_of(self.base_queries).metrics_of(self.columns())
 
     def per_episode(self) -> dict[str, np.ndarray]:
         """Metric -> its value in each episode, [n], in percent, for all :attr:`metrics`."""

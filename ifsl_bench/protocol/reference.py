@@ -265,19 +265,21 @@ def task_text(content: Mapping[str, Any], head: str = "") -> str:
             default.
         head: lines above it, each a comment.
     """
-    known: dict[str, list[Key]] = {}
+    by_table: dict[str, list[Key]] = {}
     for key in keys():
-        known.setdefault(key.table, []).append(key)
+        by_table.setdefault(key.table, []).append(key)
     lines = [head + HEAD]
     explained: set[str] = set()
-    for general, table, own in _tables(content, known):
+    for general, table, own in _tables(content, by_table):
         lines.append(f"[{table}]")
         if general in explained:
-            lines += [f"{key.name} = {toml(own[key.name])}" for key in known[general] if own.get(key.name) is not None]
+            lines += [
+                f"{key.name} = {toml(own[key.name])}" for key in by_table[general] if own.get(key.name) is not None
+            ]
             lines.append("")
             continue
         explained.add(general)
-        for key in known[general]:
+        for key in by_table[general]:
             lines.append(f"# {key.meaning}; {key.range}" if key.range else f"# {key.meaning}")
             if own.get(key.name) is not None:
                 lines.append(f"{key.name} = {toml(own[key.name])}")
@@ -287,9 +289,9 @@ def task_text(content: Mapping[str, Any], head: str = "") -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _tables(content: Mapping[str, Any], known: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+def _tables(content: Mapping[str, Any], table_names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
     """The tables of a file in the order of the reference: ``tasks.[name]``, ``tasks."mine-5shot"``, and its content."""
-    for general in known:
+    for general in table_names:
         first, *parts = general.split(".")
         tables = [(first, content.get(first, {}))]
         for part in parts:

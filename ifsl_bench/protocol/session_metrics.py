@@ -109,7 +109,7 @@ class SessionCounts:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Those of the kind of tasks, as far as they are known."""
-        return SESSIONS.known(self.columns())
+        return SESSIONS.metrics_of(self.columns())
 
     def per_episode(self) -> dict[str, np.ndarray]:
         """Metric -> its mean over the sequences of each order, [orders], in percent, for all :attr:`metrics`."""
@@ -157,9 +157,9 @@ class SessionCounts:
             raise KeyError("calibrated_acc")
         return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED})
 
-    def with_bias(self, other: SessionCounts) -> SessionCounts:
-        """These counts, and as the calibrated ones those of ``other``."""
-        return replace(self, **{name: getattr(other, name.removeprefix("calibrated_")) for name in CALIBRATED})
+    def with_bias(self, biased: SessionCounts) -> SessionCounts:
+        """These counts, and as the calibrated ones those of ``biased``."""
+        return replace(self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED})
 
     def lazy(self) -> SessionCounts:
         """The counts of a model that is the same in session 0 and never answers with a novel class."""

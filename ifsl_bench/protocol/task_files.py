@@ -83,15 +83,15 @@ def _tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
     return tasks
 
 
-def _variants(file: TaskFile | _VariantFile, where: str, known: Mapping[str, Task]) -> dict[str, Task]:
+def _variants(file: TaskFile | _VariantFile, where: str, others: Mapping[str, Task]) -> dict[str, Task]:
     """The tasks that a file derives from others."""
     tasks = {}
     for name, entry in file.variants.items():
         check_name(name, where)
-        if entry.of not in known:
-            raise unknown("task", entry.of, known, where=f"that {name!r} of {where} is a variant of", see=ALL)
+        if entry.of not in others:
+            raise unknown("task", entry.of, others, where=f"that {name!r} of {where} is a variant of", see=ALL)
         try:
-            tasks[name] = derived(known[entry.of], name, entry)
+            tasks[name] = derived(others[entry.of], name, entry)
         except UserError as error:
             raise UserError(f"{where}: task {name!r}: {error}") from error
         check_task(tasks[name], where)
@@ -127,10 +127,10 @@ def packaged() -> dict[str, Task]:
     tasks: dict[str, Task] = {}
     for derive in (False, True):  # variants once all other tasks are known
         for where, file in files.items():
-            found = _variants(file, where, tasks) if derive else _tasks(file, where)
-            if twice := sorted(found.keys() & tasks.keys()):
+            new_tasks = _variants(file, where, tasks) if derive else _tasks(file, where)
+            if twice := sorted(new_tasks.keys() & tasks.keys()):
                 raise UserError(f"{where}: task {twice[0]!r} is defined twice")
-            tasks |= found
+            tasks |= new_tasks
     return tasks
 
 
@@ -152,10 +152,10 @@ def own(home: Home) -> dict[str, Task]:
 
 def _check_free(task: Task, where: str) -> None:
     """Raises :class:`UserError` for a task of one's own with the name of another one that comes with the package."""
-    other = packaged().get(task.name)
-    if other is not None and other != task:
+    namesake = packaged().get(task.name)
+    if namesake is not None and namesake != task:
         raise UserError(
-            f"{where}: task {task.name!r} is also one that comes with ifsl_bench (data set {other.dataset.name}); "
+            f"{where}: task {task.name!r} is also one that comes with ifsl_bench (data set {namesake.dataset.name}); "
             f"call this one something else"
         )
 
@@ -174,7 +174,7 @@ def find(name: str, change: Change | None = None, home: Home | None = None) -> l
     plain, whole = merged(name, change or Change())
     tasks = [changed(task, whole) for task in _named(plain, home)]
     for task in tasks:
-        check_task(task, "with these changes" if whole.said() else "packaged")
+        check_task(task, "with these changes" if whole.parts() else "packaged")
     return tasks
 
 
@@ -210,7 +210,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
         return [tasks[chosen]] if chosen else list(tasks.values())
     if name in packaged():
         return [packaged()[name]]
-    known = {**packaged(), **own(home or Home.locate())}
-    if name not in known:
-        raise unknown("task", name, known, see=ALL)
-    return [known[name]]
+    by_name = {**packaged(), **own(home or Home.locate())}
+    if name not in by_name:
+        raise unknown("task", name, by_name, see=ALL)
+    return [by_name[name]]

@@ -39,11 +39,11 @@ class Kind:
         """Whether base classes are among those that queries are told apart from, so that a bias may weigh them."""
         return "base" in self.parts
 
-    def shows(self, metric: str, known: Collection[str]) -> bool:
-        """Whether readers are shown a metric, where ``known`` are those that some row has."""
-        return metric in self.metrics or (metric in self.more_metrics and metric in known)
+    def shows(self, metric: str, row_metrics: Collection[str]) -> bool:
+        """Whether readers are shown a metric, where ``row_metrics`` are those that some row has."""
+        return metric in self.metrics or (metric in self.more_metrics and metric in row_metrics)
 
-    def known(self, counts: Collection[str]) -> tuple[str, ...]:
+    def metrics_of(self, counts: Collection[str]) -> tuple[str, ...]:
         """The metrics of a result that has these of its counts."""
         calibrated = {"calibrated_base", "calibrated_novel"} & set(self.more_counts) or {"calibrated_hits"}
         needs = {"ausuc": {"pairs"}, "calibrated_acc": calibrated, "calibrated_delta": calibrated}

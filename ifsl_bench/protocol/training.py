@@ -36,38 +36,38 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> Training:
+    def parse(cls, values: Mapping[str, Any]) -> Training:
         """From strings or values.
 
         Raises:
             UserError: unknown name (with the nearest ones), or an impossible value.
         """
-        known = {f.name: f for f in msgspec.structs.fields(cls)}
-        for key in given:
-            if key not in known:
-                raise unknown("training option", key, known)
-            if isinstance(given[key], bool):
-                raise UserError(f"--train: {key} is not {given[key]}")
+        fields = {f.name: f for f in msgspec.structs.fields(cls)}
+        for key in values:
+            if key not in fields:
+                raise unknown("training option", key, fields)
+            if isinstance(values[key], bool):
+                raise UserError(f"--train: {key} is not {values[key]}")
         try:
-            made = msgspec.convert(dict(given), cls, strict=False)
+            training = msgspec.convert(dict(values), cls, strict=False)
         except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half a character
-            for key, value in given.items():
+            for key, value in values.items():
                 try:
                     msgspec.convert({key: value}, cls, strict=False)
                 except (msgspec.ValidationError, UnicodeError):
                     raise UserError(f"--train: {key} takes {TAKES.get(key, 'another value')}, not {value!r}") from error
             raise UserError(f"--train: {error}") from error
-        if "steps" in given and made.steps < 1:
+        if "steps" in values and training.steps < 1:
             raise UserError("--train: steps must be at least 1; leave it out for the task's own")
-        if made.episodes_per_step < 1 or made.views < 1:
+        if training.episodes_per_step < 1 or training.views < 1:
             raise UserError("--train: episodes_per_step and views must be at least 1")
-        if made.episodes_per_step > AT_ONCE or made.views > AT_ONCE or made.steps > STEPS:
+        if training.episodes_per_step > AT_ONCE or training.views > AT_ONCE or training.steps > STEPS:
             raise UserError(
                 f"--train: episodes_per_step and views must be at most {AT_ONCE:,}, steps at most {STEPS:,}"
             )
-        if not 0 <= made.rate < math.inf:
-            raise UserError(f"--train: rate must be positive and finite (or 0 for the schedule's), not {made.rate}")
-        return made
+        if not 0 <= training.rate < math.inf:
+            raise UserError(f"--train: rate must be positive and finite (or 0 for the schedule's), not {training.rate}")
+        return training
 
     def changes(self) -> dict[str, Any]:
         """The values that are not the default."""

@@ -51,7 +51,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     centre: str | None = None
     sessions: int | None = None
 
-    def said(self) -> dict[str, int | str]:
+    def parts(self) -> dict[str, int | str]:
         """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
         fields = msgspec.structs.fields(self)
         return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
@@ -87,14 +87,14 @@ TEXTS = {
 }
 
 
-def make_change(given: Mapping[str, int | str | None]) -> Change:
+def make_change(values: Mapping[str, int | str | None]) -> Change:
     """A change from names as they are spelled, values checked.
 
     Raises:
         UserError: an unknown name, a value that is no whole number from 1 to :data:`MOST`, or no text of its kind
             where it should be one.
     """
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS)
         if key in TEXTS:
@@ -106,7 +106,7 @@ def make_change(given: Mapping[str, int | str | None]) -> Change:
             raise UserError(f"{key} must be a whole number from 1, not {value!r}")
         if isinstance(value, int) and value > MOST:
             raise UserError(f"{key} must be {MOST:,} at most")
-    return msgspec.convert(dict(given), Change)
+    return msgspec.convert(dict(values), Change)
 
 
 def split(name: str) -> tuple[str, Change]:
@@ -119,7 +119,7 @@ def split(name: str) -> tuple[str, Change]:
     plus = name.find("+", start)
     if plus < 0:
         return name, Change()
-    given: dict[str, int | str | None] = {}
+    values: dict[str, int | str | None] = {}
     for part in name[plus + 1 :].split("+"):
         key, separator, text = part.partition("=")
         if key not in KEYS:
@@ -133,10 +133,10 @@ def split(name: str) -> tuple[str, Change]:
             number = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
         else:
             raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
-        if key in given:
+        if key in values:
             raise UserError(f"in {name!r}: {key} is there twice")
-        given[key] = number
-    return name[:plus], make_change(given)
+        values[key] = number
+    return name[:plus], make_change(values)
 
 
 def merged(name: str, change: Change) -> tuple[str, Change]:
@@ -146,9 +146,9 @@ def merged(name: str, change: Change) -> tuple[str, Change]:
         UserError: both say something of the same thing.
     """
     plain, own = split(name)
-    for key in own.said().keys() & change.said().keys():
-        raise UserError(f"{name!r} says {key}={own.said()[key]} already; leave one of the two out")
-    return plain, make_change({**own.said(), **change.said()})
+    for key in own.parts().keys() & change.parts().keys():
+        raise UserError(f"{name!r} says {key}={own.parts()[key]} already; leave one of the two out")
+    return plain, make_change({**own.parts(), **change.parts()})
 
 
 def changed(task: Task, change: Change) -> Task:
@@ -166,7 +166,7 @@ def changed(task: Task, change: Change) -> Task:
     old = task.episode
     ways, queries = change.ways or old.ways, change.queries or old.novel_queries
     base_queries = old.base_queries * ways * queries / (old.ways * old.novel_queries)
-    made = msgspec.structs.replace(
+    variant = msgspec.structs.replace(
         task,
         shots=change.shots or task.shots,
         base_classes=change.base_classes or task.base_classes,
@@ -179,9 +179,9 @@ def changed(task: Task, change: Change) -> Task:
         ),
     )
     if spec := _sessions(task, change):
-        made = in_sessions(made, spec)
+        variant = in_sessions(variant, spec)
 
-    def said(of: Task) -> tuple[int | str | None, ...]:
+    def settings(of: Task) -> tuple[int | str | None, ...]:
         shape, spec = of.episode, of.pretraining
         queries = of.sessions.queries if of.sessions else shape.novel_queries
         changes = of.base_classes, shape.ways, of.shots, queries, spec.steps
@@ -189,12 +189,14 @@ def changed(task: Task, change: Change) -> Task:
         return *changes, of.novel_from, spec.backbone, spec.weights, spec.centre or CENTRED, sessions
 
     differs = [
-        f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new not in (was, None)
+        f"{key}={new}"
+        for key, new, was in zip(KEYS, settings(variant), settings(task), strict=True)
+        if new not in (was, None)
     ]
     if not differs:
         return task
     return msgspec.structs.replace(
-        made,
+        variant,
         name="+".join([task.name, *differs]),
         title=f"{task.title or task.name}, with {', '.join(differs)}",
         digest=None,
@@ -251,12 +253,12 @@ def derived(task: Task, name: str, entry: Variant) -> Task:
         task = in_sessions(task, entry.sessions)
     names = (name for name in Change.__struct_fields__ if name != "sessions")
     change = {key: getattr(entry, name) for key, name in zip(KEYS, names, strict=False)}
-    made = changed(task, make_change(change))
+    variant = changed(task, make_change(change))
     return msgspec.structs.replace(
-        made,
+        variant,
         name=name,
         title=entry.title,
         digest=entry.digest,
         variant_of="",
-        episode=msgspec.structs.replace(made.episode, base_queries=0) if entry.regular else made.episode,
+        episode=msgspec.structs.replace(variant.episode, base_queries=0) if entry.regular else variant.episode,
     )

@@ -17,7 +17,7 @@ class State:
     """What an iteration changes, so that episodes can be taken out and put back: tensors with the leading dimension E,
     states again, and what all episodes have in common."""
 
-    kept: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
+    outputs: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
     common: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common
 
     def select(self, index: Tensor) -> Any:
@@ -27,7 +27,7 @@ class State:
 
     def put(self, index: Tensor, part: Any) -> Any:
         """The state with `kept` of the episodes in `index` replaced by those of `part`."""
-        return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.kept})
+        return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.outputs})
 
 
 def _some(x: Any, index: Tensor) -> Any:

@@ -96,14 +96,15 @@ def minres(
     beta = dot(rhs, rhs_image).clamp_min(0).sqrt()  # [E]
     goal = tolerance * beta
     active = active & (beta > 0)
-    zero, one = torch.zeros_like(beta), torch.ones_like(beta)
+    zero, unit = torch.zeros_like(beta), torch.ones_like(beta)
 
     def over(vector: Tensor, length: Tensor) -> Tensor:
         return vector / column(length.clamp_min(tiny), vector)
 
     x, w, w_before, v_before = (torch.zeros_like(rhs) for _ in range(4))
     v, v_image = over(rhs, beta), over(rhs_image, beta)
-    rest, c, s, d, e = beta, -one, zero, zero, zero  # the residual, the last rotation, what it left of the next columns
+    # The residual, the last rotation, what it left of the next columns.
+    rest, c, s, d, e = beta, -unit, zero, zero, zero
     beta = zero
     steps = torch.zeros_like(beta)
     often = patience(rhs)

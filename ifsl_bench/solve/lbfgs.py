@@ -138,8 +138,8 @@ class LBFGS:
 
 @dataclass
 class _Search(State):
-    kept: ClassVar = ("point", "steps", "converged")
-    common: ClassVar = ("one", "longer", "shorter", "turn", "seen")
+    outputs: ClassVar = ("point", "steps", "converged")
+    common: ClassVar = ("unity", "longer", "shorter", "turn", "seen")
 
     point: Tensor  # [E, 2P] where it stands, and the gradient there
     value: Tensor  # [E]
@@ -151,7 +151,7 @@ class _Search(State):
     high: Tensor
     unit: Tensor  # [E] of the first steps
     slack: Tensor  # [E] see `rounding`
-    one: Tensor  # []
+    unity: Tensor  # []
     longer: Tensor  # [] what the next step is multiplied by where one was good, and where not
     shorter: Tensor
     history: History
@@ -177,7 +177,7 @@ def _begin(whole: Space, z: Tensor, m: int) -> _Search:
     return _Search(
         point=torch.cat([w, g], 1), value=value, norm=norm, d=-g, slope=-square, t=torch.where(active, t, zero),
         low=zero, high=torch.full_like(zero, torch.inf), unit=unit, slack=rounding(value),
-        one=zero.new_full((), 1.0), longer=zero.new_full((), 2.0), shorter=zero.new_full((), 0.25),
+        unity=zero.new_full((), 1.0), longer=zero.new_full((), 2.0), shorter=zero.new_full((), 0.25),
         history=History.empty(w, m, unit), accepted=count, steps=count, goal=zero, late=count,
         active=active, converged=count > 0,
     )  # fmt: skip
@@ -212,7 +212,7 @@ class _Turn:
             low, high = low.masked_fill(good, 0), high.masked_fill(good, torch.inf)
         else:
             # Where the objective curves downwards no pair is known, nor how long a step should be.
-            t = torch.minimum(s.t * torch.where(good, s.longer, s.shorter), s.one / curved)
+            t = torch.minimum(s.t * torch.where(good, s.longer, s.shorter), s.unity / curved)
         return replace(
             s, point=point, value=torch.where(good, value, s.value), d=d, slope=dot(d, g), t=t, low=low, high=high,
             accepted=s.accepted + good, turn=s.turn + 1,

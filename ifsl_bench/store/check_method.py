@@ -58,8 +58,8 @@ def _job(result: Result, task: Task) -> Job:
         UserError: options or training that the method does not take.
     """
     name, method, meant = registry.resolve(result.method)
-    (given, train), trials = result.given(), result.trials
-    options, training = resolve_options(method, name, {**meant, **given}, task, trials), Training.parse(train)
+    (set_options, train), trials = result.given(), result.trials
+    options, training = resolve_options(method, name, {**meant, **set_options}, task, trials), Training.parse(train)
     count = len(result.episodes)
     return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
@@ -107,13 +107,13 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
     """Checks what the file says of a backbone's earlier pretraining against what is known of it here."""
-    found, named = result.pretraining, list(corpora or ())
-    if found.get("pretrained_on", []) != named:
-        recorded_corpora = reprlib.repr(found.get("pretrained_on"))
+    pretraining, named = result.pretraining, list(corpora or ())
+    if pretraining.get("pretrained_on", []) != named:
+        recorded_corpora = reprlib.repr(pretraining.get("pretrained_on"))
         yield f"pretraining.pretrained_on: {recorded_corpora}, backbone {task.pretraining.backbone} makes it {named}"
-    known, recorded = seen(corpora, task.novel_data), found.get("seen", "no")
-    if recorded in SEEN and SEEN.index(recorded) < SEEN.index(known):
-        yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {known!r}"
+    here, recorded = seen(corpora, task.novel_data), pretraining.get("seen", "no")
+    if recorded in SEEN and SEEN.index(recorded) < SEEN.index(here):
+        yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
 
 
 def _package(result: Result, task: Task, home: Home) -> Iterator[str]:

@@ -71,9 +71,9 @@ def _odd_settings(
         ("train", result.train, job.training.changes()),
     ):
         for key in sorted(recorded.keys() | expected.keys()):
-            one, other = (short(of[key]) if key in of else "none" for of in (recorded, expected))
-            if one != other and recorded.get(key) != expected.get(key):
-                yield f"{name}.{key}: {one}, {why} {other}"
+            recorded_text, expected_text = (short(of[key]) if key in of else "none" for of in (recorded, expected))
+            if recorded_text != expected_text and recorded.get(key) != expected.get(key):
+                yield f"{name}.{key}: {recorded_text}, {why} {expected_text}"
     if sorted(result.edge) != sorted(edge):
         yield f"edge: {', '.join(result.edge) or 'nothing'}, what was chosen has {', '.join(edge) or 'nothing'} there"
     if not best and result.passed_over:

@@ -47,7 +47,7 @@ class Reproduced:
     """
 
     stored: Result
-    found: Result
+    rerun: Result
     episodes: int | None
     points: float
     reasons: tuple[str, ...]
@@ -77,7 +77,7 @@ class Reproduced:
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
         if self.identical:
             return f"{of}: identical, all counts of {count:,} episodes (Acc. {stored.summary['acc']['mean']:.2f})"
-        then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.found))
+        then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.rerun))
         where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {count:,} episodes"
         reasons = (*self.chosen, *self.search, *self.reasons)
         because = f" ({'; '.join(reasons)})" if reasons else ""
@@ -89,10 +89,10 @@ class Reproduced:
         """More lines where counts differ: the processors, what was trained anew, each count, what stays unexplained."""
         if self.identical or self.episodes is None:
             return ()
-        devices = (str(result.provenance.get("device", "unknown")) for result in (self.stored, self.found))
-        anew = retrained(self.stored, self.found)
+        devices = (str(result.provenance.get("device", "unknown")) for result in (self.stored, self.rerun))
+        anew = retrained(self.stored, self.rerun)
         cause = [f"rounding went through {anew}"] if anew else []
-        counts = [change.line for change in changes(self.stored, self.found).values() if change.episodes]
+        counts = [change.line for change in changes(self.stored, self.rerun).values() if change.episodes]
         why = [f"not explained: {'; '.join(self.unexplained)}"] if self.unexplained else []
         return "stored on {}, now on {}".format(*devices), *cause, *counts, *why
 
@@ -184,27 +184,27 @@ def _seeds(path: Path, stored: Result) -> list[Result]:
     """The results of the row that is in this file, of all seeds that lie beside it."""
     stem = path.name.rpartition(".seed-")[0]
     beside = sorted(path.parent.glob(f"{escape(stem)}.seed-*.json")) if stem else []
-    others = [result_file.read(one) for one in beside if one != path]
-    return [stored, *(one for one in others if not mismatch(stored, one) and one.label == stored.label)]
+    others = [result_file.read(neighbour) for neighbour in beside if neighbour != path]
+    return [stored, *(result for result in others if not mismatch(stored, result) and result.label == stored.label)]
 
 
-def _other_settings(stored: Result, found: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _other_settings(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Says in what the settings differ, and the search for them."""
     chosen = [
         f"{name}.{key} is {_short(now, key)} where {_short(then, key)} is stored"
-        for name, then, now in (("options", stored.options, found.options), ("train", stored.train, found.train))
+        for name, then, now in (("options", stored.options, rerun.options), ("train", stored.train, rerun.train))
         for key in sorted(then.keys() | now.keys())
         if then.get(key) != now.get(key)
     ]
-    sides = [{(names, one) for names, tried in result.tuned.items() for one in tried} for result in (stored, found)]
+    sides = [{(names, point) for names, tried in result.tuned.items() for point in tried} for result in (stored, rerun)]
     search = (
         [] if sides[0] == sides[1] else [f"other settings are tried, {len(sides[1])} where {len(sides[0])} are stored"]
     )
     for name in ("passed_over", "edge"):
-        then, now = (sorted(getattr(result, name)) for result in (stored, found))
+        then, now = (sorted(getattr(result, name)) for result in (stored, rerun))
         if then != now:
-            said = " and ".join(now) or "empty", " and ".join(then) or "empty"
-            search.append(f"{name} is {said[0]} where {said[1]} is stored")
+            texts = " and ".join(now) or "empty", " and ".join(then) or "empty"
+            search.append(f"{name} is {texts[0]} where {texts[1]} is stored")
     return tuple(chosen), tuple(search)
 
 

@@ -47,21 +47,21 @@ class Change:
         return f"{NAMES[self.name]}: {self.episodes:,} episodes, {self.points:+.3f} ± {self.interval:.3f} points"
 
 
-def changes(stored: Result, found: Result) -> dict[str, Change]:
+def changes(stored: Result, rerun: Result) -> dict[str, Change]:
     """Compares all counts that two results on the same episodes have in common."""
-    if isinstance(stored, SessionResult) and isinstance(found, SessionResult):
-        then_hits, now_hits = (result.counts().hits.sum(1, dtype=np.int64) for result in (stored, found))
+    if isinstance(stored, SessionResult) and isinstance(rerun, SessionResult):
+        then_hits, now_hits = (result.counts().hits.sum(1, dtype=np.int64) for result in (stored, rerun))
         queries = stored.counts().queries.astype(np.int64).cumsum(1).sum(1).mean()  # of each sequence, in all sessions
         return {HITS: _change(HITS, now_hits - then_hits, 100 / queries, 1)}
-    then, now = stored.counts(), found.counts()
+    then, now = stored.counts(), rerun.counts()
     base, novel = then.base_queries, then.novel_queries
     most = {"base": base, "novel": novel, "pairs": 2 * base * novel}
     sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in NAMES if name != HITS}
     columns = {name: (getattr(now, name), getattr(then, name)) for name, side in sides.items() if side}
     gaps = {
-        name: np.asarray(one, np.int64) - np.asarray(other, np.int64)
-        for name, (one, other) in columns.items()
-        if one is not None and other is not None
+        name: np.asarray(after, np.int64) - np.asarray(before, np.int64)
+        for name, (after, before) in columns.items()
+        if after is not None and before is not None
     }
     return {name: _change(name, gap, 100 / sides[name], len(gaps)) for name, gap in gaps.items()}
 
@@ -78,33 +78,33 @@ def _change(name: str, gap: np.ndarray, scale: float, counts: int) -> Change:
     return Change(name, int(np.count_nonzero(gap)), scale * float(gap.mean()), half, int(gap.sum()))
 
 
-def retrained(stored: Result, found: Result) -> str:
+def retrained(stored: Result, rerun: Result) -> str:
     """Names what was trained anew, so that rounding went through a training; "" where nothing was."""
-    if stored.pretraining.get("sha256") != found.pretraining.get("sha256"):
+    if stored.pretraining.get("sha256") != rerun.pretraining.get("sha256"):
         return "a backbone that was trained anew"
-    return "meta-training" if found.training else ""
+    return "meta-training" if rerun.training else ""
 
 
-def unexplained(stored: Result, found: Result, seeds: Sequence[Result]) -> tuple[str, ...]:
+def unexplained(stored: Result, rerun: Result, seeds: Sequence[Result]) -> tuple[str, ...]:
     """Lists what another processor does not explain, for one job on the same episodes, a phrase each.
 
     Args:
         seeds: the stored results of the row that ``stored`` is of, one for each training seed.
     """
-    if all(stored.provenance.get(name) == found.provenance.get(name) for name in ("device", "libraries")):
+    if all(stored.provenance.get(name) == rerun.provenance.get(name) for name in ("device", "libraries")):
         return ("on the same device with the same libraries nothing differs",)
-    moved = changes(stored, found)
-    anew, chosen_anew = bool(retrained(stored, found)), (stored.options, stored.train) != (found.options, found.train)
-    why = _choice(stored, found, anew) if chosen_anew else ()
+    moved = changes(stored, rerun)
+    anew, chosen_anew = bool(retrained(stored, rerun)), (stored.options, stored.train) != (rerun.options, rerun.train)
+    why = _choice(stored, rerun, anew) if chosen_anew else ()
     if anew:
         return (*why, *_training(moved, seeds))
     return tuple(why if chosen_anew else _rounding(moved, stored))
 
 
-def _choice(stored: Result, found: Result, anew: bool) -> Iterator[str]:
+def _choice(stored: Result, rerun: Result, anew: bool) -> Iterator[str]:
     """Settings that nearly tie on validation episodes change places; each then does on the test as it did before."""
-    then, now = stored.choice, found.choice
-    if then is None or now is None or [*map(list, stored.tuned.values())] != [*map(list, found.tuned.values())]:
+    then, now = stored.choice, rerun.choice
+    if then is None or now is None or [*map(list, stored.tuned.values())] != [*map(list, rerun.tuned.values())]:
         yield "the options are others, and not by a choice among the same settings"
         return
     if anew:
@@ -116,7 +116,7 @@ def _choice(stored: Result, found: Result, anew: bool) -> Iterator[str]:
     if gap > 2 * moved:
         yield f"the options were {gap} validation hits behind, and rounding moved no setting's by more than {moved}"
     if now.chosen in then.rivals:
-        place, counts = 1 + then.rivals.index(now.chosen), found.counts()
+        place, counts = 1 + then.rivals.index(now.chosen), rerun.counts()
         for name in COUNTS:
             hits = int(getattr(counts, name)[: then.test_episodes].sum()) - then.test_hits[name][place]
             if abs(hits) > _flips(then.test_episodes):

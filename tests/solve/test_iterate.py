@@ -14,7 +14,7 @@ from ifsl_bench.solve.iterate import State, iterate
 
 @dataclass
 class Countdown(State):
-    kept: ClassVar = ("left", "steps")
+    outputs: ClassVar = ("left", "steps")
 
     left: Tensor  # [E]
     steps: Tensor  # [E]
