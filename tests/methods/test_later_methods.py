@@ -1,6 +1,6 @@
 """Methods from after the paper against the numbers of their authors' code, and against formulas written out.
 
-The numbers in tests/oracle/{teen,slda,fecam,subspace,castle,acastle}_s5.npz were computed with the released code of
+The numbers in tests/oracle/{teen,slda,fecam,subspace,castle,acastle,cec}_s5.npz were computed with the released code of
 each paper, run in double precision on the CPU (calls for a GPU and casts to single precision taken out), on one episode
 of 5 novel and 12 base classes with 16 normal random features, which is in the files too.
 """
@@ -371,3 +371,58 @@ def test_castle_draws_initial_values_as_the_released_code():
     assert method("castle", Base(weight, torch.zeros(40), weight)).to_key.std().item() == pytest.approx(
         math.sqrt(2 / (128 + 128)), rel=0.05
     )
+
+
+CEC = {
+    "to_query": "w_qs.weight", "to_key": "w_ks.weight", "to_value": "w_vs.weight", "to_output": "fc.weight",
+    "output_bias": "fc.bias", "gain": "layer_norm.weight", "bias": "layer_norm.bias",
+}  # fmt: skip
+
+
+def cec(z, base: Base):
+    made = method("cec", base, temperature=float(z["temperature"]))
+    with torch.no_grad():
+        for ours, theirs in CEC.items():
+            getattr(made, ours).copy_(z[f"param/{theirs}"])
+    return made
+
+
+def test_cec_logits_and_gradients(oracle):
+    z = oracle("cec_s5")
+    made = cec(z, base_of(z))
+    support, query = episode(z, made.base)
+    close(made.base_logits(query)[0], z["base_logits"])
+    logits = made(support, query).logits[0]
+    close(logits, z["logits"])
+    F.cross_entropy(logits, z["in/y_query"].long()).backward()
+    assert {key for key, _ in made.named_parameters()} == set(CEC)
+    for ours, theirs in CEC.items():
+        close(getattr(made, ours).grad, z[f"grad/{theirs}"])
+
+
+@torch.no_grad()
+def test_cec_is_attention_among_the_nodes_of_one_query_at_a_time(oracle):
+    """Plain loops over nodes, also after a second session."""
+    z = oracle("cec_s5")
+    made = cec(z, base_of(z))
+    support, query = episode(z, made.base)
+    later = replace(support, features=support.features.flip(-1))
+    state = made.learn(later, made.learn(support).state).state
+    means = [*made.base.prototypes, *support.class_means(N)[0], *later.class_means(N)[0]]
+    found = made.answer(state, query).logits[0]
+    for at, h in enumerate(query.features[0, :3]):
+        nodes = []
+        for node in (h, *means):
+            scores = torch.stack([(made.to_query @ node) @ (made.to_key @ other) / 4 for other in (h, *means)])
+            shares = zip(scores.softmax(0), (h, *means), strict=True)
+            taken = made.to_output @ sum(share * (made.to_value @ other) for share, other in shares)
+            v = node + taken + made.output_bias
+            v = (v - v.mean()) / (((v - v.mean()) ** 2).mean() + 1e-5).sqrt()
+            nodes.append(v * made.gain + made.bias)
+        cosines = [nodes[0] @ v / (nodes[0].norm() * v.norm()) for v in nodes[1:]]
+        close(found[at], 16 * torch.stack(cosines))
+
+
+def test_cec_with_hidden_classes_is_cec_without_them(oracle):
+    z = oracle("cec_s5")
+    check_hiding_is_removing("cec", z, base_of(z), 1e-10)

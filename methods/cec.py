@@ -1,0 +1,124 @@
+"""CEC: continually evolved classifiers (Zhang, Song, Lin, Zheng, Pan and Xu, CVPR 2021)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin.method import Base, Learned, Method, Prediction, Query, State, Support
+from ifsl_bench.plugin.space import RATE, Range, Space
+
+ROWS = 8192  # queries computed at once, of which there are some copies
+
+
+class CEC(Method):
+    """Class means adapt to each other, and to the query, through one layer of learned attention.
+
+    The nodes of a graph are the means p_1 ... p_M of all classes met so far, base ones of all their base/train images,
+    and the features p_0 of one query. Each takes up from all of them, itself included,
+
+        a_ij = softmax_j(W_q p_i . W_k p_j / sqrt(D))
+        v_i  = norm(p_i + W_o sum_j a_ij W_v p_j + b)
+        logit of class i = temperature cos(v_0, v_i)
+
+    where norm is layer normalisation with a learned gain and bias. Learned: W_q, W_k, W_v, W_o, b, and these two.
+    Zhang, Song, Lin, Zheng, Pan & Xu, Few-Shot Incremental Learning with Continually Evolved Classifiers (CVPR 2021);
+    model and initial values are those of the released code (``_forward`` and ``MultiHeadAttention`` of
+    models/cec/Network.py), whose dropout is never on, since its training runs in evaluation mode too.
+
+    Since a class attends to the query, its v_i is another for each query; the code below gets all cosines from products
+    of matrices. A session moves the classifiers of all classes, so logits of earlier ones change. Hidden base classes
+    are attended to by nobody.
+
+    Differences: the backbone is frozen, theirs is trained on at a rate of its own; they train with SGD on tasks of 15
+    base classes with one image each and 15 more that are images of these, rotated, which frozen features do not allow.
+    Here a step has the task's episodes, with all base classes, some of which are hidden from the base ones and play
+    novel classes where the task says so, and Adam with the task's schedule. They choose the epoch on test images of the
+    last session; here it is the last step.
+
+    Options:
+        temperature: of the cosines; 16 in their code.
+    """
+
+    parallel_copies: ClassVar[bool] = True
+    order_free: ClassVar[bool] = True
+    head: ClassVar[Literal["linear", "cosine"]] = "cosine"
+    space: ClassVar[Space] = {"temperature": Range(1.0, 100.0, log=True), RATE: Range(1e-5, 1e-2, log=True)}
+
+    def __init__(self, base: Base, ways: int, *, temperature: float = 16.0) -> None:
+        super().__init__(base, ways)
+        if not 0 < temperature < math.inf:
+            raise UserError(f"temperature must be positive and finite, not {temperature}")
+        self.temperature = temperature
+        size, like = base.weight.shape[1], base.weight.new_zeros(base.weight.shape[1])
+
+        def normal() -> nn.Parameter:
+            return nn.Parameter(torch.randn(size, size, dtype=base.weight.dtype) / math.sqrt(size))
+
+        self.to_query, self.to_key, self.to_value, self.to_output = (normal() for _ in range(4))  # [D, D]
+        self.output_bias = nn.Parameter(torch.empty_like(like).uniform_(-1, 1) / math.sqrt(size))
+        self.gain, self.bias = nn.Parameter(torch.ones_like(like)), nn.Parameter(like)
+
+    def base_logits(self, query: Query) -> Tensor:
+        means = self.base.prototypes.unsqueeze(0)
+        return self.logits(means, torch.zeros_like(means[..., 0], dtype=torch.bool), query.features)
+
+    def learn(self, support: Support, before: State | None = None) -> Learned:
+        means = support.class_means(self.ways)  # [E, N, D]
+        if isinstance(before, dict):
+            means = torch.cat([before["means"], means], 1)
+        return Learned({"means": means, "hidden": support.hidden})
+
+    def answer(self, state: State, query: Query) -> Prediction:
+        assert isinstance(state, dict)
+        novel = state["means"]
+        means = torch.cat([self.base.prototypes.expand(len(novel), -1, -1), novel], 1)  # [E, M, D]
+        out = nn.functional.pad(state["hidden"], (0, novel.shape[1]))  # [E, M]
+        few = max(1, ROWS // query.features.shape[1])
+        parts = zip(*(x.split(few) for x in (means, out, query.features)), strict=True)
+        return Prediction(torch.cat([self.logits(*part) for part in parts]))
+
+    def logits(self, means: Tensor, out: Tensor, h: Tensor) -> Tensor:
+        """Logits [E, Q, M] of queries h [E, Q, D] for classes with means [E, M, D].
+
+        Args:
+            out: [E, M] bool, classes that nobody attends to.
+        """
+        size, eps = h.shape[-1], 1e-5  # that of PyTorch's layer normalisation
+        value = self.to_output @ self.to_value
+        asks, keys, values = (means @ m.T for m in (self.to_query, self.to_key, value))  # of classes, [E, M, D]
+        own_asks, own_keys, own_values = (h @ m.T for m in (self.to_query, self.to_key, value))  # of queries, [E, Q, D]
+        # A query's own node: v_0.
+        of_classes = (own_asks @ keys.mT).masked_fill(out.unsqueeze(1), -torch.inf)  # [E, Q, M]
+        scores = torch.cat([of_classes, (own_asks * own_keys).sum(-1, keepdim=True)], -1) / math.sqrt(size)
+        share = scores.softmax(-1)  # [E, Q, M + 1]
+        taken = share[..., :-1] @ values + share[..., -1:] * own_values
+        node = nn.functional.layer_norm(h + taken + self.output_bias, (size,), self.gain, self.bias, eps)
+
+        # A class's node before the norm, less the mean over dimensions, is c + beta (f - a): a is what it takes up from
+        # classes alone, f from the query alone, and beta [E, Q, M] the query's share.
+        scores = (asks @ keys.mT / math.sqrt(size)).masked_fill(out.unsqueeze(1), -torch.inf)  # [E, M, M]
+        beta = (own_keys @ asks.mT / math.sqrt(size) - scores.logsumexp(-1).unsqueeze(1)).sigmoid()
+        a = scores.softmax(-1) @ values
+        c, a, f = (x - x.mean(-1, keepdim=True) for x in (means + a + self.output_bias, a, own_values))
+
+        def squared(weight: Tensor) -> Tensor:
+            """sum_d weight_d (c + beta (f - a))_d^2, [E, Q, M]."""
+            wc, wa, wf = c * weight, a * weight, f * weight
+            mixed = f @ wc.mT - (c * wa).sum(-1).unsqueeze(1)
+            apart = (f * wf).sum(-1, keepdim=True) - 2 * f @ wa.mT + (a * wa).sum(-1).unsqueeze(1)
+            return (c * wc).sum(-1).unsqueeze(1) + 2 * beta * mixed + beta**2 * apart
+
+        def along(x: Tensor) -> Tensor:
+            """x . (c + beta (f - a)), [E, Q, M], of x [E, Q or 1, D]."""
+            return x @ c.mT + beta * ((x * f).sum(-1, keepdim=True) - x @ a.mT)
+
+        deviation = (squared(torch.ones_like(self.gain)) / size + eps).sqrt()
+        product = along(node * self.gain) / deviation + (node @ self.bias).unsqueeze(-1)  # v_0 . v_i
+        square = squared(self.gain**2) / deviation**2 + 2 * along((self.gain * self.bias).expand(1, 1, -1)) / deviation
+        length = (square + self.bias.square().sum()).clamp_min(1e-16).sqrt()  # |v_i|
+        return self.temperature * product / (length * node.norm(dim=-1, keepdim=True).clamp_min(1e-8))
