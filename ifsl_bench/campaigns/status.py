@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,13 @@ class LogState:
 
     Attributes:
         state: "running", "failed", "done", or "interrupted", if by a signal that nobody wrote down.
-        host: the machine.
-        since: when it began by that machine's clock, in UTC, "2026-01-31T12:00:00Z".
+        begun: its first event.
         last: the last event, in words.
         silent: seconds since that.
     """
 
     state: str
-    host: str
-    since: str
+    begun: Event
     last: str
     silent: float
 
@@ -53,6 +51,7 @@ class JobState:
         state: "done", "running", "failed", "out of date" or "missing".
         why: why it failed (the last line of the log), or is out of date, or cannot be run.
         stage: the stage that runs or failed.
+        file: the log of that.
     """
 
     job: Job
@@ -106,21 +105,16 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
             lines = file.read(MOST).splitlines()
     except OSError:
         return None
-    events: list[Event] = []  # of the last run, backwards
-    for line in reversed(lines):
-        if (event := event_of(line)) is not None:
-            events.append(event)
-            if event.kind == BEGUN:
-                break
-    else:
+    events = [event for line in lines if (event := event_of(line)) is not None]
+    begun = next((event for event in reversed(events) if event.kind == BEGUN), None)
+    if begun is None:
         return None
-    last, begun = events[0], events[-1]
+    last = events[-1]
     state = last.kind if last.kind in (DONE, FAILED, INTERRUPTED) else RUNNING
     if state == RUNNING and writes_still(begun.writer) is False:
         state = INTERRUPTED
     silent = max(0.0, (now_at(path.parent) if now is None else now) - facts.st_mtime)
-    text = one_line(str(last)) if last is not begun else ""
-    return LogState(state, begun.host, f"{begun.time:%Y-%m-%dT%H:%M:%SZ}", text, silent)
+    return LogState(state, begun, one_line(str(last)) if last is not begun else "", silent)
 
 
 def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
@@ -138,8 +132,8 @@ def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
         row = {"state": state, "what": what, "jobs": str(len(members)), "where": "", "since": "", "how far": why}
         if state == RUNNING and (log := first.log):
             quiet = f" (no word for {log.silent / 60:.0f} min: it may have been killed)" if log.silent > SILENT else ""
-            since = log.since.replace("T", " ").replace("Z", " UTC")
-            row |= {"where": log.host, "since": since, "how far": log.last + quiet}
+            since = f"{log.begun.time:%Y-%m-%d %H:%M:%S} UTC"
+            row |= {"where": log.begun.host, "since": since, "how far": log.last + quiet}
         elif first.file is not None:
             row["how far"] = f"{why} (log: {first.file})"
         rows.append(row)
@@ -155,23 +149,25 @@ def summary_of(states: Sequence[JobState]) -> str:
 
 def document(states: Sequence[JobState]) -> dict[str, Any]:
     """Lists the states for programs, as JSON takes them."""
-
-    def entry(job_state: JobState) -> Mapping[str, Any]:
-        log = job_state.log
-        return {
-            "method": job_state.job.name,
-            "label": job_state.job.label,
-            "task": job_state.job.task.name,
-            "seed": job_state.job.seed,
-            "state": job_state.state,
-            "why": job_state.why or None,
-            "stage": job_state.stage or None,
-            "where": log.host if log else None,
-            "since": log.since if log else None,
-            "last": log.last if log else None,
-            "silent_seconds": round(log.silent, 1) if log else None,
-            "log": str(job_state.file) if job_state.file else None,
-        }
-
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"time": now, "summary": summary_of(states), "jobs": [entry(job_state) for job_state in states]}
+    return {
+        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "summary": summary_of(states),
+        "jobs": [
+            {
+                "method": job_state.job.name,
+                "label": job_state.job.label,
+                "task": job_state.job.task.name,
+                "seed": job_state.job.seed,
+                "state": job_state.state,
+                "why": job_state.why or None,
+                "stage": job_state.stage or None,
+                "where": log.begun.host if log else None,
+                "since": f"{log.begun.time:%Y-%m-%dT%H:%M:%SZ}" if log else None,
+                "last": log.last if log else None,
+                "silent_seconds": round(log.silent, 1) if log else None,
+                "log": str(job_state.file) if job_state.file else None,
+            }
+            for job_state in states
+            for log in [job_state.log]
+        ],
+    }

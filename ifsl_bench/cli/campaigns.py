@@ -93,10 +93,9 @@ def plan(
 
 def show_plan(plan: Plan, style: str, full: bool = False) -> None:
     """Prints a plan; a long one without a line for each task, unless all are asked for."""
-    from ifsl_bench.campaigns.plan import document, is_long, notes_of, rows_of
+    from ifsl_bench.campaigns.plan import document, notes_of, rows_of
 
-    folded = ["Tasks share lines here; --full has a line for each."] if is_long(plan) and not full else []
-    _show(rows_of(plan, full), [*folded, *notes_of(plan)], document(plan) if style == "json" else {}, style)
+    _show(rows_of(plan, full), notes_of(plan, full), document(plan) if style == "json" else {}, style)
 
 
 @click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))

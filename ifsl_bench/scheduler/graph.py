@@ -49,6 +49,7 @@ class Node:
         amount: of work; None where nobody knows.
         seconds: that it takes about; None where nobody knows.
         measured: whether that is by stages like it that have run here.
+        place: where it runs, in words.
     """
 
     key: str
@@ -61,6 +62,7 @@ class Node:
     amount: Amount | None = None
     seconds: float | None = None
     measured: bool = False
+    place: str = ""
 
     def __str__(self) -> str:
         return str(self.stage)
@@ -80,12 +82,14 @@ class Graph:
         nodes: by key, each after those it waits for; what is done already has none.
         stored: indices of the jobs whose results are stored and current.
         refused: index of a job that cannot be run -> why; it has no nodes.
+        outlines: hash of a task -> its data, of those that have nodes.
     """
 
     jobs: tuple[Job, ...]
     nodes: Mapping[str, Node]
     stored: tuple[int, ...] = ()
     refused: Mapping[int, UserError] = field(default_factory=dict)
+    outlines: Mapping[str, Outline] = field(default_factory=dict)
 
 
 def key_of(stage: Stage, home: Home) -> str:
@@ -123,7 +127,7 @@ def graph_of(
                     expansion.add(index, job, command)
             except UserError as error:
                 refused[index] = error
-    return Graph(tuple(jobs), expansion.with_results(), tuple(stored), refused)
+    return Graph(tuple(jobs), expansion.with_results(), tuple(stored), refused, expansion.outlines)
 
 
 class _Expansion:
@@ -166,6 +170,7 @@ class _Expansion:
         self.nodes[key] = Node(
             key, stage, tuple(dict.fromkeys(filter(None, keys))), wants_of(stage, outline, self.work), (), anew,
             isinstance(stage, Evaluate), amount, self.rates.seconds(amount), self.rates.knows(amount),
+            str(stage.place(self.work)),
         )  # fmt: skip
         return key
 
