@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ifsl_bench.board.published import published_sets
 from ifsl_bench.common.errors import MOST_LISTED, Lacking, UserError, unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.data.preparing.prepare import is_prepared
+from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task

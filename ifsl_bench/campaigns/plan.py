@@ -15,9 +15,9 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.wording import numbers_in_words
+from ifsl_bench.data.datasets import not_prepared, rough_seconds
+from ifsl_bench.data.datasets import prepared as prepared_data
 from ifsl_bench.data.preparing.outline import Outline, data_of, remembered
-from ifsl_bench.data.preparing.prepare import not_prepared, rough_seconds
-from ifsl_bench.data.preparing.prepare import prepared as prepared_data
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.evaluating import Evaluate, stages_of
 from ifsl_bench.jobs.job import Job

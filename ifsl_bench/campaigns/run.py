@@ -14,8 +14,8 @@ import torch
 from ifsl_bench.campaigns.watching import Watch, watching
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home, check_writable
+from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.outline import data_of
-from ifsl_bench.data.preparing.prepare import is_prepared, prepare
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.protocol.task import Task
@@ -199,4 +199,6 @@ def prepare_from(data: Mapping[str, Path], work: Workspace) -> None:
     for name, path in data.items():
         if is_prepared(work.home, name) and not os.path.exists(path.expanduser()):
             continue  # somebody needed the space
+        from ifsl_bench.data.preparing.prepare import prepare
+
         prepare(work.home, name, path.expanduser(), False, work.reporter)

@@ -82,9 +82,10 @@ def data_prepare(
     .npz, .safetensors or .pt. Tasks NAME-1shot, NAME-5shot and NAME-sessions are written too.
     """
     from ifsl_bench.board.table import plain_table
+    from ifsl_bench.data.datasets import prepared
     from ifsl_bench.data.preparing.catalogue import pools_listing
     from ifsl_bench.data.preparing.download import downloadable, downloaded
-    from ifsl_bench.data.preparing.prepare import prepare, prepared
+    from ifsl_bench.data.preparing.prepare import prepare
     from ifsl_bench.data.sets.folder import OwnOptions
 
     if split and split_seed is not None:

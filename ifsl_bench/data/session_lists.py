@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.published_splits import LISTED, Image, Pools, PublishedData, shuffled
-from ifsl_bench.data.registered import dataset_source
 from ifsl_bench.data.source import Count
 
 SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")

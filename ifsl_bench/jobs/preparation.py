@@ -29,8 +29,8 @@ from ifsl_bench.backbone.pretrained import (
 from ifsl_bench.common.checkpoint import begun
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores
+from ifsl_bench.data.datasets import is_prepared, rough_seconds
 from ifsl_bench.data.preparing.outline import Outline, data_of, fingerprint_of, novel_fingerprint
-from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.data.views import NOVEL, short
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.jobs.rates import Amount

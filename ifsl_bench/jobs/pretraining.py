@@ -18,8 +18,8 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.torchrun import Launch
+from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.outline import fingerprint_of
-from ifsl_bench.data.preparing.prepare import not_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import Pretrain

@@ -207,9 +207,9 @@ def _sampler(result: Result, task: Task, home: Home) -> Sampler | SequenceSample
 
 def _prepared(result: Result, task: Task, home: Home) -> bool:
     """Tells whether the data that a result was measured on are partial; exactly these have to be here."""
+    from ifsl_bench.data.datasets import dataset_folder, is_prepared
     from ifsl_bench.data.pools import open_dataset
     from ifsl_bench.data.preparing.outline import data_of
-    from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 
     partial = False
     for spec, fingerprint in zip(data_of(task, home), (result.fingerprint, result.novel_fingerprint), strict=False):

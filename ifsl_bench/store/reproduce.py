@@ -18,8 +18,8 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import evaluating
 from ifsl_bench.common.wording import short
+from ifsl_bench.data.datasets import dataset_folder, is_prepared
 from ifsl_bench.data.preparing.outline import data_of, outline_of
-from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import Job, make_jobs

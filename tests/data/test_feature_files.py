@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.preparing.prepare import dataset_folder, prepare
+from ifsl_bench.data.datasets import dataset_folder
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.feature_files import mean_cosine
 from ifsl_bench.protocol.task_files import find
 

@@ -12,8 +12,9 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import write_sealed
+from ifsl_bench.data.datasets import dataset_folder
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
-from ifsl_bench.data.preparing.prepare import dataset_folder, ensure, prepare
+from ifsl_bench.data.preparing.prepare import ensure, prepare
 from ifsl_bench.data.writer import build
 from ifsl_bench.protocol.task import DataSpec
 

@@ -17,9 +17,9 @@ from PIL import Image
 
 from ifsl_bench.board.result_file import read as read_result
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, rows
-from ifsl_bench.data.registered import dataset_source
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionList, SessionSource, order_of
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions
 from ifsl_bench.protocol.sequences import task_stream

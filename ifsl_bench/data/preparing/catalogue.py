@@ -18,16 +18,9 @@ from ifsl_bench.common.files import Home, check_out, disk_errors, write_out
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import registered
+from ifsl_bench.data.datasets import command, dataset_folder, is_made_here, is_prepared, not_prepared, prepared
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
-from ifsl_bench.data.preparing.prepare import (
-    command,
-    dataset_folder,
-    is_prepared,
-    not_prepared,
-    prepare,
-    prepared,
-)
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.file_tree import some
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
@@ -130,7 +123,7 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     """A prepared data set; one that needs no source is made now."""
     if (ready := prepared(home, name)) is not None:
         return ready
-    if registered.is_made_here(name):
+    if is_made_here(name):
         return prepare(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
     names = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}

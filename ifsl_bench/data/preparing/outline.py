@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.common.files import Home
+from ifsl_bench.common.files import Home, mark_used
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import registered
+from ifsl_bench.data.datasets import dataset_source, is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.prepare import ensure, is_prepared, not_prepared, prepared
 from ifsl_bench.data.views import BASE_POOLS, NOVEL, check_crossing, check_fewer, crossed, some_base_classes
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
@@ -113,7 +112,7 @@ def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return Outline(dataset.fingerprint, dataset.shape, starts, True, classes)
-    source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    source = dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or (source.needs_source and not (lacking and source.outline())):
         raise UserError(not_prepared(home, spec))
     shape, counts = source.outline() or ((), {})
@@ -149,9 +148,18 @@ def ensure_of(task: Task, home: Home, reporter: Reporter) -> Dataset:
     """The data of a task, built now if they can be.
 
     Raises:
-        UserError: as :func:`ensure`; or the task wants more base classes than there are, or novel classes of a data
-            set that does not fit.
+        UserError: as :func:`ifsl_bench.data.preparing.prepare.ensure`; or the task wants more base classes than there
+            are, or novel classes of a data set that does not fit.
     """
-    first, *novel = (ensure(home, spec, reporter) for spec in data_of(task, home))
+    first, *novel = (_ensure(spec, home, reporter) for spec in data_of(task, home))
     base = some_base_classes(first, task.base_classes) if task.base_classes else first
     return crossed(base, *novel) if novel else base
+
+
+def _ensure(spec: DataSpec, home: Home, reporter: Reporter) -> Dataset:
+    if (dataset := pinned(home, spec)) is not None:
+        mark_used(dataset.folder / "manifest.json")
+        return dataset
+    from ifsl_bench.data.preparing.prepare import ensure
+
+    return ensure(home, spec, reporter)

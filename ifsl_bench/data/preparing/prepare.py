@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,16 @@ from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, mark_used
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import registered
+from ifsl_bench.data.datasets import (
+    command,
+    dataset_folder,
+    dataset_source,
+    is_made_here,
+    is_prepared,
+    not_prepared,
+    pinned,
+    prepared,
+)
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
@@ -21,33 +30,9 @@ from ifsl_bench.protocol.limits import NAME
 from ifsl_bench.protocol.task import DataSpec
 
 if TYPE_CHECKING:  # importers and readers are imported by who makes something
+    from ifsl_bench.data.read.archive import FileTree
     from ifsl_bench.data.sets.folder import OwnOptions
     from ifsl_bench.data.sets.own import OwnData
-
-
-def dataset_folder(home: Home, name: str) -> Path:
-    return home.data / name
-
-
-def is_prepared(home: Home, name: str) -> bool:
-    return os.path.exists(dataset_folder(home, name) / "manifest.json")
-
-
-def prepared(home: Home, name: str) -> Dataset | None:
-    """The data set as it was prepared; None where it is not there, or damaged and made again when it is needed.
-
-    Raises:
-        CorruptFile: it is damaged, and cannot be made again without its source.
-        UserError: it may not be read.
-    """
-    if not is_prepared(home, name):
-        return None
-    try:
-        return open_dataset(dataset_folder(home, name))
-    except CorruptFile as error:
-        if registered.is_made_here(name):
-            return None
-        raise CorruptFile(f"{error}; make it again with: {command(name)} --force") from error
 
 
 def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
@@ -69,40 +54,14 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
 
 
 def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
-    if spec.fingerprint and is_prepared(home, spec.name):
-        with suppress(CorruptFile):
-            pinned = open_dataset(dataset_folder(home, spec.name))
-            if pinned.fingerprint == spec.fingerprint:  # whatever made it
-                return pinned
-    if registered.is_made_here(spec.name):
-        source = registered.dataset_source(spec.name)
+    if (dataset := pinned(home, spec)) is not None:
+        return dataset
+    if is_made_here(spec.name):
+        source = dataset_source(spec.name)
         return _prepared(home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter))
     if (ready := prepared(home, spec.name)) is not None:
         return ready
     raise UserError(not_prepared(home, spec))
-
-
-def rough_seconds(name: str) -> float | None:
-    """About how long a data set takes to make here; None where nobody knows."""
-    return registered.dataset_source(name).rough_seconds() if name in registry.names(registry.DATASETS) else None
-
-
-def command(name: str) -> str:
-    """The command that prepares a data set."""
-    plugin = registry.load(registry.DATASETS, name) if name in registry.names(registry.DATASETS) else None
-    source = "" if plugin and not plugin.problem and not plugin.value.needs_source else " --from PATH"
-    return f"ifsl-bench data prepare {name}{source}"
-
-
-def not_prepared(home: Home, spec: DataSpec) -> str:
-    """A message for someone who lacks a data set: how to get it, and what to do then."""
-    then = f"Then: {command(spec.name)}"
-    if spec.obtain and spec.name not in registry.names(registry.DATASETS):
-        then = (
-            "This version has no importer for them yet; frozen features of your own work with a task file of your own"
-        )
-    needs = f"It needs {spec.obtain}. {then}" if spec.obtain else then.replace("Then:", "To prepare it:")
-    return f"data set {spec.name!r} is not prepared in {home.data}. {needs}"
 
 
 def prepare(
@@ -140,7 +99,7 @@ def prepare(
                       see="ifsl-bench data list")  # fmt: skip
     if name in names and own is not None and own.flags():
         raise UserError(f"{', '.join(own.flags())}: for data sets of your own; {name!r} is divided as it is published")
-    source = registered.dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
+    source = dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
     if not source.needs_source and path is not None:
         raise UserError(f"data set {name!r} needs no files: leave --from out; for your own data, choose another name")
     if source.needs_source and path is None:
@@ -289,7 +248,6 @@ def _build(
     force: bool = False,
 ) -> Dataset:
     from ifsl_bench.data.preparing.importing import run
-    from ifsl_bench.data.preparing.recognise_files import check_form
     from ifsl_bench.data.read.archive import open_tree
 
     folder = dataset_folder(home, source.name)
@@ -297,5 +255,25 @@ def _build(
         to = Import(tree, reporter, allow_partial)
         if tree is None:
             return run(folder, source, to, None, source.build)
-        check_form(source, tree)
+        _check_form(source, tree)
         return run(folder, source, to, {"identity": tree.identity(), **tree.content()}, source.build, force)
+
+
+def _check_form(source: DatasetSource, tree: FileTree) -> None:
+    """Holds the form of files against those of all data sets.
+
+    Raises:
+        UserError: they are of no form of this data set, but of one of another; names every one that fits.
+    """
+    if not source.forms or source.form(tree) is not None:
+        return
+    names = [name for name in registry.names(registry.DATASETS) if not registry.load(registry.DATASETS, name).problem]
+    others = [(source, form) for source in map(dataset_source, names) if (form := source.form(tree)) is not None]
+    if others:
+        titles = " and ".join(dict.fromkeys(form.title for _, form in others))
+        choices = " or ".join(f"{source.name!r} ({source.summary})" for source, _ in others)
+        commands = ", or ".join(f"ifsl-bench data prepare {source.name} --from {tree.path}" for source, _ in others)
+        raise UserError(
+            f"{tree.path} holds {titles}, which makes data set {choices}, not {source.name!r}; to prepare it: "
+            f"{commands}"
+        )
