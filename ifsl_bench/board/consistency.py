@@ -6,12 +6,15 @@ Checks yield reasons, of which the first one counts: later checks rely on what e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ifsl_bench.protocol.metrics import Counts
-from ifsl_bench.protocol.session_metrics import SessionCounts, triangle_rows
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 
 def odd_counts(counts: Counts) -> Iterator[str]:
@@ -65,7 +68,7 @@ def odd_sequences(counts: SessionCounts) -> Iterator[str]:
         yield "the sequences have no classes, no support sets, or a session without queries"
     queries = counts.queries.astype(np.int64)
     limits = {
-        "hits": queries[:, triangle_rows(sessions)[1]],
+        "hits": queries[:, counts.groups],
         "novel_as_base": queries[:, 1:].cumsum(1),
         "base_as_novel": queries[:, :1],
     }

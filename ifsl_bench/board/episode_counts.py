@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -13,8 +13,10 @@ from ifsl_bench.common import packed
 from ifsl_bench.protocol.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocol.limits import EPISODES
 from ifsl_bench.protocol.metrics import Counts
-from ifsl_bench.protocol.session_metrics import CALIBRATED, COUNTED, SessionCounts
-from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+from ifsl_bench.protocol.task_kind import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 READABLE = 5_000  # numbers of a file that stay numbers; more are packed
 MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
@@ -111,7 +113,7 @@ class SequenceCounts(_Columns, frozen=True):
         supports_kept: whether the method was asked with the supports of all sessions so far.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTED, "classes", *CALIBRATED)
+    COLUMNS: ClassVar[tuple[str, ...]] = (*SESSIONS.counts, "classes", *CALIBRATED)
     SHAPE: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
     DRAWN: ClassVar[tuple[str, ...]] = ("classes", "queries")
     LONG: ClassVar[tuple[str, ...]] = COLUMNS
@@ -136,8 +138,12 @@ class SequenceCounts(_Columns, frozen=True):
 
     def counts(self) -> SessionCounts:
         """The counts as arrays; raises :class:`ValueError` where a column has other than equally many numbers."""
+        from ifsl_bench.protocol.session_metrics import SessionCounts
+
         arrays: dict[str, Any] = {
-            name: self.column(name).reshape(len(self), -1) for name in (*COUNTED, *CALIBRATED) if self.length(name)
+            name: self.column(name).reshape(len(self), -1)
+            for name in (*SESSIONS.counts, *CALIBRATED)
+            if self.length(name)
         }
         return SessionCounts(
             **arrays,
@@ -162,7 +168,7 @@ def counts_entry(
     entries: dict[str, Any] = {n: packed.pack(values) if many else values.tolist() for n, values in columns.items()}
     if many and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
         entries["classes"] = str(classes)
-    if isinstance(counts, SessionCounts):
+    if not isinstance(counts, Counts):
         fields: dict[str, Any] = {name: getattr(counts, name) for name in (*SequenceCounts.SHAPE, "state_bytes")}
         return SequenceCounts(**fields, supports_kept=supports_kept, **entries)
     shape: dict[str, Any] = {name: getattr(counts, name) for name in EpisodeCounts.SHAPE}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from ifsl_bench.plugin.rows import LAZY
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
-from ifsl_bench.protocol.session_metrics import SessionCounts
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
@@ -191,9 +194,7 @@ class Row:
 
     def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """In sessions, a metric for each of these seeds, order and support set, [seeds, orders, supports]."""
-        counts = [
-            c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and isinstance(c, SessionCounts)
-        ]
+        counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and not isinstance(c, Counts)]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
         values = np.stack([c.of_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
@@ -206,12 +207,12 @@ class Row:
 
     def orders_after(self, metric: str = "acc") -> np.ndarray:
         """The same for each order, [orders, T + 1]; [0, 0] in episodes."""
-        of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if isinstance(c, SessionCounts)]
+        of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if not isinstance(c, Counts)]
         return np.mean(of_seeds, axis=0) if of_seeds else np.empty((0, 0))
 
     def triangle(self) -> np.ndarray:
         """In sessions, the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
-        return np.mean([c.triangle().mean(0) for c in self._counts if isinstance(c, SessionCounts)], axis=0)
+        return np.mean([c.triangle().mean(0) for c in self._counts if not isinstance(c, Counts)], axis=0)
 
     def spread(self, metric: str = "acc") -> float:
         """Standard deviation between the seeds' means (n - 1), NaN for one seed."""

@@ -28,10 +28,11 @@ from ifsl_bench.common.files import read_json, set_aside, write_json
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
-from ifsl_bench.protocol.session_metrics import SessionCounts
 
 if TYPE_CHECKING:
     import pandas
+
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 SCHEMA = 1
 
@@ -299,7 +300,7 @@ def _odd(result: Result) -> Iterator[str]:
     for kind, (total, _) in KINDS.items():
         if solves.get(kind, 0) > solves.get(total, 0):
             yield f"training.solves has {kind} in more episodes than the {total}"
-    if isinstance(counts, SessionCounts):
+    if not isinstance(counts, Counts):
         yield from odd_sequences(counts)
         yield from odd_classes(classes, counts.orders)
         if (result.calibration is None) != (counts.calibrated_hits is None):

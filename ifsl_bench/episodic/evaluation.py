@@ -25,8 +25,6 @@ from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_
 from ifsl_bench.protocol import calibration
 from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
 from ifsl_bench.protocol.metrics import Counts, estimate
-from ifsl_bench.protocol.sequences import SequenceSampler
-from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task import EpisodeSpec
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
 
     from ifsl_bench.episodic.sequence_loader import SequenceBatch, SequenceLoader
     from ifsl_bench.episodic.session_answers import Sessions
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
 # Episodes at once.
@@ -114,7 +113,7 @@ def _describe(values: np.ndarray) -> dict[str, float]:
 
 def in_sessions(loader: EpisodeLoader | SequenceLoader) -> TypeIs[SequenceLoader]:
     """Tells whether a loader has sequences of sessions."""
-    return isinstance(loader.sampler, SequenceSampler)
+    return not isinstance(loader, EpisodeLoader)
 
 
 def batch_size(loader: EpisodeLoader | SequenceLoader) -> int:

@@ -35,12 +35,12 @@ from ifsl_bench.data.preparing.outline import ensure_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.protocol.episodes import Sampler
-from ifsl_bench.protocol.sequences import SequenceSampler, task_stream
+from ifsl_bench.protocol.episodes import Sampler, task_stream
 from ifsl_bench.protocol.task import SUPPORT, Side, Task
 
 if TYPE_CHECKING:
     from ifsl_bench.episodic.sequence_loader import SequenceLoader
+    from ifsl_bench.protocol.sequences import SequenceSampler
 
 
 def host_threads(device: torch.device) -> int:
@@ -210,7 +210,7 @@ class PreparedTask:
             for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT)
         )
         assert novel is not None
-        if isinstance(sampler, SequenceSampler):
+        if not isinstance(sampler, Sampler):
             from ifsl_bench.episodic.sequence_loader import SequenceLoader
 
             return SequenceLoader(sampler, novel, base or novel, support)

@@ -30,13 +30,11 @@ from ifsl_bench.episodic.evaluation import joined
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
-from ifsl_bench.jobs.ranges import Calibrate, ranges_of
 from ifsl_bench.jobs.rates import Amount
-from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready
+from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready, in_ranges
 from ifsl_bench.jobs.training import evaluation_amount, say_place
 from ifsl_bench.plugin.contract import check_answers, check_repeated
-from ifsl_bench.protocol.metrics import summarise
-from ifsl_bench.protocol.session_metrics import SessionCounts
+from ifsl_bench.protocol.metrics import Counts, summarise
 
 LIBRARIES = ("torch", "torchvision", "numpy")
 DRAWN = 1e-5  # seconds, roughly, in which an episode is drawn for the digest
@@ -58,19 +56,18 @@ class Evaluate(EvaluationStage):
     def told(self, seeds: str) -> str:
         return f"evaluating {self.job.told(seeds)}: {self.job.episodes:,} episodes"
 
-    @property
-    def many(self) -> bool:
-        """True where there are several ranges."""
-        return len(ranges_of(self.job)) > 1
-
     def inputs(self) -> Sequence[Stage]:
-        return ranges_of(self.job, self.model) if self.many else self.needed()
+        if not in_ranges(self.job):
+            return self.needed()
+        from ifsl_bench.jobs.ranges import ranges_of
+
+        return ranges_of(self.job, self.model)
 
     def cached(self, home: Home) -> bool:
         return False  # where a result is stored nobody asks for its stages
 
     def amount(self, data: Outline, work: Workspace) -> Amount:
-        if self.many:
+        if in_ranges(self.job):
             return Amount("drawing", f"{self.job.task.name}/cpu", self.job.episodes, DRAWN)
         more = len(self.job.task.evaluation.halves[0]) if self.job.task.kind.has_base else 0  # for calibration
         return evaluation_amount(self.job, self.job.episodes + more, work)
@@ -78,7 +75,7 @@ class Evaluate(EvaluationStage):
     def compute(self, work: Workspace) -> Result:
         ready = self.ready(work, work.reporter)
         say_place(work, self, ready.place)
-        why, parts = self._in_ranges(work) if self.many else self._at_once(ready, work)
+        why, parts = self._in_ranges(work) if in_ranges(self.job) else self._at_once(ready, work)
         if why:
             work.reporter.warn(f"{self.job}: {why}")
         return self._result(ready, parts, work)
@@ -93,6 +90,8 @@ class Evaluate(EvaluationStage):
         return why, [part]
 
     def _in_ranges(self, work: Workspace) -> tuple[str, list[Part]]:
+        from ifsl_bench.jobs.ranges import Calibrate, ranges_of
+
         _, why = Calibrate(self.job, self.model).compute(work)
         return why, [part.compute(work) for part in ranges_of(self.job, self.model)]
 
@@ -102,7 +101,7 @@ class Evaluate(EvaluationStage):
         for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
             work.reporter.warn(f"{self.job}: {remark}")
         counts, calibrated, choice = found.counts, found.calibrated, ready.choice
-        if isinstance(counts, SessionCounts):
+        if not isinstance(counts, Counts):
             counts = counts.calibrated() if self.job.calibrated else counts
         else:
             if self.job.searched and self.model is None:

@@ -34,7 +34,7 @@ from ifsl_bench.data.preparing.outline import Outline, data_of, fingerprint_of, 
 from ifsl_bench.data.views import NOVEL, short
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.jobs.rates import Amount
-from ifsl_bench.protocol.sequences import task_stream
+from ifsl_bench.protocol.episodes import task_stream
 from ifsl_bench.protocol.task import INCLUDED, Side, Task
 
 PREPARING = 500 << 20  # bytes that an import takes, with the processes that decode

@@ -27,6 +27,7 @@ from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import evaluated_of, record_of
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.jobs import ready
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
@@ -41,7 +42,6 @@ from ifsl_bench.plugin.contract import check_answers, check_repeated
 from ifsl_bench.protocol.calibration import Bias
 
 Kept = TypeVar("Kept")
-RANGE = 10_000  # episodes that are evaluated in one go
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class EvaluateRange(KeptStage):
 
     kind = "range"
     start: int = 0
-    stop: int = RANGE
+    stop: int = 0
 
     def told(self, seeds: str) -> str:
         return f"evaluating {self.job.told(seeds)}: episodes {self.start:,} to {self.stop - 1:,}"
@@ -183,8 +183,8 @@ class EvaluateRange(KeptStage):
 
 def ranges_of(job: Job, model: Path | None = None) -> list[EvaluateRange]:
     """The ranges of a job's episodes; one where they are few."""
-    starts = range(0, job.episodes, RANGE)
-    return [EvaluateRange(job, model, start, min(start + RANGE, job.episodes)) for start in starts]
+    starts = range(0, job.episodes, ready.RANGE)
+    return [EvaluateRange(job, model, start, min(start + ready.RANGE, job.episodes)) for start in starts]
 
 
 def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:

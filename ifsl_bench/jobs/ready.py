@@ -20,14 +20,19 @@ from ifsl_bench.jobs.preparation import CheckEpisodes, Stage
 from ifsl_bench.jobs.training import JobStage, MetaTrain, backbone_of, features_of, fresh, key_of, to_evaluate
 from ifsl_bench.plugin.contract import Asked
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.session_contract import check_sessions
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 
 if TYPE_CHECKING:
     from ifsl_bench.episodic.sequence_loader import SequenceLoader
 
+RANGE = 10_000  # episodes that are evaluated in one go; more are evaluated by :mod:`ifsl_bench.jobs.ranges`
 FIRST = 8  # test episodes that the contract is checked on in every run
+
+
+def in_ranges(job: Job) -> bool:
+    """Tells whether a job's episodes are so many that they are evaluated in ranges."""
+    return job.episodes > RANGE
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class Ready:
         """Holds a method that learns session by session against the contract, on the first sequences."""
         loader = self.loader("test")
         if in_sessions(loader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
+            from ifsl_bench.plugin.session_contract import check_sessions
+
             batch = loader.batch(0, min(FIRST, self.job.episodes))
             check_sessions(self.job.name, self.method, batch.supports[:2], loader.episodes(len(batch)).query)
 

@@ -1,10 +1,12 @@
-"""Random draws that depend on a key and on numbers alone: splitmix64 in 64-bit integers, on any device.
+"""Random draws that depend on a key and on numbers alone: splitmix64 in 64-bit integers, on any device; and what
+may be drawn.
 
 :mod:`ifsl_bench.protocol.class_draws` has the same in NumPy, for classes alone.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,3 +92,23 @@ def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
         places.scatter_(1, target, places[:, i : i + 1].clone())
         places[:, i : i + 1] = pick
     return places[:, : words.shape[-1]].long().reshape(words.shape)
+
+
+def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The images that base queries may be, and their labels, int64 [n] each, by class.
+
+    Args:
+        base: int64 [K + 1], images of class k are ``base[k]:base[k + 1]``.
+        parity: those of "even" or "odd" index within their class; None for all.
+    """
+    labels = np.repeat(np.arange(len(base) - 1), np.diff(base))
+    rows = np.arange(base[-1])
+    if parity is not None:
+        taken = (rows - base[labels]) % 2 == {"even": 0, "odd": 1}[parity]
+        rows, labels = rows[taken], labels[taken]
+    return rows, labels
+
+
+def remedy(option: str, value: int) -> str:
+    """Names the option that these data would do with, where any value of it would."""
+    return f"; --{option} {value:,} would do here" if value > 0 else ""

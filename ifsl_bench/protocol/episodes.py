@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.class_draws import OF_CLASSES, ClassDraws, stream_key
-from ifsl_bench.protocol.draws import below, distinct, random_words
+from ifsl_bench.protocol.draws import admissible, below, distinct, random_words, remedy
 from ifsl_bench.protocol.task import EpisodeSpec, Side, Task
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.sequences import SequenceSampler
 
 
 @dataclass(frozen=True)
@@ -45,26 +49,6 @@ class Episodes:
 
     def __len__(self) -> int:
         return len(self.index)
-
-
-def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The images that base queries may be, and their labels, int64 [n] each, by class.
-
-    Args:
-        base: int64 [K + 1], images of class k are ``base[k]:base[k + 1]``.
-        parity: those of "even" or "odd" index within their class; None for all.
-    """
-    labels = np.repeat(np.arange(len(base) - 1), np.diff(base))
-    rows = np.arange(base[-1])
-    if parity is not None:
-        taken = (rows - base[labels]) % 2 == {"even": 0, "odd": 1}[parity]
-        rows, labels = rows[taken], labels[taken]
-    return rows, labels
-
-
-def remedy(option: str, value: int) -> str:
-    """Names the option that these data would do with, where any value of it would."""
-    return f"; --{option} {value:,} would do here" if value > 0 else ""
 
 
 class Sampler:
@@ -233,3 +217,28 @@ def task_sampler(
         pools=(f"{novel} of {task.novel_from}" if task.novel_from and side != "train" else novel, base),
         classes=classes(novel),
     )
+
+
+def task_stream(
+    task: Task,
+    side: Side,
+    seed: int,
+    starts: Callable[[str], np.ndarray],
+    device: torch.device | str = "cpu",
+    classes: Callable[[str], Sequence[str]] = lambda pool: (),
+    order: np.ndarray | None = None,
+) -> Sampler | SequenceSampler:
+    """What a task's side is measured on: its episodes, or its sequences of sessions; training is on episodes always.
+
+    Args:
+        seed, starts, device, classes: as of :func:`task_sampler`.
+        order: [T N] labels of novel/test, that of a published list.
+
+    Raises:
+        UserError: the pools have too few classes or images.
+    """
+    if task.sessions is None or side == "train":
+        return task_sampler(task, side, seed, starts, device, classes)
+    from ifsl_bench.protocol.sequences import task_sequences
+
+    return task_sequences(task, side, task.sessions, starts, device, classes, order)

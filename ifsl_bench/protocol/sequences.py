@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.class_draws import OF_CLASSES, ClassDraws, stream_key
-from ifsl_bench.protocol.draws import distinct, distinct_of_few, random_words
-from ifsl_bench.protocol.episodes import Sampler, admissible, remedy, task_sampler
+from ifsl_bench.protocol.draws import admissible, distinct, distinct_of_few, random_words, remedy
 from ifsl_bench.protocol.sessions import SessionSpec
 from ifsl_bench.protocol.task import SUPPORT, Side, Task
 
@@ -238,29 +237,23 @@ class SequenceSampler:
         return sha.hexdigest()
 
 
-def task_stream(
+def task_sequences(
     task: Task,
     side: Side,
-    seed: int,
+    shape: SessionSpec,
     starts: Callable[[str], np.ndarray],
     device: torch.device | str = "cpu",
     classes: Callable[[str], Sequence[str]] = lambda pool: (),
     order: np.ndarray | None = None,
-) -> Sampler | SequenceSampler:
-    """What a task's side is measured on: its episodes, or its sequences of sessions; training is on episodes always.
+) -> SequenceSampler:
+    """The sequences of a task's side; see :func:`ifsl_bench.protocol.episodes.task_stream`.
 
     Validation has an order for each support set, of as many sessions as there are classes for.
 
     Args:
-        seed, starts, device, classes: as of :func:`~ifsl_bench.protocol.episodes.task_sampler`.
-        order: [T N] labels of novel/test, that of a published list.
-
-    Raises:
-        UserError: the pools have too few classes or images.
+        shape: of the task.
     """
-    if task.sessions is None or side == "train":
-        return task_sampler(task, side, seed, starts, device, classes)
-    shape, names = task.sessions, (task.pool(side, "novel"), task.pool(side, "base"))
+    names = (task.pool(side, "novel"), task.pool(side, "base"))
     novel, base = map(starts, names)
     if side == "val":
         shape = shape.hiding(len(base) - 1) if task.hides(side) else shape.within(len(novel) - 1)

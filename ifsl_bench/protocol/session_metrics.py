@@ -16,15 +16,12 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.protocol.metrics import harmonic
-from ifsl_bench.protocol.task_kind import SESSIONS
+from ifsl_bench.protocol.task_kind import CALIBRATED, SESSIONS
 
 # After every session; novel ones have no value (NaN) after session 0.
 AFTER = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
 # Of a sequence: those named like one of AFTER are its value after the last session, but for acc, gacc and learned.
 SUMMARY = ("first", "last", "pd", "gain", *AFTER)
-
-COUNTED = ("hits", "novel_as_base", "base_as_novel", "queries")  # columns of integers
-CALIBRATED = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # those where there is a bias
 
 
 def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -85,6 +82,11 @@ class SessionCounts:
     def bytes_per_class(self) -> float | None:
         """Bytes of the state for each novel class."""
         return None if self.state_bytes is None else self.state_bytes / (self.sessions * self.ways)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The group of classes of each column of :attr:`hits`, g of (t, g)."""
+        return triangle_rows(self.sessions)[1]
 
     @cached_property
     def _square(self) -> np.ndarray:
@@ -149,7 +151,7 @@ class SessionCounts:
 
     def columns(self) -> dict[str, np.ndarray]:
         """Name of a count -> its values in each sequence, [n, ...], for all that there are."""
-        return {name: values for name in (*COUNTED, *CALIBRATED) if (values := getattr(self, name)) is not None}
+        return {name: values for name in (*SESSIONS.counts, *CALIBRATED) if (values := getattr(self, name)) is not None}
 
     def calibrated(self) -> SessionCounts:
         """The counts with the bias as the plain ones; raises :class:`KeyError` where no bias was chosen."""
@@ -164,10 +166,9 @@ class SessionCounts:
     def lazy(self) -> SessionCounts:
         """The counts of a model that is the same in session 0 and never answers with a novel class."""
         first = self.hits[:, :1].astype(np.int64)
-        columns = triangle_rows(self.sessions)[1]
         novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
         none: dict[str, Any] = dict.fromkeys(CALIBRATED)
-        hits, as_novel = np.where(columns == 0, first, 0), np.zeros_like(novel)
+        hits, as_novel = np.where(self.groups == 0, first, 0), np.zeros_like(novel)
         return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
     def compact(self) -> SessionCounts:

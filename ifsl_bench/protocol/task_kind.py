@@ -57,6 +57,7 @@ REGULAR = Kind(("novel",), COUNTS, (), ("acc",), (), JOINT.fields)
 OF_SESSIONS = (
     "first", "last", "pd", "gain", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel"
 )  # fmt: skip
+CALIBRATED = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # where there is a bias
 SESSIONS = Kind(
     ("novel", "base"),
     ("hits", "novel_as_base", "base_as_novel", "queries"),

@@ -16,7 +16,7 @@ from ifsl_bench.data.preparing.outline import fingerprint_of, novel_fingerprint
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import Pretrain, Stage
-from ifsl_bench.jobs.ranges import remove_evaluated
+from ifsl_bench.jobs.ready import in_ranges
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,10 @@ def store(job: Job, work: Workspace, result: Result) -> None:
     with locked(work.home.results / "results", work.reporter.warn, ""):
         if name := result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {name}")
-    remove_evaluated(job, work.home)
+    if in_ranges(job):
+        from ifsl_bench.jobs.ranges import remove_evaluated
+
+        remove_evaluated(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")
 
 

@@ -22,7 +22,7 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionList, SessionSource, order_of
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions
-from ifsl_bench.protocol.sequences import task_stream
+from ifsl_bench.protocol.episodes import task_stream
 from ifsl_bench.protocol.task_files import packaged
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"

@@ -46,7 +46,7 @@ def task(clusters):
 @pytest.fixture
 def in_ranges(monkeypatch):
     """Sixteen episodes make a range."""
-    monkeypatch.setattr(ranges, "RANGE", 16)
+    monkeypatch.setattr(ready, "RANGE", 16)
 
 
 def job_of(method, task, work, episodes, steps=False):
@@ -133,7 +133,7 @@ def test_a_result_in_ranges_is_that_of_one_pass(about, task, work, monkeypatch):
     method = "ridge" if "tune" in about else "imprint"
     once = api.run(method, task, episodes=100, work=work, **about)
     shutil.rmtree(work.home.results)
-    monkeypatch.setattr(ranges, "RANGE", 16)
+    monkeypatch.setattr(ready, "RANGE", 16)
     result = api.run(method, task, episodes=100, work=work, **about)
     assert _plain(result) == _plain(once)
     assert result.label.endswith(".episodes=100")
@@ -170,7 +170,7 @@ def test_ranges_run_anywhere_in_any_order_and_a_run_that_was_stopped_goes_on(tas
     assert sorted((r.start, r.stop) for r in asked) == sorted(
         (n.stage.start, n.stage.stop) for n in [*nodes[:2], *nodes[5:]]
     )
-    monkeypatch.setattr(ranges, "RANGE", 10_000)
+    monkeypatch.setattr(ready, "RANGE", 10_000)
     once = api.run_job(job, work, rerun=True)
     assert _plain(once) == _plain(result)
 
@@ -184,7 +184,7 @@ def test_what_was_found_by_another_method_is_not_used(task, work, in_ranges, mon
     monkeypatch.setattr(ranges, "own_code", lambda: "other code")
     assert not any(one.cached(work.home) for one in kept)
     monkeypatch.undo()
-    monkeypatch.setattr(ranges, "RANGE", 16)
+    monkeypatch.setattr(ready, "RANGE", 16)
     (folder,) = (path for path in work.home.trained.glob("*") if path.is_dir())
     folder.rename(folder.with_name("gone"))
     assert not any(one.cached(work.home) for one in kept), "another training would have other weights"

@@ -79,7 +79,7 @@ class OwnData(DatasetSource):
         Args:
             starts: int64 [C + 1] of each pool: images of class c are ``starts[c]:starts[c + 1]``.
         """
-        from ifsl_bench.protocol.sequences import task_stream  # with torch
+        from ifsl_bench.protocol.episodes import task_stream  # with torch
 
         task = Task(
             name=self.task_names()[-1],
