@@ -115,9 +115,9 @@ class Course:
                     self.info["seconds"] = spent + time.perf_counter() - start
                     self._record(accuracy)
             if idle := [key for key in self.parameters if key not in self.optimiser.state]:
-                names = ", ".join(idle)
-                self.reporter.warn(f"{self.name}: no step has a gradient for {names}, which stay as they began; is the "
-                                   "parameter used in forward?")  # fmt: skip
+                them, used = ("it", "is it") if len(idle) == 1 else ("them", "are they")
+                self.reporter.warn(f"{self.name}: no step has a gradient for {', '.join(idle)}, so training leaves "
+                                   f"{them} unchanged; {used} used in forward?")  # fmt: skip
         return self._ended()
 
     def _resume(self) -> None:

@@ -209,7 +209,7 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
     except UserError:
         raise
     except Exception as error:
-        reason = f"{where(error)}{type(error).__name__}: {error}"
+        reason = f"{where(error, among=inspect.getsourcefile(method) or '')}{type(error).__name__}: {error}"
         raise UserError(f"method {method.__qualname__} cannot be made: {reason}") from error
     if not all(hasattr(instance, name) for name in ("_parameters", "base", "ways")):
         raise UserError(f"{method.__qualname__}.__init__ does not call super().__init__(base, ways)")

@@ -230,7 +230,7 @@ BROKEN = {
     "raises": ("def __init__(self, base, ways):\n        raise KeyError()", "cannot be made: .*own.py line 5: Key"),
     "lacks super": (
         "def __init__(self, base, ways):\n        self.a = torch.nn.Linear(2, 2)",
-        r"cannot be made: .*line",
+        "cannot be made: .*own.py line 5: AttributeError",
     ),
     "other arguments": ("def __init__(self, base):\n        super().__init__(base, 5)", r"cannot be made: .*TypeError"),
     "space": ("space = {'a': (1, 2)}", r"X.space is .*, expected option -> ifsl_bench.Range or ifsl_bench.Choices"),
