@@ -88,11 +88,13 @@ def splits_of_rows(board: Board, metric: str) -> list[Split]:
     if not rows:
         known = {name for row in board.rows for name in row.metrics}
         raise unknown("metric", metric, known, where=f"of the measured rows of {board.name}")
-    splits = []
-    for row in rows:
-        x = _values(row, metric, row.seeds, row.fixed)
-        splits.append(Split(row, None, row.summary()[metric], split(x), len(x)))
-    return splits
+    return [split_of(row, metric) for row in rows]
+
+
+def split_of(row: Row, metric: str) -> Split:
+    """The split of a row; raises :class:`UserError` where there is one order of the classes."""
+    x = _values(row, metric, row.seeds, row.fixed)
+    return Split(row, None, row.summary()[metric], split(x), len(x))
 
 
 def splits_of_differences(board: Board, metric: str) -> list[Split]:

@@ -21,6 +21,8 @@ from ifsl_bench.board.published import LETTERS
 from ifsl_bench.board.published_table import NOTES as PUBLISHED
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
+from ifsl_bench.board.variance_table import split_of
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.page.origins import Origin, origin_of
 from ifsl_bench.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.page.row_pairs import DIGITS, RowPair, row_pairs
@@ -51,6 +53,10 @@ class PageRow:
             least of the seeds.
         after: in sessions, the accuracy after each: means over orders and seeds, and between what 95% of the orders
             are; of lazy and published rows the first alone.
+        triangle: in sessions, a line for each session, with the accuracy after it on the classes of each session so
+            far; none of rows that were not measured.
+        variance: in sessions, the variance of a single average, "one", and of its parts, in squared points; empty where
+            there is one order of the classes.
         look: colour, Plotly's names of marker and dash, and whether the row is a further one of its method on the task.
         cited: number in the list of citations.
         cited_method: of a published row, the number of its method's citation, where that is another one.
@@ -73,6 +79,8 @@ class PageRow:
     validation: list[list[list[float]]]
     cost: dict[str, float]
     after: list[list[float]]
+    triangle: list[list[float]]
+    variance: dict[str, float]
     look: tuple[str, str, str, bool]
     cited: int
     cited_method: int | None
@@ -253,6 +261,8 @@ def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Cit
         validation=_validations(row) if row else [],
         cost=_cost(row) if row else {},
         after=_after(entry),
+        triangle=_triangle(row) if row and entry.after else [],
+        variance=_variance(row) if row and entry.after else {},
         look=_look(looks[row] if row else look_of(entry.label)),
         cited=citations.setdefault(cited, len(citations)),
         cited_method=citations.setdefault(of_method, len(citations)) if cites_method else None,
@@ -293,6 +303,17 @@ def _after(entry: Entry) -> list[list[float]]:
     means = [value.mean for value in entry.after]
     bands = np.percentile(entry.measured.orders_after(), (2.5, 97.5), axis=0) if entry.measured and means else ()
     return [[round(float(value), 2) for value in line] for line in (means, *bands) if len(line)]
+
+
+def _triangle(row: Row) -> list[list[float]]:
+    return [[round(float(value), 1) for value in line[: t + 1]] for t, line in enumerate(row.triangle())]
+
+
+def _variance(row: Row) -> dict[str, float]:
+    try:
+        return {part: float(f"{variance.value:.4g}") for part, variance in split_of(row, "acc").parts.items()}
+    except UserError:
+        return {}
 
 
 def _look(look: Look) -> tuple[str, str, str, bool]:

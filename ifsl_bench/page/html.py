@@ -22,7 +22,7 @@ from ifsl_bench.board.table import Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
 from ifsl_bench.protocol.variants import split
 
-SCRIPTS = ("page.js", "details.js", "pairs.js", "plots.js")  # in this order, after Plotly
+SCRIPTS = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
 # The columns that are shown before more are asked for, in this order; the others come last.
 ALWAYS = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "gain", "base", "novel", "Delta", "Delta_a", "Delta_b",
           "to the best", "seeds", "source")  # fmt: skip

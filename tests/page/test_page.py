@@ -29,7 +29,7 @@ from ifsl_bench.board.result_file import Result, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
 from ifsl_bench.page.gather import FINEST, _row, boards_with_variants, gather
-from ifsl_bench.page.html import page_html, script_json
+from ifsl_bench.page.html import SCRIPTS, page_html, script_json
 from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_kind import BALANCE, METRICS
@@ -243,7 +243,7 @@ def test_a_hostile_name_is_text_in_html_and_in_scripts(text):
     (data,) = [found for about, found in reader.scripts if about.get("type") == "application/json"]
     assert not set("<>&") & set(data)
     assert HOSTILE in [row["label"] for row in json.loads(data)["rows"]]
-    assert len(reader.scripts) == 6, "the data, Plotly and ours: no script of anybody else's"
+    assert len(reader.scripts) == 1 + 1 + len(SCRIPTS), "the data, Plotly and ours: no script of anybody else's"
 
 
 @pytest.mark.parametrize("value", ["</script>", "<!--", "<script", "a\u2028b\u2029c", "&lt;", "ü≤"])

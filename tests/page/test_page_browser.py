@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ifsl_bench.board import boards
 from ifsl_bench.board.claims import judged
-from ifsl_bench.board.result_file import write
+from ifsl_bench.board.result_file import read, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.page.gather import boards_with_variants, gather
 from ifsl_bench.page.html import page_html
@@ -388,7 +389,9 @@ def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
         for name, (y, dash) in curves.items():
             assert y == pytest.approx(table[name], abs=0.0051), name
             assert (dash == "dot") == name.startswith("lazy")
-        assert visit.page.evaluate(visible) == ["sessions", "seeds", "validation", "cost", "pairs"]
+        assert visit.page.evaluate(visible) == [
+            "sessions", "forgetting", "variance", "seeds", "validation", "cost", "pairs"
+        ]  # fmt: skip
         fits(visit)
         usual = visit.page.locator("article:visible thead th:visible").all_inner_texts()
         assert {"Avg.", "gain"} <= set(usual)
@@ -407,4 +410,48 @@ def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
         assert "published: zhou2022 (t, c)" in fact
         visit.start("tiny-features-5shot")
         assert visit.page.evaluate(visible) == ["tradeoff", "seeds", "validation", "cost", "pairs"]
+        assert not visit.complaints
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")], ids=SIZES)
+def test_what_is_forgotten_and_what_a_number_depends_on_stand_beside_the_curves(
+    size, scheme, chromium, in_sessions, call
+):
+    """The triangle of the row that is picked, from its counts; bars of variance are those of ``variance``."""
+    splits = json.loads(call("variance", "tiny-features-sessions", "--format", "json")[1])
+    splits = {split["method"]: split for split in splits if split.get("method")}
+    results = [read(path) for path in sorted(packaged_root().glob("tiny-features-sessions/lr.seed-*.json"))]
+    hits, queries = (
+        np.sum([getattr(result.counts(), name).astype(int).sum(0) for result in results], 0)
+        for name in ("hits", "queries")
+    )
+    expected, at = [], 0
+    for t in range(10):
+        expected.append(100 * hits[at : at + t + 1] / queries[: t + 1])
+        at += t + 1
+    bars = (
+        "[...document.querySelector('#variance .canvas').data].map(b => [b.meta, b.name, b.x[0]])"
+        ".map(([row, part, share]) => [DATA.rows[row].name, part, share])"
+    )
+    with Visit(chromium, in_sessions, size, scheme) as visit:
+        visit.start("tiny-features-sessions")
+        fits(visit)
+        figure = visit.page.locator("#forgetting")
+        assert figure.evaluate("f => f.querySelector('.scroll').scrollWidth <= f.clientWidth"), "all of it is seen"
+        figure.locator("select").select_option(label="lr")
+        visit.settle()
+        lines = figure.locator("tbody tr").all()
+        cells = [[float(text) for text in line.locator("td").all_inner_texts()] for line in lines]
+        for line, numbers in zip(cells, expected, strict=True):
+            assert line == pytest.approx(numbers, abs=0.051 if size == "desk" else 0.551)
+        found = {(name, part): share for name, part, share in visit.page.evaluate(bars)}
+        assert {name for name, _ in found} == set(splits)
+        for (name, part), share in found.items():
+            assert share == pytest.approx(100 * (splits[name][f"sd_{part}"] / splits[name]["sd_single"]) ** 2, abs=0.1)
+        visit.page.locator("#chips label", has_text=re.compile("^lr$")).click()
+        options = figure.locator("option").all_inner_texts()
+        assert "lr" not in options
+        assert figure.locator("option:checked").inner_text() == options[0], "another row takes its place"
+        visit.page.locator("#chips button", has_text="none").click()
+        assert "No rows are switched on." in figure.inner_text()
         assert not visit.complaints

@@ -131,55 +131,17 @@ function drawPlots(one, shown) {
   find("#plots").hidden = !(measured || inSessions);
   for (const id of ["seeds", "validation", "cost"]) find("#" + id).hidden = !measured;
   find("#sessions").hidden = !inSessions;
+  for (const id of ["forgetting", "variance"]) find("#" + id).hidden = !(inSessions && measured);
   find("#tradeoff").hidden = inSessions;
   const rows = shown.filter((number) => DATA.rows[number].origin && !muted.has(DATA.rows[number].name));
-  if (inSessions) drawSessions(shown.filter((number) => rows.includes(number) || !DATA.rows[number].origin));
-  else drawTradeoff(one, rows);
+  if (inSessions) {
+    drawSessions(shown.filter((number) => rows.includes(number) || !DATA.rows[number].origin));
+    drawForgetting(rows);
+    drawVariance(rows);
+  } else drawTradeoff(one, rows);
   drawSeeds(rows);
   drawValidation(rows);
   drawCost(rows);
-}
-
-// --- sessions --------------------------------------------------------------------------------------------------------
-
-function drawSessions(numbers) {
-  const traces = numbers.flatMap((number) => {
-    const row = DATA.rows[number];
-    const [means, low, high] = row.after;
-    const sessions = means.map((_, t) => t);
-    const line = row.origin
-      ? { color: row.look[0], dash: row.look[2], width: 1.8 }
-      : { color: colour("--soft"), dash: row.source === "computed" ? "dot" : "dash", width: 1 };
-    const band = low && {
-      type: "scatter",
-      mode: "lines",
-      x: [...sessions, ...sessions.toReversed()],
-      y: [...high, ...low.toReversed()],
-      fill: "toself",
-      line: { width: 0 },
-      fillcolor: row.look[0] + "33",
-      hoverinfo: "skip",
-    };
-    const said = (mean, t) =>
-      `${label(row.name)}<br>after session ${t}: ${mean.toFixed(2)}` +
-      (low ? `<br>95% of the orders: ${low[t].toFixed(2)} to ${high[t].toFixed(2)}` : "");
-    const curve = trace(number, "", {
-      x: sessions,
-      y: means,
-      mode: row.origin ? "lines+markers" : "lines",
-      hovertext: means.map(said),
-      line,
-      marker: marker(row, { size: 6 }),
-    });
-    return band ? [band, curve] : [curve];
-  });
-  draw(
-    "sessions",
-    traces,
-    { xaxis: { title: { text: "session" }, dtick: 1 }, yaxis: { title: { text: "Acc. over all classes so far, %" } } },
-    "No row here is in sessions.",
-    numbers.length,
-  );
 }
 
 // --- base against novel accuracy -------------------------------------------------------------------------------------
