@@ -114,26 +114,28 @@ def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
     Raises:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
     """
-    known, model = name, ""
+    plugin_name, model = name, ""
     if not registry.owners(BACKBONES, name):
-        known, _, model = name.partition(":")
-        if not registry.owners(BACKBONES, known):
+        plugin_name, _, model = name.partition(":")
+        if not registry.owners(BACKBONES, plugin_name):
             raise unknown("backbone", name, [*registry.names(BACKBONES), NO_BACKBONE])
-    value = registry.get(BACKBONES, "backbone", known)
+    value = registry.get(BACKBONES, "backbone", plugin_name)
     if isinstance(value, type) and issubclass(value, Frozen):
         return value(), model
     if isinstance(value, type) and issubclass(value, Backbone):
         if model:
-            raise UserError(f"backbone {known!r} is one network, there is no {name!r}")
+            raise UserError(f"backbone {plugin_name!r} is one network, there is no {name!r}")
         return value, ""
-    raise UserError(f"backbone {known!r} is {value!r}, neither a Backbone nor a Frozen of ifsl_bench.backbone.contract")
+    raise UserError(
+        f"backbone {plugin_name!r} is {value!r}, neither a Backbone nor a Frozen of ifsl_bench.backbone.contract"
+    )
 
 
 def described() -> dict[str, str]:
     """Each registered name, and the first line of what it says of itself; or why it cannot be used."""
-    found = {name: registry.load(BACKBONES, name) for name in registry.names(BACKBONES)}
-    said = {name: one.problem or (one.value.__doc__ or "").strip() for name, one in found.items()}
-    return {name: text.partition("\n")[0] for name, text in said.items()}
+    plugins = {name: registry.load(BACKBONES, name) for name in registry.names(BACKBONES)}
+    texts = {name: plugin.problem or (plugin.value.__doc__ or "").strip() for name, plugin in plugins.items()}
+    return {name: text.partition("\n")[0] for name, text in texts.items()}
 
 
 def frozen_backbone(name: str) -> tuple[Frozen, str] | None:
@@ -154,14 +156,14 @@ def check_backbone(spec: Pretraining) -> Card | None:
     Raises:
         UserError: no such backbone, or weights or centring for one that is pretrained here.
     """
-    found = frozen_backbone(spec.backbone)
-    if found is None:
+    frozen = frozen_backbone(spec.backbone)
+    if frozen is None:
         if spec.weights is not None:
             raise UserError(f"backbone {spec.backbone!r} is pretrained here and takes no weights; leave them out")
         if spec.centre is not None:
             raise UserError(f"centre is for frozen backbones, and {spec.backbone!r} is pretrained here; leave it out")
         return None
-    plugin, model = found
+    plugin, model = frozen
     return plugin.card(model, spec.weights is not None)
 
 
@@ -186,5 +188,5 @@ def libraries_of(spec: Pretraining) -> tuple[str, ...]:
     Raises:
         UserError: as :func:`backbone_plugin`.
     """
-    found = frozen_backbone(spec.backbone)
-    return found[0].libraries if found else ()
+    frozen = frozen_backbone(spec.backbone)
+    return frozen[0].libraries if frozen else ()

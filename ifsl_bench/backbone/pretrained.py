@@ -71,10 +71,10 @@ class Pretrained:
         """What a result says of the pretraining; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
         recorded = ("precision", "device", "rounded", *FROM_ELSEWHERE)
-        said = {name: self.info[name] for name in recorded if name in self.info}
+        record = {name: self.info[name] for name in recorded if name in self.info}
         if self.info["processes"] != [1]:
-            said["processes"] = self.info["processes"]
-        return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
+            record["processes"] = self.info["processes"]
+        return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **record}
 
 
 def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:

@@ -86,7 +86,8 @@ def _table(board: Board, pairs: list[Pair]) -> Table[Pair]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
     reasons = {pair.apart: None for pair in pairs if pair.apart}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
-    notes += [f"{pair.paper.label} ({pair.paper.source}): {pair.paper.said}." for pair in pairs if pair.paper.said]
+    papers = [pair.paper for pair in pairs if pair.paper.remark]
+    notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
     return Table(COLUMNS, pairs, f"{board.name}, measured here beside what is printed", notes,
                  mine=lambda pair: pair.row.origin != STORED)  # fmt: skip
 

@@ -219,8 +219,8 @@ def _backbones(row: Row) -> set[str]:
 
     A head on the features of another pretraining has the backbone of that.
     """
-    known = (result.pretraining for result in row.results)
-    return {str(about.get("features", about.get("key"))).rpartition("-seed")[0] for about in known}
+    pretrainings = (result.pretraining for result in row.results)
+    return {str(about.get("features", about.get("key"))).rpartition("-seed")[0] for about in pretrainings}
 
 
 def claim_table(judged_claim: Judged) -> Table[Evidence]:

@@ -115,7 +115,7 @@ def _published(board: Board, paper: PublishedRow) -> Entry:
     after = [Estimate(value, math.nan) for value in paper.sequence.after] if paper.sequence else ()
     values = {name: Estimate(value, math.nan) for name, value in paper.values.items()}
     printed = paper.values.get("plus_minus_as_printed")
-    return Entry(board.task, not paper.protocol, paper.label, values, paper.source, printed=printed, note=paper.said,
+    return Entry(board.task, not paper.protocol, paper.label, values, paper.source, printed=printed, note=paper.remark,
                  after=after, marks=paper.sequence.marks if paper.sequence else "")  # fmt: skip
 
 
@@ -181,19 +181,19 @@ HEADINGS = {
 
 
 def task_columns(
-    task: Task, full: bool = False, ranked: bool = False, known: Collection[str] = METRICS
+    task: Task, full: bool = False, ranked: bool = False, row_metrics: Collection[str] = METRICS
 ) -> list[Column[Entry]]:
     """The columns of a task's table.
 
     Args:
         full: also the joint and alone accuracies of base and novel classes, and what weighs one against the other.
         ranked: also the rank, and how far each row is from the best.
-        known: the metrics that some row has. Readers are not shown what no row has; programs get it always.
+        row_metrics: the metrics that some row has. Readers are not shown what no row has; programs get it always.
     """
     kind = task.kind
     names = kind.fields if full else [name for name in HEADINGS if name in kind.fields and HEADINGS[name].short]
     metrics = [
-        _metric(name, heading_of(name, task).text if kind.shows(name, known) else None, ranked)
+        _metric(name, heading_of(name, task).text if kind.shows(name, row_metrics) else None, ranked)
         for name in names
         if not (full and name in ENDS)
     ]

@@ -106,8 +106,8 @@ def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classe
         yield f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}"
     backbones_of_b = {result.seed: result.pretraining for result in b.results}
     for result in a.results:
-        mine, other = result.pretraining, backbones_of_b.get(result.seed, result.pretraining)
-        if mine.get("key") == other.get("key") and mine.get("sha256") != other.get("sha256"):
+        mine, theirs = result.pretraining, backbones_of_b.get(result.seed, result.pretraining)
+        if mine.get("key") == theirs.get("key") and mine.get("sha256") != theirs.get("sha256"):
             yield f"seed {result.seed}: the two start from backbones that were trained separately (another machine?)"
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"

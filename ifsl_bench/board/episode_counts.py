@@ -62,10 +62,10 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def shape(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.SHAPE}
 
-    def same(self, other: _Columns, names: Iterable[str]) -> bool:
+    def same(self, columns: _Columns, names: Iterable[str]) -> bool:
         """Whether the columns of these names hold the same numbers, however they are written."""
         return all(
-            getattr(self, name) == getattr(other, name) or np.array_equal(self.column(name), other.column(name))
+            getattr(self, name) == getattr(columns, name) or np.array_equal(self.column(name), columns.column(name))
             for name in names
         )
 

@@ -154,10 +154,10 @@ def _sessions_header(count: int) -> list[str]:
 
 def _legend(marks: Collection[str], width: int) -> list[str]:
     """What letters beside published rows mean."""
-    said = "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marks)
+    legend = "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marks)
     return (
-        [r"\midrule", rf"\multicolumn{{{width}}}{{p{{0.95\linewidth}}}}{{\footnotesize {escaped(said)}}} \\"]
-        if said
+        [r"\midrule", rf"\multicolumn{{{width}}}{{p{{0.95\linewidth}}}}{{\footnotesize {escaped(legend)}}} \\"]
+        if legend
         else []
     )
 

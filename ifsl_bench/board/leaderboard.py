@@ -59,7 +59,7 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
         return (1, 0.0) if apart else (0, -(board.ranking.level(entry.measured) if entry.measured else mean))
 
     entries = sorted(entries_of(board), key=order)
-    metrics = _known(entries)
+    metrics = _metrics_of(entries)
     notes = _notes(board, entries)
     means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
     if any(above < below for above, below in itertools.pairwise(means)):
@@ -143,7 +143,7 @@ def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
     if board.task.variant_of:
         title += f", a variant of {board.task.variant_of}: not comparable with it"
     entries = entries_of(board, rank=True)
-    metrics = _known(entries)
+    metrics = _metrics_of(entries)
     notes = [*_notes(board, entries), *notes_of_ranks(board)]
     return Table(task_columns(board.task, full, True, metrics), entries, title, notes, order, _mine, full)
 
@@ -152,7 +152,7 @@ def _mine(entry: Entry) -> bool:
     return entry.measured is not None and entry.measured.origin != STORED
 
 
-def _known(entries: Iterable[Entry]) -> set[str]:
+def _metrics_of(entries: Iterable[Entry]) -> set[str]:
     """The metrics that some entry has."""
     return {name for entry in entries for name in entry.values}
 
@@ -160,7 +160,7 @@ def _known(entries: Iterable[Entry]) -> set[str]:
 def _notes(board: Board, entries: Sequence[Entry]) -> list[str]:
     note = CALIBRATED.replace("episodes", "sequences") if board.task.sessions else CALIBRATED
     shared = [f"{entry.label}: {entry.note}." for entry in entries if entry.kind == COMPUTED and "," in entry.note]
-    return [*notes_of(board), *shared, *([note] if "calibrated_acc" in _known(entries) else [])]
+    return [*notes_of(board), *shared, *([note] if "calibrated_acc" in _metrics_of(entries) else [])]
 
 
 def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:

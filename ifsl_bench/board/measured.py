@@ -314,7 +314,7 @@ def _other_method(a: Result, b: Result) -> str:
     """Why two results of one label are not of the same method; what a grid chose may differ between seeds."""
     if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
-    if a.given() != b.given():
+    if a.own_settings() != b.own_settings():
         return "options or training differ"
     if a.trials and (a.options, a.train, list(map(list, a.tuned.values()))) != (
         b.options, b.train, list(map(list, b.tuned.values()))

@@ -101,7 +101,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
     if board.papers and not board.task.sessions:
         notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
-        notes += [f"{paper.label} ({paper.source}): {paper.said}." for paper in board.papers if paper.said]
+        notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in board.papers if paper.remark]
     return notes + [f"{remark}." for remark in board.remarks]
 
 

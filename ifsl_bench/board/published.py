@@ -68,7 +68,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return "; ".join(filter(None, marks))
 
     @property
-    def said(self) -> str:
+    def remark(self) -> str:
         """Who prints it, its backbone, and :attr:`flags`."""
         return "; ".join(filter(None, [KINDS[self.kind], self.backbone, self.flags]))
 
@@ -107,9 +107,9 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     sequence: PublishedSequence | None = None
 
     @property
-    def said(self) -> str:
+    def remark(self) -> str:
         """All that a reader should know of it."""
-        of_sequence = self.sequence.said if self.sequence else ""
+        of_sequence = self.sequence.remark if self.sequence else ""
         return "; ".join(part for part in (self.protocol, of_sequence, self.note) if part)
 
 

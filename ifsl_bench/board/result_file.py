@@ -137,7 +137,7 @@ class Result(Part, frozen=True):
                     names |= {name} if float(value) in (min(numbers), max(numbers)) else set()
         return sorted(names)
 
-    def given(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Options and changes of meta-training that somebody set: those that a label may say."""
         options = {key: value for key, value in self.options.items() if key not in self.chosen}
         return options, {key: value for key, value in self.train.items() if f"train.{key}" not in self.chosen}

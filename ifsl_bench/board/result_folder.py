@@ -23,7 +23,7 @@ LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on usual file systems
 MOST_KNOWN = 2048  # results that a process keeps, of 20 KB each
 
-_known: dict[Path, tuple[tuple[int, ...], Result]] = {}  # as they were when they were read
+_results: dict[Path, tuple[tuple[int, ...], Result]] = {}  # as they were when they were read
 
 
 def packaged_root() -> Path:
@@ -75,11 +75,11 @@ def read_once(path: Path) -> Result:
     if not 0 <= max(at.st_mtime_ns, at.st_ctime_ns) <= time.time_ns() - SETTLED:
         return read(path)
     stamp = at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
-    known_stamp, result = _known.get(path, ((), None))
+    known_stamp, result = _results.get(path, ((), None))
     if result is None or known_stamp != stamp:
         result = read(path)
-        if path in _known or len(_known) < MOST_KNOWN:
-            _known[path] = stamp, result
+        if path in _results or len(_results) < MOST_KNOWN:
+            _results[path] = stamp, result
     return result
 
 

@@ -86,8 +86,8 @@ def splits_of_rows(board: Board, metric: str) -> list[Split]:
                         f"ifsl-bench run --method NAME --task {board.name}")  # fmt: skip
     rows = having((place.row for place in board.places), metric)
     if not rows:
-        known = {name for row in board.rows for name in row.metrics}
-        raise unknown("metric", metric, known, where=f"of the measured rows of {board.name}")
+        metrics = {name for row in board.rows for name in row.metrics}
+        raise unknown("metric", metric, metrics, where=f"of the measured rows of {board.name}")
     return [split_of(row, metric) for row in rows]
 
 

@@ -54,7 +54,7 @@ class Program(Group):
         for title, names in SECTIONS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
-                formatter.write_dl([(name, one.get_short_help_str(80)) for name, one in commands if one])
+                formatter.write_dl([(name, command.get_short_help_str(80)) for name, command in commands if command])
 
 
 @click.group(

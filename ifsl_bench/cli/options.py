@@ -93,17 +93,17 @@ def change_options(command: Any) -> Any:
     }
 
     @functools.wraps(command)
-    def with_change(**given: Any) -> Any:
+    def with_change(**arguments: Any) -> Any:
         from ifsl_bench.protocol.variants import make_change
 
-        file, keys = given.pop("weights"), (*helps, "backbone", "centre")
-        changes = {key: given.pop(key.replace("-", "_")) for key in keys}
+        file, keys = arguments.pop("weights"), (*helps, "backbone", "centre")
+        changes = {key: arguments.pop(key.replace("-", "_")) for key in keys}
         if file is not None:
             from ifsl_bench.backbone.frozen import take_weights
 
-            changes["weights"] = take_weights(folders_of(given.get("home")), Path(file).expanduser())
+            changes["weights"] = take_weights(folders_of(arguments.get("home")), Path(file).expanduser())
         change = make_change(changes)
-        return command(change=change, **given)
+        return command(change=change, **arguments)
 
     with_change = click.option("--centre", metavar="mean|none", help="Subtract the mean of base/train from "
                                "the features of such a backbone, or nothing [mean].")(with_change)  # fmt: skip
@@ -169,9 +169,9 @@ def gathered(command: Any, name: str, kind: Callable[..., Any], fields: Iterable
     """The command with several options as one argument, made by ``kind``."""
 
     @functools.wraps(command)
-    def with_argument(**given: Any) -> Any:
-        taken = {field: given.pop(field) for field in fields if field in given}
-        return command(**{name: kind(**taken)}, **given)
+    def with_argument(**arguments: Any) -> Any:
+        taken = {field: arguments.pop(field) for field in fields if field in arguments}
+        return command(**{name: kind(**taken)}, **arguments)
 
     return with_argument
 
@@ -203,10 +203,10 @@ def job_options(command: Any) -> Any:
                      help="Add to novel logits the bias that is best on validation episodes; makes a row NAME+cal."),
     )  # fmt: skip
 
-    def request_of(**given: Any) -> Any:
+    def request_of(**arguments: Any) -> Any:
         from ifsl_bench.jobs.request import Request
 
-        return Request(**given)
+        return Request(**arguments)
 
     decorated = change_options(gathered(command, "request", request_of, (*REQUEST, "change")))
     for option in reversed(options):
@@ -308,8 +308,8 @@ def folders_options(command: Any) -> Any:
     """Gathers ``--home`` and ``--results`` into the argument ``folders``, see :func:`readable`."""
 
     @functools.wraps(command)
-    def with_folders(home: str | None, results_dir: str | None, **given: Any) -> Any:
-        return command(folders=readable(folders_of(home, results_dir), results_dir), **given)
+    def with_folders(home: str | None, results_dir: str | None, **arguments: Any) -> Any:
+        return command(folders=readable(folders_of(home, results_dir), results_dir), **arguments)
 
     return home_option(results_option(with_folders))
 

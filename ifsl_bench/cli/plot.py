@@ -258,22 +258,22 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def _draw(name: str, out: Path, **given: Any) -> None:
+def _draw(name: str, out: Path, **arguments: Any) -> None:
     """Draws a figure, writes it, and says so, and what else there is to say."""
     from ifsl_bench.figures import plot as figures
 
-    if "results_dir" in given:
-        given["results"] = given.pop("results_dir")
+    if "results_dir" in arguments:
+        arguments["results"] = arguments.pop("results_dir")
     else:
         from ifsl_bench.backbone.device import keep_freed_memory
         from ifsl_bench.campaigns import api
 
         keep_freed_memory()
-        reporter = reporter_for(given.pop("quiet"), given.pop("verbose"))
-        given["work"] = api.workspace(given.pop("home"), None, given.pop("device"), reporter)
-        given["methods"] = given["methods"] or ("lr+a",)
-    tasks = given.pop("tasks") if KINDS[name].several else [given.pop("task")]
-    drawing = getattr(figures, name.replace("-", "_"))(*tasks, **given)
+        reporter = reporter_for(arguments.pop("quiet"), arguments.pop("verbose"))
+        arguments["work"] = api.workspace(arguments.pop("home"), None, arguments.pop("device"), reporter)
+        arguments["methods"] = arguments["methods"] or ("lr+a",)
+    tasks = arguments.pop("tasks") if KINDS[name].several else [arguments.pop("task")]
+    drawing = getattr(figures, name.replace("-", "_"))(*tasks, **arguments)
     drawing.save(out)
     click.echo(f"wrote {out}")
     for note in drawing.notes:
@@ -281,8 +281,8 @@ def _draw(name: str, out: Path, **given: Any) -> None:
 
 
 def _command(name: str, kind: Kind) -> click.Command:
-    def draw(**given: Any) -> None:
-        _draw(name, **given)
+    def draw(**arguments: Any) -> None:
+        _draw(name, **arguments)
 
     draw.__doc__ = kind.says
     for option in reversed(kind.options):

@@ -23,7 +23,7 @@ STEERING = re.compile(
 
 def one_line(text: str) -> str:
     """Text with line breaks and other :data:`STEERING` characters written as in Python, ``\\n``, ``\\x1b``."""
-    return STEERING.sub(lambda found: repr(found[0])[1:-1], text)
+    return STEERING.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def is_printable(text: str) -> bool:
@@ -49,14 +49,14 @@ class CorruptFile(UserError):
 MOST_LISTED = 12  # names; more are no help in a line
 
 
-def unknown(kind: str, name: object, known: Iterable[str], where: str = "", see: str = "") -> UserError:
+def unknown(kind: str, name: object, choices: Iterable[str], where: str = "", see: str = "") -> UserError:
     """The error for a name that is not in a list, with the nearest three names, and all of them where they are few.
 
     Args:
         where: what list it is.
         see: the command that shows all of them, where they are many.
     """
-    names = sorted(set(known))
+    names = sorted(set(choices))
     lower: dict[str, str] = {}
     for name_of_list in names:  # whoever writes LR+A means lr+a
         lower.setdefault(name_of_list.lower(), name_of_list)

@@ -112,7 +112,7 @@ def _jobs(
 
 def _label(job: Job) -> str:
     """A label of the method with the options that a user set."""
-    shown = {key: value for key, value in job.given.items() if key != "gradient" and key not in SOLVING}
+    shown = {key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVING}
     return ".".join(label(job.method, job.name, shown, job.task))
 
 
@@ -128,10 +128,11 @@ def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspa
 
 def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
     """The method with the parameters that were trained, whose search ends after so many gradient steps."""
-    options = {key: value for key, value in ready.job.given.items() if key not in SOLVING}
-    if ready.job.given.get("gradient") == "t-bptt" and "rate" in ready.job.given:  # RBP's rate is of its series
-        options["rate"] = ready.job.given["rate"]
-    job = replace(ready.job, given={**options, "gradient": "t-bptt", "steps": steps, "converge": False})
+    own = ready.job.set_options
+    options = {key: value for key, value in own.items() if key not in SOLVING}
+    if own.get("gradient") == "t-bptt" and "rate" in own:  # RBP's rate is of its series
+        options["rate"] = own["rate"]
+    job = replace(ready.job, set_options={**options, "gradient": "t-bptt", "steps": steps, "converge": False})
     method = fresh(job, work)
     method.load_state_dict(ready.method.state_dict())
     return to_evaluate(job, work, method.eval())

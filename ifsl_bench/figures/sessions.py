@@ -145,7 +145,7 @@ def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
             width = 100 * split.parts[part].value / total if part in split.parts else 0.0
             axes.barh(at, width, left=left, height=0.7, color=COLOUR_OF[part], linewidth=0, gid=f"{part} {at}")
             left += width
-        axes.text(102, at, _said(split), va="center", color=DARK, gid=f"said {at}")
+        axes.text(102, at, _spread(split), va="center", color=DARK, gid=f"said {at}")
     lines_of_rows(axes, [text_of(label) for label in labels])
     axes.set_yticks(places, [text_of(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
@@ -155,6 +155,6 @@ def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     return figure, [SAID]
 
 
-def _said(split: Split) -> str:
+def _spread(split: Split) -> str:
     text = f"sd {split.parts[ONE].value ** 0.5:.2f}"
     return text + (f", wrong {100 * split.sign.chance:.0f}%" if split.sign else "")

@@ -97,10 +97,10 @@ class Evaluate(EvaluationStage):
 
     def _result(self, ready: Ready, parts: Sequence[Part], work: Workspace) -> Result:
         job, prepared, trained = ready.job, ready.prepared, ready.trained
-        found, seconds = joined([part.found for part in parts]), sum(part.seconds for part in parts)
-        for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
+        evaluated, seconds = joined([part.evaluated for part in parts]), sum(part.seconds for part in parts)
+        for remark in (*evaluated.remarks(), *(trained.remarks() if trained else ())):
             work.reporter.warn(f"{self.job}: {remark}")
-        counts, calibrated, choice = found.counts, found.calibrated, ready.choice
+        counts, calibrated, choice = evaluated.counts, evaluated.calibrated, ready.choice
         if not isinstance(counts, Counts):
             counts = counts.calibrated() if self.job.calibrated else counts
         else:
@@ -128,7 +128,7 @@ class Evaluate(EvaluationStage):
             seed=job.seed,
             episodes=counts_entry(counts, sampler.class_draws(job.episodes), job.supports_kept),
             summary=summary_entry(summarise(counts.per_episode(), counts.quantile)),
-            solver=found.described(),
+            solver=evaluated.described(),
             pretraining=backbone.entry(),
             training=trained.entry() if trained else {},
             cost={

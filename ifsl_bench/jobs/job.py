@@ -51,7 +51,7 @@ class Job:
 
     Attributes:
         chosen: the method, and how another process finds it.
-        given: the options that somebody set, converted, in the constructor's order.
+        set_options: the options that somebody set, converted, in the constructor's order.
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
         episodes: the first so many test episodes of the task's stream, which may be more than its own number.
         trials: how many settings are tried to choose from; 0 for the method as published.
@@ -59,7 +59,7 @@ class Job:
     """
 
     chosen: Chosen
-    given: Mapping[str, Any]
+    set_options: Mapping[str, Any]
     task: Task
     training: Training
     seed: int
@@ -78,7 +78,7 @@ class Job:
     @property
     def row(self) -> Label:
         """The row of tables that it makes: the method's name, with everything that is not the default."""
-        name, *options = settings.label(self.method, self.name, self.given, self.task)
+        name, *options = settings.label(self.method, self.name, self.set_options, self.task)
         options += [f"train.{key}={short(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             options.append(f"episodes={self.episodes}")
@@ -106,7 +106,7 @@ class Job:
     @property
     def options(self) -> dict[str, Any]:
         """The options given, and those whose default depends on the task."""
-        return {**self.method.defaults(self.task), **self.given}
+        return {**self.method.defaults(self.task), **self.set_options}
 
     @property
     def supports_kept(self) -> bool:
@@ -114,7 +114,7 @@ class Job:
         return self.task.sessions is not None and self.method.keeps_supports(self.options)
 
     @property
-    def said(self) -> dict[str, Any]:
+    def all_values(self) -> dict[str, Any]:
         """All values that a label has to tell apart."""
         training = {f"train.{key}": value for key, value in self.training.changes().items()}
         more = {"trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes}
@@ -123,10 +123,10 @@ class Job:
     @property
     def searched(self) -> list[str]:
         """The names of what is chosen on validation episodes."""
-        return settings.searched(self.method, self._said(), self.trials)
+        return settings.searched(self.method, self._fixed_options(), self.trials)
 
-    def _said(self) -> dict[str, Any]:
-        return {**self.given, **({RATE: self.training.rate} if self.training.rate else {})}
+    def _fixed_options(self) -> dict[str, Any]:
+        return {**self.set_options, **({RATE: self.training.rate} if self.training.rate else {})}
 
     def rounds(self, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:
         """The settings to choose from, by round of the search, up to the first of which not all accuracies are known.
@@ -151,18 +151,18 @@ class Job:
     @property
     def later_rounds(self) -> int:
         """The most rounds that the search for options has after its first."""
-        return settings.rounds_after_first(self.method, self._said(), self.trials)
+        return settings.rounds_after_first(self.method, self._fixed_options(), self.trials)
 
     def _points(self, finished: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
         default = {**defaults(self.method, self.task), RATE: self._published.schedule.rate}
-        return settings.points(self.method, self._said(), self.trials, default, finished)
+        return settings.points(self.method, self._fixed_options(), self.trials, default, finished)
 
     def _candidate(self, point: Point) -> Candidate:
-        options = settled(self.method, {**self.given, **point}, self.task)
+        options = settled(self.method, {**self.set_options, **point}, self.task)
         rate = point.get(RATE, self.training.rate)
         training = msgspec.structs.replace(self.training, rate=0.0 if rate == self._published.schedule.rate else rate)
         seed = TUNING_SEED if self.trials else self.seed
-        plain = replace(self, given=options, training=training, seed=seed, trials=0, calibrated=False)
+        plain = replace(self, set_options=options, training=training, seed=seed, trials=0, calibrated=False)
         return Candidate(point, plain)
 
     @property
@@ -282,14 +282,14 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
             raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
         if first.task.hash != job.task.hash:
             raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
-        if first.said != job.said:
-            mine, theirs = _apart(first.said, job.said), _apart(job.said, first.said)
+        if first.all_values != job.all_values:
+            mine, theirs = _apart(first.all_values, job.all_values), _apart(job.all_values, first.all_values)
             raise UserError(
                 f"two settings share the name {job.label!r}: {mine}, and {theirs}; change a value, or run one at a time"
             )
     return list(jobs_by_name.values())
 
 
-def _apart(values: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _apart(values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """Spells the values that the other mapping does not have."""
-    return ", ".join(f"{key} {value!r}" for key, value in values.items() if key not in other or other[key] != value)
+    return ", ".join(f"{key} {value!r}" for key, value in values.items() if key not in others or others[key] != value)

@@ -79,7 +79,7 @@ class Stage(ABC):
         """The stages it waits for. It makes what they should have made and did not, if it comes to that."""
         return ()
 
-    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
         """The models and trials that it makes, with their files or folders."""
         return []
 

@@ -92,9 +92,9 @@ class Calibrate(KeptStage):
         return self.folder(home) / "bias.json"
 
     def cached(self, home: Home) -> bool:
-        return self.kept(home) is not None
+        return self.read(home) is not None
 
-    def kept(self, home: Home) -> tuple[Bias | None, str] | None:
+    def read(self, home: Home) -> tuple[Bias | None, str] | None:
         """Reads the bias that was found, if it is there and of the same method; a damaged one is found again."""
         return _read(self.file(home), self.made_of(home), _bias_of)
 
@@ -102,8 +102,8 @@ class Calibrate(KeptStage):
         return evaluation_amount(self.job, len(self.job.task.evaluation.halves[0]), work)
 
     def compute(self, work: Workspace) -> tuple[Bias | None, str]:
-        if (kept := self.kept(work.home)) is not None:
-            return kept
+        if (stored := self.read(work.home)) is not None:
+            return stored
         ready = self.ready(work, Mute())
         asked = ready.asked()
         answers = check_answers(asked)
@@ -144,10 +144,10 @@ class EvaluateRange(KeptStage):
     def cached(self, home: Home) -> bool:
         if not self.file(home).exists():
             return False
-        found = Calibrate(self.job, self.model).kept(home)
-        return found is not None and self.kept(home, found[0]) is not None
+        stored = Calibrate(self.job, self.model).read(home)
+        return stored is not None and self.read(home, stored[0]) is not None
 
-    def kept(self, home: Home, bias: Bias | None) -> Part | None:
+    def read(self, home: Home, bias: Bias | None) -> Part | None:
         """Reads what was found with this bias, if it is of the same method; damaged files are made again."""
 
         def part(content: dict[str, Any]) -> Part:
@@ -166,8 +166,8 @@ class EvaluateRange(KeptStage):
 
     def compute(self, work: Workspace) -> Part:
         bias, _ = Calibrate(self.job, self.model).compute(work)
-        if (kept := self.kept(work.home, bias)) is not None:
-            return kept
+        if (stored := self.read(work.home, bias)) is not None:
+            return stored
         ready = self.ready(work, Mute())
         say_place(work, self, ready.place)
         asked = ready.asked()
@@ -177,7 +177,7 @@ class EvaluateRange(KeptStage):
         check_repeated(asked, answers)
         about = {"seconds": part.seconds, "place": part.place, "device": part.device}
         made_of = self._made_of(work.home, bias)
-        write_sealed(self.file(work.home), {"made_of": made_of, **about, **record_of(part.found)})
+        write_sealed(self.file(work.home), {"made_of": made_of, **about, **record_of(part.evaluated)})
         return part
 
 

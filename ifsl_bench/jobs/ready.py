@@ -39,7 +39,7 @@ def in_ranges(job: Job) -> bool:
 class Part:
     """The evaluation of a range, with its seconds, place and device."""
 
-    found: Evaluated
+    evaluated: Evaluated
     seconds: float
     place: str
     device: str

@@ -56,20 +56,20 @@ class Request:
         first = self.seed or 0
         return range(first, first + (1 if self.seeds is None else self.seeds))
 
-    def over(self, other: Request) -> Request:
+    def over(self, base: Request) -> Request:
         """Another request, of a file, with what this one says in place of it; methods and tasks stay the file's."""
         more: dict[str, Any] = {
             key: value for key in ("trials", "episodes") if (value := getattr(self, key)) is not None
         }
         if self.seed is not None or self.seeds is not None:
-            first = min(other.all_seeds, default=0) if self.seed is None else self.seed
+            first = min(base.all_seeds, default=0) if self.seed is None else self.seed
             more |= {"seed": first, "seeds": self.seeds}
         return replace(
-            other,
-            options={**other.options, **self.options},
-            train={**other.train, **self.train},
-            calibrate=other.calibrate or self.calibrate,
-            change=make_change({**other.change.parts(), **self.change.parts()}),
+            base,
+            options={**base.options, **self.options},
+            train={**base.train, **self.train},
+            calibrate=base.calibrate or self.calibrate,
+            change=make_change({**base.change.parts(), **self.change.parts()}),
             **more,
         )
 

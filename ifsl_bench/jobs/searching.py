@@ -67,17 +67,17 @@ class Trial(JobStage):
     def file(self, home: Home) -> Path:
         return home.cache / "trials" / f"{self.key(home)}.json"
 
-    def made(self, home: Home) -> list[tuple[Stage, Path]]:
-        return [(self, self.file(home)), *MetaTrain(self.job).made(home)]
+    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
+        return [(self, self.file(home)), *MetaTrain(self.job).artefacts(home)]
 
     def cached(self, home: Home) -> bool:
-        return self.found(home) is not None
+        return self.read_here(home) is not None
 
-    def found(self, home: Home) -> Tried | None:
+    def read_here(self, home: Home) -> Tried | None:
         """The trial on the backbone that is in the home."""
-        return self.kept(home, backbone_of(self.job).weights(home))
+        return self.read(home, backbone_of(self.job).weights(home))
 
-    def kept(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
+    def read(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
         """The trial of the same method on the same backbone, if there is one."""
         return read_trial(self.file(home), weights, self.job.has_made, reporter)
 
@@ -96,7 +96,7 @@ class Trial(JobStage):
 
     def compute(self, work: Workspace) -> Tried:
         job, file, prepared = self.job, self.file(work.home), backbone_of(self.job).prepared(work)
-        tried = self.kept(work.home, prepared.pretrained.sha256, work.reporter)
+        tried = self.read(work.home, prepared.pretrained.sha256, work.reporter)
         if tried is None:
             tried = self._tried(work, prepared)
             write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity)
@@ -125,7 +125,7 @@ class Trial(JobStage):
 
 def trials_named(job: Job) -> str:
     """The trials of a search, for people: what is tried, with what is not."""
-    fixed = {key: value for key, value in job.given.items() if key not in job.method.space}
+    fixed = {key: value for key, value in job.set_options.items() if key not in job.method.space}
     return f"trials of {'.'.join(settings.label(job.method, job.name, fixed, job.task))} on {job.task.name}"
 
 
@@ -177,9 +177,9 @@ class LaterTrial(JobStage):
         candidates = rounds[self.round][self.slot :] if len(rounds) > self.round else []
         return Trial(candidates[0].job) if candidates else None
 
-    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
         trial = self.trial(home)
-        return trial.made(home) if trial else []
+        return trial.artefacts(home) if trial else []
 
     def cached(self, home: Home) -> bool:
         accuracy = kept_accuracies(home)
@@ -213,7 +213,7 @@ def kept_accuracies(home: Home) -> Callable[[Candidate], float | None]:
     """The accuracies of trials that are in a home, for :meth:`Job.rounds`."""
 
     def accuracy(candidate: Candidate) -> float | None:
-        tried = Trial(candidate.job).found(home)
+        tried = Trial(candidate.job).read_here(home)
         return None if tried is None else tried.to_compare
 
     return accuracy
@@ -235,11 +235,11 @@ class TrainChosen(JobStage):
     def inputs(self) -> Sequence[Stage]:
         return [*prepared_for(self.job, ("train", "val")), *trials_of(self.job)]
 
-    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
         """The models of all candidates: one of these is its own."""
         candidates = itertools.chain.from_iterable(self.job.rounds(kept_accuracies(home)))
         jobs = [replace(candidate.job, seed=self.job.seed) for candidate in candidates]
-        return [artefact for job in jobs for artefact in MetaTrain(job).made(home)]
+        return [artefact for job in jobs for artefact in MetaTrain(job).artefacts(home)]
 
     def cached(self, home: Home) -> bool:
         return False  # what is chosen is known where all trials are

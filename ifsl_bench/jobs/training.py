@@ -72,7 +72,7 @@ def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
 
 def training_place(job: Job, work: Workspace) -> Place:
     """Chooses where the method is meta-trained."""
-    few = job.method.few_episodes(defaults(job.method, job.task) | dict(job.given))
+    few = job.method.few_episodes(defaults(job.method, job.task) | dict(job.set_options))
     return work.place("meta-training", job.training.episodes_per_step, few)
 
 
@@ -127,7 +127,7 @@ class MetaTrain(JobStage):
         """The folder of the model."""
         return next(folder for folder in folders(home.trained / key_of(self.job, home)) if self.is_ours(folder))
 
-    def made(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
         return [(self, self.folder(home))]
 
     def cached(self, home: Home) -> bool:

@@ -58,7 +58,7 @@ def _job(result: Result, task: Task) -> Job:
         UserError: options or training that the method does not take.
     """
     name, method, meant = registry.resolve(result.method)
-    (set_options, train), trials = result.given(), result.trials
+    (set_options, train), trials = result.own_settings(), result.trials
     options, training = resolve_options(method, name, {**meant, **set_options}, task, trials), Training.parse(train)
     count = len(result.episodes)
     return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)

@@ -114,7 +114,7 @@ def job_of(result: Result, home: Home, task: str | None = None, method: str | No
     if task is None and not is_plain(result.task):
         raise UserError(f"{result.label} cannot be run again here: {result.task!r} is no task's name; where you trust "
                         "that file, say --task FILE.toml")  # fmt: skip
-    options, train = result.given()
+    options, train = result.own_settings()
     request = Request(
         [method_name], [task or result.task], options, train, result.trials, seeds=[result.seed],
         episodes=len(result.episodes), calibrate=result.calibrated,

@@ -62,8 +62,8 @@ def kept_of(job: Job, home: Home) -> Kept:
             result.novel_fingerprint,
             novel_fingerprint(job.task, home) or result.novel_fingerprint,
         ),
-        "options": (result.given()[0], {k: v for k, v in job.options.items() if k not in searched}),
-        "training": (result.given()[1], job.training.changes()),
+        "options": (result.own_settings()[0], {k: v for k, v in job.options.items() if k not in searched}),
+        "training": (result.own_settings()[1], job.training.changes()),
         "choice of options or checkpoint": (result.setting, job.setting),
         "calibration": (result.calibrated, job.calibrated),
         "settings to choose from": (tried, to_try),
@@ -107,7 +107,7 @@ def store(job: Job, work: Workspace, result: Result) -> None:
 
 def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
     """Renames what a stage has made, but for what ``renewed`` names already: what jobs share is trained anew once."""
-    for artefact, path in stage.made(work.home):
+    for artefact, path in stage.artefacts(work.home):
         with locked(path, work.reporter.warn):
             if path not in renewed and path.exists():
                 work.reporter.say(f"{artefact}: what was there is kept as {set_aside(path, 'replaced')}")

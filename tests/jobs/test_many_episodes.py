@@ -224,7 +224,7 @@ def test_what_is_forgotten_goes_at_once_and_a_second_run_keeps_what_it_writes_me
     file, real = first.file(work.home), shutil.rmtree
 
     def beside(folder, **how):
-        assert first.kept(work.home, None) is None, "there is nothing, and no half"
+        assert first.read(work.home, None) is None, "there is nothing, and no half"
         assert not file.parent.exists()
         first.compute(work)  # of the second run
         real(folder, **how)
@@ -242,7 +242,7 @@ def test_retrain_after_an_interrupted_run_of_many_episodes_trains_anew(task, wor
     old = MetaTrain(job).folder(work.home)
     (old / "mark").touch()
     assert all(one.cached(work.home) for one in ranges_of(job))
-    assert run_campaign([job], work, retrain=True).made == [job]
+    assert run_campaign([job], work, retrain=True).stored == [job]
     assert not (MetaTrain(job).folder(work.home) / "mark").exists()
     (aside,) = [path.parent for path in work.home.trained.rglob("mark")]
     assert "replaced" in aside.name

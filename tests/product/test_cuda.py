@@ -134,7 +134,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
     Adam takes the sign of a gradient that is next to nothing, so single parameters may move the other way.
     """
     job, found = _job(here, name, {"steps": 3, "episodes_per_step": 8}), []
-    job = replace(job, given={**job.given, **given, **({"dropout": 0.0} if name == "lr+a" else {})})
+    job = replace(job, set_options={**job.set_options, **given, **({"dropout": 0.0} if name == "lr+a" else {})})
     _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018 - both start from one pretraining
     for device, home in (("cpu", "one"), ("cuda", "two")):
         folder = _other_home(here, home)

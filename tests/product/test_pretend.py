@@ -369,7 +369,7 @@ def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(her
         work = api.workspace(here / "home")
         for episodes in (1, FEW, 2 * FEW, 4096):
             job = _job(here, name, {"steps": 4, "episodes_per_step": episodes})
-            place = MetaTrain(replace(job, given={**job.given, **given})).place(work)
+            place = MetaTrain(replace(job, set_options={**job.set_options, **given})).place(work)
             assert place.device == (CPU if few is None or episodes < few else DEVICE)
             assert (
                 f"fewer than {few}" if episodes < (few or 0) else "this method's" if few is None else "at least"

@@ -122,7 +122,7 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monke
     for share in (1, 3):
         processor.limit(3, share)
         work = api.workspace(here / "home", device="cpu")
-        found.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").found)
+        found.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").evaluated)
     assert set(pools) == {3}
     for side in ("base", "novel"):
         a, b = (getattr(one.margins, side) for one in found)
