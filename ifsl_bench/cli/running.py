@@ -146,8 +146,13 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
     if how.dry_run:
         _plan(jobs, lacking, files, work, machine.device, how, cluster)
         return 0
+    first = not any(work.home.results.glob("*/*.json"))
     ended = _run(jobs, files, work, machine.device, how, cluster)
     _show_rows(tasks, ended, work, how)
+    if first and ended.stored and how.style == "text":
+        task = ended.stored[0].task.name
+        say(f"\nNext: 'ifsl-bench compare A B --task {task}' for a difference, --seeds 3 for a rank, "
+            "--method FILE.py:CLASS for a method of your own")  # fmt: skip
     return tell(ended, len(jobs), lacking)
 
 

@@ -21,11 +21,13 @@ def test_run_ends_with_the_row_among_the_stored_ones(call, here):
     assert status == 0, err
     assert "clusters-5shot" in out
     assert "only measured row" in out
+    assert "Next: 'ifsl-bench compare A B --task clusters-5shot'" in out.splitlines()[-1]
     status, out, _ = call("run", "--method", "imprint,protonet", "--task", TASK, "--device", "cpu")
     assert status == 0
     assert out.count("protonet") >= 2
     assert "All rows are provisional (1 seed); ranks need three seeds." in out
     assert "ifsl-bench compare imprint protonet --task clusters-5shot" in out
+    assert "Next:" not in out, "it was told once"
     path = here / "home" / "results" / "clusters-5shot" / "imprint.seed-0.json"
     value = json.loads(path.read_text())
     assert value["provenance"]["command"].startswith("ifsl-bench run --method imprint,protonet")
