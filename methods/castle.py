@@ -17,7 +17,7 @@ ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
 
 
 class _Synthesiser(Method):
-    """What CASTLE and ACASTLE learn: a dictionary, and an attention to it.
+    """The parameters that CASTLE and ACASTLE learn: a dictionary, and an attention to it.
 
     Options:
         dropout: of what attention adds, in training alone; 0.5 in their commands.

@@ -146,8 +146,8 @@ class LDA(GrowingMethod):
 
 
 def inverse(shrunk: Tensor) -> Tensor:
-    """Of a covariance [D, D] in float64; the pseudo-inverse, as both papers' code has it, where rounding would be most
-    of an inverse."""
+    """The inverse of a covariance [D, D] in float64; the pseudo-inverse, as both papers' code has it, where rounding
+    would be most of an inverse."""
     root, failed = torch.linalg.cholesky_ex(shrunk)
     pivots = root.diagonal().square()
     if bool(failed) or bool(pivots.min() <= len(shrunk) * torch.finfo(shrunk.dtype).eps * pivots.max()):

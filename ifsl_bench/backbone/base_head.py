@@ -119,7 +119,7 @@ def head_of(state: Mapping[str, Tensor], kind: str, width: int, classes: int, fo
 
 
 def _logits(kind: str, v: Tensor, x: Tensor, classes: int) -> Tensor:
-    """Of the solve's variables: [K (D + 1)], weights with a bias each; or [K D + 1], weights and one temperature."""
+    """Logits from the solve's variables: [K (D + 1)], weights and biases; or [K D + 1], weights and one temperature."""
     if kind == "linear":
         w = v.reshape(classes, -1)
         return F.linear(x, w[:, :-1], w[:, -1])

@@ -220,7 +220,7 @@ def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
 def images_of(
     features: np.ndarray, labels: np.ndarray, mean: np.ndarray | None = None
 ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """What :attr:`Base.images` is, of the features and labels of base/train; ``mean`` as of :func:`centred`."""
+    """Makes :attr:`Base.images` of the features and labels of base/train; ``mean`` as of :func:`centred`."""
     return lambda: (torch.from_numpy(centred(np.array(features), mean)), torch.from_numpy(labels.astype(np.int64)))
 
 

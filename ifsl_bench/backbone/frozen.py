@@ -154,7 +154,7 @@ def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
 
 
 def _announce(card: Card, dataset: Dataset, name: str, reporter: Reporter) -> None:
-    """What becomes of the images on their way into the network."""
+    """Says what becomes of the images on their way into the network."""
     (height, width), (h, w) = dataset.shape[:2], card.size
     text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
     if enlarged(card, dataset.shape):

@@ -59,7 +59,7 @@ class Pretrained:
 
     @property
     def features_key(self) -> str:
-        """What its features are called on disk; see :func:`features_key`."""
+        """The name of its features on disk; see :func:`features_key`."""
         return str(self.info.get("features", self.key))
 
     @property
@@ -68,7 +68,7 @@ class Pretrained:
         return features_checksum(self.info)
 
     def entry(self) -> dict[str, Any]:
-        """What a result says of the pretraining; accuracies in percent."""
+        """The pretraining's entry in a result; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
         recorded = ("precision", "device", "rounded", *FROM_ELSEWHERE)
         record = {name: self.info[name] for name in recorded if name in self.info}
@@ -78,7 +78,7 @@ class Pretrained:
 
 
 def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
-    """What a pretraining is called on disk: readable, and different whenever the weights could differ.
+    """Names a pretraining on disk: readable, and different whenever the weights could differ.
 
     Args:
         seed: of training; a task may have one pretraining for all of them.
@@ -110,13 +110,13 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
 
 
 def on_linear(task: Task, head: HeadKind) -> bool:
-    """Whether a head is fitted on the features of the linear pretraining, as tasks in sessions have it."""
+    """Returns whether a head is fitted on the features of the linear pretraining, as tasks in sessions have it."""
     own = task.pretraining.backbone == NO_BACKBONE or frozen_backbone(task.pretraining.backbone) is not None
     return task.sessions is not None and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
-    """What the features under a pretraining are called on disk: a frozen backbone has the same for both heads."""
+    """Names the features under a pretraining on disk: a frozen backbone has the same for both heads."""
     if frozen_backbone(task.pretraining.backbone) is None:
         return pretraining_key(task, fingerprint, "linear" if on_linear(task, head) else head, seed)
     spec = task.pretraining
@@ -259,7 +259,7 @@ DEVIATIONS = 2.0  # above what guessing gives, from which on it has
 
 
 def at_chance(accuracy: Mapping[str, float], dataset: Dataset, then: str = "steps and rate of [pretraining]") -> str:
-    """What to tell someone whose base classifier is no better than one that always guesses the commonest class.
+    """Warns of a base classifier that is no better than one that always guesses the commonest class.
 
     Args:
         accuracy: share of images labelled right, of each pool that it was measured on.

@@ -49,7 +49,7 @@ def second_head(
     folder = home.pretrained / key
 
     def cached() -> Pretrained | None:
-        """What was fitted on these very weights; None where nothing was."""
+        """The classifier that was fitted on these very weights; None where there is none."""
         state = CheckpointFolder(folder).load()
         return restored(state) if state and state.info.get("features_sha256") == linear.sha256 else None
 

@@ -1,4 +1,4 @@
-"""What was measured beside what papers print, and whether it is within the stated band. Imports no torch."""
+"""Measured numbers beside what papers print, and whether they are within the stated band. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """Of accuracy, measured minus printed, in points."""
+        """The difference in accuracy, measured minus printed, in points."""
         return self.row.summary()["acc"].mean - self.paper.values["acc"]
 
     @property

@@ -1,4 +1,4 @@
-"""What was chosen on validation episodes, a bias and options, and how far a result rests on their draw. No torch.
+"""Choices on validation episodes, of a bias and options, and how far a result rests on their draw. No torch.
 
 Each bootstrap resample of the validation episodes would have chosen a bias of its own, and perhaps other options. The
 test hits with each such bias are counted. Options that more than one resample would have chosen are tried on test
@@ -71,7 +71,7 @@ class Calibration(Part, frozen=True):
 
 
 class Choice(Part, frozen=True):
-    """How firmly validation episodes choose options.
+    """The firmness of a choice of options by validation episodes.
 
     Attributes:
         validation_episodes: how many the settings were tried on.

@@ -73,7 +73,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [statement for statement in ((a, b, 0.0), (b, a, 0.0)) if statement not in self.needs(a, b)]
 
     def verdict(self, shown: bool) -> str:
-        """Where nothing contradicts it: of a claim that has been shown, or has not."""
+        """The verdict where nothing contradicts the claim, once it has been shown or has not."""
         if self.says == "equivalent":
             return f"equivalent within {self.margin:g}" if shown else "not shown"
         return "supported" if shown and self.says != "not told apart" else "not told apart"
@@ -180,7 +180,7 @@ def _judged(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) 
 
 
 def _keys(claim: Claim, evidence: Evidence) -> tuple[list[Key], list[Key]]:
-    """Of the statements on one difference that have to be shown, and of those that would contradict the claim."""
+    """The keys of the statements that have to be shown of one difference, and of those that contradict the claim."""
     a, b, at = evidence.a.label, evidence.b.label, (evidence.task, claim.metric)
     return [(*at, *statement) for statement in claim.needs(a, b)], [
         (*at, *statement) for statement in claim.fears(a, b)
@@ -215,7 +215,7 @@ def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
 
 
 def _backbones(row: Row) -> set[str]:
-    """What the row's backbones are called, whatever the seed; pretrainings have keys like NAME-seed0-DIGEST.
+    """The names of the row's backbones, whatever the seed; pretrainings have keys like NAME-seed0-DIGEST.
 
     A head on the features of another pretraining has the backbone of that.
     """
@@ -258,7 +258,7 @@ def edges_of(judged_claim: Judged) -> str:
 
 
 def summary(claims: Collection[Judged]) -> str:
-    """How many claims there are, how many hold, and what the verdicts rest on."""
+    """Says how many claims there are, how many hold, and what the verdicts rest on."""
     holding = sum(claim.holds for claim in claims)
     return (
         f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over episodes and seeds. Verdicts: "

@@ -121,7 +121,7 @@ def _published(board: Board, paper: PublishedRow) -> Entry:
 
 @dataclass(frozen=True)
 class Heading:
-    """How tables name a metric, and which of them have it.
+    """The heading of a metric in tables, and which of them have it.
 
     Attributes:
         text: in all formats but LaTeX in the layout of papers.
@@ -230,7 +230,7 @@ def rounded(value: float, digits: int = 4) -> float | None:
 
 
 def heading_of(metric: str, task: Task) -> Heading:
-    """How the tables of a task name a metric."""
+    """The heading of a metric in the tables of a task."""
     return AVERAGE if metric == "acc" and task.sessions else HEADINGS[metric]
 
 
@@ -264,7 +264,7 @@ def _after(t: int, shown: bool) -> Column[Entry]:
 
 
 def _source(ranked: bool) -> Column[Entry]:
-    """Where a row is from, and whether it stands apart; programs have ``comparable`` for that where rows are ranked."""
+    """The column of a row's source, and whether it stands apart; ``comparable`` has that where rows are ranked."""
 
     def plain(entry: Entry) -> str:
         marks = f" ({', '.join(entry.marks)})" if entry.marks else ""
@@ -283,7 +283,7 @@ def _source(ranked: bool) -> Column[Entry]:
 
 
 def _trials(shown: bool) -> Column[Entry]:
-    """How options were chosen: for programs, and among more columns for readers."""
+    """The column of how options were chosen: for programs, and among more columns for readers."""
 
     def text(entry: Entry) -> str:
         row = entry.measured

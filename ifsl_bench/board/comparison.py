@@ -144,7 +144,7 @@ def _over_seeds(values: np.ndarray) -> Estimate:
 
 
 def verdict(comparison: Comparison) -> str:
-    """What the accuracies say of the two, in a sentence: at 5%, over episodes and seeds where there are several."""
+    """Says how the accuracies of the two differ, in a sentence: at 5%, over episodes and, if several, seeds."""
     gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
     units, acc = comparison.units, "Avg." if comparison.units == "orders" else "Acc."
     if gap.mean == gap.interval == 0:

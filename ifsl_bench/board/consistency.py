@@ -1,4 +1,4 @@
-"""Whether the counts of a result can be those of one method on some episodes. Imports no torch.
+"""A check that the counts of a result can be those of one method on some episodes. Imports no torch.
 
 Checks yield reasons, of which the first one counts: later checks rely on what earlier ones have looked at.
 """

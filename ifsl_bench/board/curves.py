@@ -1,4 +1,4 @@
-"""What a bias on all novel logits makes of a row: its base-novel curve. Imports no torch."""
+"""A row's base-novel curve: its accuracies with each bias on all novel logits. Imports no torch."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     LONG: ClassVar[tuple[str, ...]] = ("classes",)
 
     def length(self, name: str) -> int:
-        """How many numbers a column has."""
+        """The number of numbers in a column."""
         column = getattr(self, name)
         if isinstance(column, str):
             return len(ClassDraws.parse(column)) if _is_drawn(name, column) else packed.length(column)
@@ -63,7 +63,7 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {name: getattr(self, name) for name in self.SHAPE}
 
     def same(self, columns: _Columns, names: Iterable[str]) -> bool:
-        """Whether the columns of these names hold the same numbers, however they are written."""
+        """Returns whether the columns of these names hold the same numbers, however they are written."""
         return all(
             getattr(self, name) == getattr(columns, name) or np.array_equal(self.column(name), columns.column(name))
             for name in names

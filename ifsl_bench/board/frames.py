@@ -1,4 +1,4 @@
-"""What a notebook shows: tables and results with a short text, HTML, and pandas where it is installed.
+"""Objects that a notebook shows: tables and results with a short text, HTML, and pandas where it is installed.
 
 Labels, titles and notes may be somebody else's text: HTML has them escaped.
 """

@@ -60,7 +60,7 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
 
 
 def _kind(task: Task) -> str:
-    """What tasks of one table have in common: all but the shots, and these too where a variant has others."""
+    """Describes what tasks of one table have in common: all but the shots, and these too where a variant has others."""
     if task.sessions:
         return task.name  # of which one fills the width
     definition = {k: v for k, v in task.definition().items() if k not in ("name", "shots")}
@@ -120,7 +120,7 @@ def _notes(board: Board) -> list[str]:
 
 
 def _caption(boards: Sequence[Board]) -> str:
-    """What the tasks' titles have in common, and what a reader of the printed table must not miss."""
+    """Says what the tasks' titles have in common, and what a reader of the printed table must not miss."""
     titles = [(board.task.title or board.name).split(", ") for board in boards]
     caption = ", ".join(part for part in titles[0] if all(part in title for title in titles))
     parts = [caption or ", ".join(board.name for board in boards)]
@@ -153,7 +153,7 @@ def _sessions_header(count: int) -> list[str]:
 
 
 def _legend(marks: Collection[str], width: int) -> list[str]:
-    """What letters beside published rows mean."""
+    """Explains the letters beside published rows."""
     legend = "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marks)
     return (
         [r"\midrule", rf"\multicolumn{{{width}}}{{p{{0.95\linewidth}}}}{{\footnotesize {escaped(legend)}}} \\"]
@@ -163,7 +163,7 @@ def _legend(marks: Collection[str], width: int) -> list[str]:
 
 
 def _place(entries: Mapping[str, Entry]) -> tuple[int, float]:
-    """What lines are ordered by: on how many of the tasks they are, then their mean accuracy there."""
+    """The key that orders lines: on how many of the tasks they are, then their mean accuracy there."""
     return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
 
 

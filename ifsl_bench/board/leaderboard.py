@@ -91,7 +91,7 @@ def leaderboard(
 def ranked_tables(
     boards: Iterable[Board], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
-    """What :func:`leaderboard` prints, before it is text: the tables, and what is said below all of them."""
+    """The tables of :func:`leaderboard`, before they are text, and the notes below all of them."""
     shown = _with_variants(boards, results, labels)
     closing = RULE if any(len(board.compared) > 1 for board in shown) else ""
     tables: list[Table[Entry] | Table[PublishedRow]] = []

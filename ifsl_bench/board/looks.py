@@ -1,4 +1,4 @@
-"""How a method looks in every figure and on the page: one colour, marker and dash, whatever else is drawn beside it.
+"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever is drawn beside them.
 
 The colours are those of Okabe and Ito (2008, "Color Universal Design"), told apart with each of the usual colour
 vision deficiencies, with grey for their black, which a dark page would hide, and without their yellow, which a white
@@ -21,7 +21,7 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")  # Matplotlib's names
 
 @dataclass(frozen=True)
 class Look:
-    """Of a method: a colour as ``#rrggbb``, and the names of a marker and a dash as Matplotlib has them.
+    """The look of a method: a colour as ``#rrggbb``, and the names of a marker and a dash as Matplotlib has them.
 
     Attributes:
         further: whether this is of a further row of the method beside another one, whose marks are drawn otherwise.

@@ -54,22 +54,22 @@ class Row:
 
     @property
     def partial(self) -> bool:
-        """Whether it was measured on a data set made from less than its source should hold."""
+        """Returns whether it was measured on a data set made from less than its source should hold."""
         return any(r.partial for r in self.results)
 
     @property
     def transductive(self) -> bool:
-        """Whether the method looks at an episode's other queries, which others must not."""
+        """Returns whether the method looks at an episode's other queries, which others must not."""
         return any(r.transductive for r in self.results)
 
     @property
     def units(self) -> str:
-        """What its intervals are over."""
+        """The unit that its intervals are over."""
         return "orders" if isinstance(self.results[0], SessionResult) else "episodes"
 
     @property
     def supports_kept(self) -> bool:
-        """Whether the method was asked with the supports of all sessions so far."""
+        """Returns whether the method was asked with the supports of all sessions so far."""
         return any(isinstance(r, SessionResult) and r.episodes.supports_kept for r in self.results)
 
     @property
@@ -80,40 +80,40 @@ class Row:
 
     @property
     def novel_seen(self) -> str:
-        """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
+        """Tells whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
         states = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
         return max((state if state in SEEN else "may" for state in states), key=SEEN.index)
 
     @property
     def one_pretraining(self) -> bool:
-        """Whether several seeds of meta-training start from one backbone: then what they share has no spread."""
+        """Returns whether its seeds of meta-training start from one backbone: then what they share has no spread."""
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
     @cached_property
     def solves(self) -> Counted:
-        """How its inner solves went, over the seeds."""
+        """The solver's counts of its inner solves, over the seeds."""
         return over_seeds(counted(r.training.get("solves", {}), r.solver, len(r.episodes)) for r in self.results)
 
     @property
     def other_gradient(self) -> bool:
-        """Whether in the training of some seed most episodes had another gradient than the one that the row names."""
+        """Returns whether some seed's training had another gradient than the row's in most of its episodes."""
         replaced = (counted(r.training.get("solves", {}), {}, 0).get("adjoint_diverged", (0, 0)) for r in self.results)
         return any(2 * count > total for count, total in replaced)
 
     @property
     def fixed(self) -> bool:
-        """Whether it is the same for every seed by construction: one backbone, and nothing meta-trained on it."""
+        """Returns whether every seed gives the same by construction: one backbone, and nothing meta-trained on it."""
         backbones = {str(r.pretraining.get("sha256")) for r in self.results}
         return self.one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
 
     @property
     def setting(self) -> str:
-        """What it is ranked with, see :attr:`Result.setting`."""
+        """The setting that it is ranked with, see :attr:`Result.setting`."""
         return self.results[0].setting
 
     @property
     def trials(self) -> int:
-        """How many settings were tried to choose from; 1 where nothing was chosen."""
+        """The number of settings that were tried to choose from; 1 where nothing was chosen."""
         return max([1, *(len(tried) for r in self.results for tried in r.tuned.values())])
 
     @property
@@ -123,12 +123,12 @@ class Row:
 
     @property
     def earlier_search(self) -> bool:
-        """Whether a search of before chose the options of some seed, see :attr:`Result.rounds`."""
+        """Returns whether a search of before chose the options of some seed, see :attr:`Result.rounds`."""
         return any(r.earlier_search for r in self.results)
 
     @property
     def has_options(self) -> bool:
-        """Whether somebody has changed the method's options or training, which the label then says after a dot."""
+        """Returns whether somebody changed the method's options or training, which the label says after a dot."""
         return "." in self.label.removeprefix(self.results[0].method)
 
     @cached_property
@@ -138,7 +138,7 @@ class Row:
 
     @property
     def quantile(self) -> float:
-        """Of 95% intervals over its episodes, or over the orders of its sequences."""
+        """The quantile for 95% intervals over its episodes, or over the orders of its sequences."""
         return self._counts[0].quantile
 
     @cached_property
@@ -149,7 +149,7 @@ class Row:
 
     @property
     def holds_choices(self) -> bool:
-        """Whether its intervals hold a choice on validation episodes fixed, as a result of an older version has it."""
+        """Returns whether its intervals hold a choice on validation episodes fixed, as results of older versions do."""
         return any(
             (r.calibration and not r.calibration.resampled_base) or (r.tuned and not r.choice)
             for r in self.results
@@ -256,12 +256,12 @@ def lazy_rows(rows: Iterable[Row]) -> list[tuple[LazyRow, list[Row]]]:
 
 
 def variance(choices: np.ndarray) -> float:
-    """What choices on validation episodes add to the variance of a mean: that over resamples [RESAMPLES] of these."""
+    """The variance that choices on validation episodes add to a mean: that over resamples [RESAMPLES] of these."""
     return float(choices.var(ddof=1))
 
 
 def held_fixed(rows: Sequence[Row], *more: str) -> str:
-    """What every interval of rows in sessions holds fixed: ``more``, classes, and what validation sequences chose."""
+    """Names what every interval of rows in sessions holds fixed: ``more``, classes, choices on validation sequences."""
     results = [result for row in rows for result in row.results]
     held = [*more, "the base and novel classes"]
     held += ["the bias on novel logits"] if any(result.calibration for result in results) else []
@@ -311,7 +311,7 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str
 
 
 def _other_method(a: Result, b: Result) -> str:
-    """Why two results of one label are not of the same method; what a grid chose may differ between seeds."""
+    """Says why two results of one label are not of the same method; what a grid chose may differ between seeds."""
     if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
     if a.own_settings() != b.own_settings():
@@ -326,7 +326,7 @@ def _other_method(a: Result, b: Result) -> str:
 
 
 def mismatch(a: Result, b: Result) -> str:
-    """Why two results cannot be compared episode by episode; "" where they can."""
+    """Says why two results cannot be compared episode by episode; "" where they can."""
     if a.task != b.task:
         return f"the tasks differ ({a.task} and {b.task})"
     if a.task_hash != b.task_hash:

@@ -1,4 +1,4 @@
-"""What a notebook asks of results: the commands of these names as functions. Imports no torch.
+"""Functions that ask about results in a notebook, as the commands of these names do. Imports no torch.
 
 Functions take tasks, labels and files by the names that commands take, and return what shows itself in a notebook and
 has ``to_pandas()``; docs/notebook.md has every column.
@@ -77,7 +77,7 @@ def compare(
 def variance(
     task: str, *, methods: Names = (), metric: str = "acc", home: Folder = None, results: Folder = None
 ) -> Frame:
-    """How rows of a task in sessions, and their differences, vary over orders, supports and seeds.
+    """Tables of how rows of a task in sessions, and their differences, vary over orders, supports and seeds.
 
     Args:
         methods: labels of the only rows to split.

@@ -31,7 +31,7 @@ KINDS = {
 
 
 class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody prints of one sequence of sessions, in percent.
+    """Somebody's printed numbers of one sequence of sessions, in percent.
 
     Attributes:
         after: A_0 ... A_T.
@@ -58,7 +58,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def flags(self) -> str:
-        """What sets it apart from a row that knows nothing beforehand, in words."""
+        """Says in words what sets it apart from a row that knows nothing beforehand."""
         marks = [
             "chosen on test images" if self.chosen_on_test else "",
             f"keeps {self.images} images" if self.images else "",

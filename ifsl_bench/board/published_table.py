@@ -1,4 +1,4 @@
-"""What papers and authors print of a task in sessions, in a table of its own; ranked nowhere. Imports no torch."""
+"""The table of what papers and authors print of a task in sessions; ranked nowhere. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks a row can have: intervals over training seeds and episodes, for all rows at once. Imports no torch.
+"""The ranks that a row can have: intervals over training seeds and episodes, for all rows at once. Imports no torch.
 
 A row i has accuracies x[i, s, e] on seeds s and episodes e, the same for all rows. The difference D of two rows is the
 mean over both. Its variance has three parts:
@@ -31,7 +31,7 @@ LEVEL = 0.05  # chance that any of the intervals misses its rank
 
 @dataclass(frozen=True)
 class Prior:
-    """What all rows say of one row's variance over seeds.
+    """A prior on one row's variance over seeds, from all rows.
 
     Attributes:
         variance: that rows have in common.
@@ -173,7 +173,7 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
 
 
 def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
-    """Which hypotheses Holm's procedure rejects, [n] bool: at most ``level`` chance of any wrong one among all."""
+    """The hypotheses that Holm's procedure rejects, [n] bool: at most ``level`` chance of any wrong one among all."""
     order = np.argsort(p, kind="stable")
     within = p[order] <= level / (len(p) - np.arange(len(p)))
     rejected = np.zeros(len(p), dtype=bool)

@@ -98,22 +98,22 @@ class Result(Part, frozen=True):
 
     @property
     def trials(self) -> int:
-        """How many settings ``--tune`` tried; 0 for a method as published."""
+        """The number of settings that ``--tune`` tried; 0 for a method as published."""
         return int(self.setting.removeprefix("tuned-")) if re.fullmatch(r"tuned-\d{1,6}", self.setting) else 0
 
     @property
     def calibrated(self) -> bool:
-        """Whether the bias of its calibration is part of the row."""
+        """Returns whether the bias of its calibration is part of the row."""
         return self.calibration is not None and self.calibration.applied
 
     @property
     def chosen(self) -> set[str]:
-        """What was chosen on validation episodes: names of options, ``train.rate`` for the learning rate."""
+        """Names what was chosen on validation episodes: options, ``train.rate`` for the learning rate."""
         return {name for names in self.tuned for name in names.split(", ")}
 
     @property
     def earlier_search(self) -> bool:
-        """Whether its options were chosen by an earlier search."""
+        """Returns whether its options were chosen by an earlier search."""
         return bool(self.tuned) and not self.rounds
 
     def accuracy(self, setting: str) -> float | None:
@@ -242,7 +242,7 @@ def read(path: Path) -> Result:
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """What a file holds that may be a result; raises as :func:`read`, and for one that is too large to be one."""
+    """Reads the JSON of a file that may be a result; raises as :func:`read`, and for one that is too large."""
     try:
         raw: dict[str, Any] = read_json(path, RESULT_FILE, RESULT_MARKS, RESULT_DEPTH)
     except OSError as error:

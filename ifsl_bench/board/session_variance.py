@@ -1,4 +1,4 @@
-"""What a number in sessions depends on: the order of the classes, the supports, the training seed. Imports no torch.
+"""Variance of a number in sessions by its sources: the order of classes, supports, the training seed. No torch.
 
 A row, or the difference of two rows on the same sequences, has the values x[s, o, r] with training seed s, order o and
 support set r of that order. They are modelled by independent effects,
@@ -58,7 +58,7 @@ class Variance:
 
 @dataclass(frozen=True)
 class WrongSign:
-    """How likely the sign of one comparison of two rows (one order, support set and seed) is not that of their mean.
+    """The chance that the sign of one comparison of two rows (one order, support set and seed) is not their mean's.
 
     Attributes:
         chance: under normal effects; ``low`` and ``high`` are its 95% interval.
@@ -191,7 +191,7 @@ def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[fl
 
 
 def wrong_sign(x: np.ndarray) -> WrongSign | None:
-    """How much a single comparison can be trusted, from the differences [seeds, orders, supports] of two rows.
+    """Estimates how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
 
     None where their mean is 0, as of equal rows: it has no sign.
 

@@ -98,8 +98,8 @@ def _sessions(row: Row, title: str, prefix: str) -> Table[int]:
 
 
 def facts_of(results: Sequence[Result], again: str = "") -> str:
-    """What results of one row say about themselves beside their numbers, a line each: what they share once, the rest
-    by seed. What would steer a terminal is written out.
+    """Says what results of one row record beside their numbers, a line each: what they share once, the rest by seed.
+    What would steer a terminal is written out.
 
     Args:
         again: the command that measures them again.
@@ -162,7 +162,7 @@ def _order(accuracy: object) -> float:
 
 
 def _statistic(values: Mapping[str, float], episodes: int) -> str:
-    """Of a number for each episode: its mean and maximum, and how many episodes it is of where not of all."""
+    """Summarises a number for each episode: its mean and maximum, and of how many episodes where not of all."""
     of = values.get("episodes", episodes)
     unusual = {"episodes": of} if of != episodes else {}
     unusual |= {"not finite": values["not_finite"]} if values.get("not_finite") else {}
@@ -256,7 +256,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
 
 
 def _of_classes(comparison: Comparison) -> list[str]:
-    """What an interval over classes is, where there is one."""
+    """Explains the interval over classes, where there is one."""
     if not comparison.classes:
         return []
     note = (

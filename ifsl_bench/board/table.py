@@ -22,7 +22,7 @@ def _never(_: Any) -> bool:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """What a table says of each of its rows.
+    """A column: what a table says of each of its rows.
 
     Attributes:
         heading: what readers see above it; None where the column is for programs alone.

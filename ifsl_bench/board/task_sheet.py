@@ -1,4 +1,4 @@
-"""What a task is, as ``ifsl-bench tasks NAME`` says it. Imports no torch."""
+"""The description of a task that ``ifsl-bench tasks NAME`` prints. Imports no torch."""
 
 from __future__ import annotations
 

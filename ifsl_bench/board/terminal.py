@@ -134,7 +134,7 @@ def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]
 
 
 def _widths(columns: Sequence[_Shown], width: int) -> list[int]:
-    """How wide each column is: as its cells are, or folded where there is no room for that."""
+    """The width of each column: that of its cells, or folded where there is no room for that."""
     room = width - GAP * (len(columns) - 1)
     widths = [column.least for column in columns]
     while sum(widths) < room:

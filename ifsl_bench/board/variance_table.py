@@ -1,4 +1,4 @@
-"""What rows in sessions, and differences of two rows, depend on: the tables of ``ifsl-bench variance``."""
+"""The variance of rows in sessions, and of differences of two rows: the tables of ``ifsl-bench variance``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Split:
 
 
 def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:
-    """How rows vary, the best first; and how their differences do, the better one first.
+    """Tables of how rows vary, the best first; and of how their differences do, the better one first.
 
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.

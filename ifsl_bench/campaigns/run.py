@@ -104,7 +104,7 @@ def _tell_refused(graph: Graph, work: Workspace) -> None:
 
 
 def _causes(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[str]:
-    """Which jobs have no result, in which stage they failed, and why; what failed for many is said once."""
+    """Says which jobs have no result, in which stage they failed, and why; what failed for many once."""
     names: dict[tuple[str, str], list[str]] = {}
     for failure in failures:
         names.setdefault((failure.node.key if failure.node else "", failure.why), []).append(

@@ -18,7 +18,7 @@ TEXT = "text"
 
 
 def at_terminal(style: str = TEXT) -> bool:
-    """Whether a person at a terminal reads this; other formats are the same everywhere."""
+    """Returns whether a person at a terminal reads this; other formats are the same everywhere."""
     return style == TEXT and sys.stdout.isatty()
 
 

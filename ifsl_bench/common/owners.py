@@ -51,8 +51,8 @@ def writer() -> str:
 
 
 def writes_still(writer: str) -> bool | None:
-    """Whether a process that called itself so is alive; None where that cannot be told from here: another machine's,
-    or none that :func:`writer` named.
+    """Returns whether a process that called itself so is alive; None where that cannot be told from here: another
+    machine's, or none that :func:`writer` named.
 
     The number of a process that has ended may be another's by now, which began at another time.
     """

@@ -136,13 +136,13 @@ class LogReporter(Reporter):
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Returns whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 def progress_here() -> Reporter:
-    """What shows progress where this process is: bars in a terminal, and in a notebook that can draw them; lines
+    """Makes the reporter for where this process is: bars in a terminal, and in a notebook that can draw them; lines
     elsewhere."""
     from importlib.util import find_spec
 

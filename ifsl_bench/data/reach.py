@@ -20,7 +20,7 @@ def out_of_reach(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
 
 
 def _reason(dataset: Dataset, task: Task) -> str:
-    """Why a task's episodes cannot be drawn from a data set; "" where they can."""
+    """Says why a task's episodes cannot be drawn from a data set; "" where they can."""
     from ifsl_bench.protocol.episodes import task_stream  # with torch
 
     try:

@@ -1,1 +1,1 @@
-"""What happens with episodes: loading, meta-training, evaluation."""
+"""Loading of episodes, meta-training and evaluation."""

@@ -26,7 +26,7 @@ RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings s
 
 @dataclass(frozen=True)
 class Tried:
-    """How a setting did.
+    """The record of how a setting did.
 
     Attributes:
         accuracy: in percent, over so many validation episodes; 0 where training diverged.
@@ -46,7 +46,7 @@ class Tried:
 
     @property
     def failed(self) -> str:
-        """Why it cannot be chosen: its training, or more than ``MOST_UNCONVERGED`` of its inner solves; else ""."""
+        """Says why it is no choice: its training, or more than ``MOST_UNCONVERGED`` of its inner solves; or ""."""
         if self.unconverged > MOST_UNCONVERGED * self.episodes:
             return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
         return self.diverged

@@ -46,7 +46,7 @@ SHARE = 1 / 8  # of an accelerator's free memory: features and logits; the metho
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What was found in n episodes.
+    """Counts, statistics and margins of n episodes.
 
     Attributes:
         counts: hits; with those of a bias, where one was given.
@@ -81,7 +81,7 @@ class Evaluated:
 
 
 def joined(parts: Sequence[Evaluated]) -> Evaluated:
-    """Of ranges that follow one another, what one pass over all of them finds; none has margins, or all have."""
+    """Joins the counts of ranges that follow one another; none has margins, or all have."""
     first = parts[0]
     columns = [part.counts.columns() for part in parts]
     counts: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
@@ -209,7 +209,7 @@ def _blocks(loader: EpisodeLoader | SequenceLoader, episodes: range, whole: int)
 def _evaluated(
     name: str, spec: EpisodeSpec, method: Method, batch: Batch, asked: slice, bias: Bias | None
 ) -> Evaluated:
-    """Of those episodes of a block that were asked for."""
+    """Evaluates those episodes of a block that were asked for."""
     prediction = predict(method, name, batch, numbers=False)
     outcome = hits(name, prediction, batch, spec.base_queries)
     counts: dict[str, Any] = {key: value[asked] for key, value in outcome.counts.items()}
@@ -229,7 +229,7 @@ def _evaluated(
 def _of_sequences(
     sessions: Sessions, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None
 ) -> Evaluated:
-    """Of those sequences of a block that were asked for."""
+    """Evaluates those sequences of a block that were asked for."""
     from ifsl_bench.episodic.session_hits import Answers, count
 
     answered = sessions.answered(method, batch)
@@ -253,7 +253,7 @@ def _answers(
     answered: Callable[[Method, int, Any], Evaluated],
     at_once: bool,
 ) -> Generator[Evaluated]:
-    """What ``answered(method, start, batch)`` says of each block, in their order.
+    """Yields ``answered(method, start, batch)`` of each block, in their order.
 
     On the CPU threads take a block each, with a copy of the method where its class declares that copies may run at
     once: a block is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits
@@ -303,7 +303,7 @@ def _with_copies(method: Method, count: int) -> list[Method]:
 
 
 def blocks_at_once(kind: type[Method]) -> int:
-    """How many blocks of a method's episodes a CPU computes at once, at most."""
+    """The number of blocks of a method's episodes that a CPU computes at once, at most."""
     return max(1, min(share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
 
 
@@ -313,7 +313,7 @@ def block_bytes(kind: type[Method]) -> int:
 
 
 def record_of(evaluated: Evaluated) -> dict[str, Any]:
-    """What JSON holds of it, bit by bit: counts, statistics, and the hits on the base-novel curve."""
+    """Packs it for JSON, bit by bit: counts, statistics, and the hits on the base-novel curve."""
     assert isinstance(evaluated.counts, Counts)  # there are never so many sequences
     return {
         "base_queries": evaluated.counts.base_queries,

@@ -1,4 +1,4 @@
-"""What an answer to a batch was worth: hits, margins and pairs of each episode."""
+"""Scores of the answer to a batch: hits, margins and pairs of each episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = (torch.float32, torch.float64)  # of logits that a kernel looks at
 
 
 class Hits(NamedTuple):
-    """Of E episodes.
+    """Hits, margins and pairs of E episodes.
 
     Attributes:
         counts: by the names of ``COUNTS``, int64 [E] each.

@@ -133,7 +133,7 @@ class EpisodeLoader:
         return drawn.support + support * self.novel.images, drawn.query + query * images
 
     def _compiled(self) -> bool:
-        """Whether a kernel gathers, in one pass. It gives the same batches."""
+        """Returns whether a kernel gathers, in one pass. It gives the same batches."""
         pools = (self.novel, self.base)
         banks = [bank for pool in pools for bank in (pool.features, pool.base_logits)]
         plain = all(bank.dtype == torch.float32 and bank.is_contiguous() for bank in banks)
@@ -169,7 +169,7 @@ class EpisodeLoader:
         return out.view(*rows.shape, -1)
 
     def _places(self, novel: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the base and the novel queries are among all of a batch, [E * B] and [E * (Q - B)].
+        """The places of the base and the novel queries among all of a batch, [E * B] and [E * (Q - B)].
 
         Each episode has equally many of either, so nobody has to wait for their number, as with ``nonzero``.
         """

@@ -1,4 +1,4 @@
-"""What stages work with: folders, a device, and a task with its features, episodes and base classifier."""
+"""The workspace of stages: folders, a device, and a task with its features, episodes and base classifier."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 
 def host_threads(device: torch.device) -> int:
-    """Of pretraining and features: all on the host's processor; beside an accelerator, what the process may have."""
+    """Threads for pretraining and features: every core on the CPU, this process's share beside an accelerator."""
     return cores() if device.type == "cpu" else share()
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where things are kept, where they are computed, and who hears of it.
+    """The folders where things are kept, the device that computes them, and the reporter that hears of it.
 
     Attributes:
         forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbone.device` says
@@ -69,7 +69,7 @@ class Workspace:
         store.keep_in(self.home.cache / "compiled", self.reporter.say)
 
     def place(self, kind: Kind, episodes: int = 0, few: int | None = None) -> Place:
-        """Where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
+        """The place where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
         return place_of(kind, self.device, self.forced, episodes, few)
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
@@ -87,7 +87,7 @@ def workspace(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Workspace:
-    """Where things are kept and computed; see :meth:`ifsl_bench.common.files.Home.locate` for the defaults.
+    """Makes the workspace; see :meth:`ifsl_bench.common.files.Home.locate` for the defaults.
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
@@ -138,7 +138,7 @@ class PreparedTask:
             return second_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
-        """Of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
+        """The features of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
         if (pool, views) not in self._features:
             made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
             how = (place.device, self.work.reporter, views, str(place))
@@ -147,7 +147,7 @@ class PreparedTask:
         return self._features[pool, views]
 
     def features_places(self) -> dict[str, str]:
-        """Where the features that were opened were computed, as far as that is recorded: one entry, or one a pool."""
+        """The places where the opened features were computed, as far as recorded: one entry, or one a pool."""
         places = {}
         for pool, views in self._features:
             origin = self.dataset.origin(pool)
@@ -195,7 +195,7 @@ class PreparedTask:
 
     @cached_property
     def order(self) -> np.ndarray | None:
-        """Of the novel classes of a published list, [T N] labels of novel/test; None elsewhere."""
+        """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
         if not (self.task.sessions and self.task.sessions.published):
             return None
         from ifsl_bench.data.session_lists import order_of

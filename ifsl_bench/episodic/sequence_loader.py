@@ -51,7 +51,7 @@ class SequenceBatch:
 
     @cached_property
     def supports(self) -> list[Support]:
-        """Of sessions 1 to T."""
+        """The support sets of sessions 1 to T."""
         return [self._supports(rows, self.hidden) for rows in self.support_rows.unbind(1)]
 
     def at_once(self) -> Support:

@@ -1,4 +1,4 @@
-"""What a method answers in sequences: in one pass where sessions only add classes, else session by session."""
+"""A method's answers in sequences: in one pass where sessions only add classes, else session by session."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _margin(base: Tensor, novel: Tensor) -> Tensor:
 
 
 def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Of sequences, from those of their sessions."""
+    """The statistics of sequences, from those of their sessions."""
     columns: dict[str, list[Tensor]] = {}
     for session in sessions:
         for name, value in session.items():
@@ -192,7 +192,7 @@ def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _learned(method: GrowingMethod, batch: SequenceBatch) -> list[Learned]:
-    """What each session is learned as."""
+    """Learns each session of the batch."""
     if not method.looks_back:
         whole, shape = method.learn_classes(batch.at_once(), None), batch.support_rows.shape[:2]
         columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
@@ -225,5 +225,5 @@ def _of_supports(support: Support) -> State:
 
 
 def _bytes(state: State, sequences: int) -> int:
-    """Of one sequence's state."""
+    """The bytes of one sequence's state."""
     return sum(x.numel() * x.element_size() for x in leaves(state) if x is not None) // sequences

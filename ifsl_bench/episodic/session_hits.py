@@ -13,7 +13,7 @@ from ifsl_bench.protocol.session_metrics import SessionCounts, triangle_rows
 
 
 class Answers(NamedTuple):
-    """How the queries of E sequences are answered, whatever is added to novel logits.
+    """Answers to the queries of E sequences, whatever is added to novel logits.
 
     The *margin* of a query after a session is its best base logit less its best logit among the novel classes met so
     far. Novel queries are by the session g that brings their class, M of each; after a session t < g they do not count.

@@ -1,4 +1,4 @@
-"""What a meta-training leaves: a model, how it went, and how its solves went."""
+"""The product of a meta-training: a model, how it went, and how its solves went."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Diverged(UserError):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a meta-training left.
+    """A meta-trained model and the record of its training.
 
     Attributes:
         history: validation accuracies, in percent, by step.
@@ -49,12 +49,12 @@ class Trained:
     place: str
 
     def entry(self) -> dict[str, Any]:
-        """What a result says of the training."""
+        """The training's entry in a result."""
         record = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
         return record | ({"solves": self.solves} if self.solves else {})
 
     def remarks(self) -> Iterator[str]:
-        """What went wrong in the solves more often than in ``MOST_UNCONVERGED`` of the episodes, a line each."""
+        """Names what went wrong in the solves of more than ``MOST_UNCONVERGED`` of the episodes, a line each."""
         kinds = {
             "unconverged": ("episodes", "inner solve did not converge"),
             "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
@@ -109,13 +109,13 @@ class Solves:
 
 
 def folders(first: Path) -> Iterator[Path]:
-    """Where models of one description may lie, one beside the other: ``first``, then ``first-2`` and so on."""
+    """Yields the folders where models of one description may lie: ``first``, then ``first-2`` and so on."""
     yield first
     yield from (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
 
 
 def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Whether a folder is free, or has a model whose recorded facts are those of the ``same`` method."""
+    """Returns whether a folder is free, or has a model whose recorded facts are those of the ``same`` method."""
     try:
         info = CheckpointFolder(folder).info()
         return info is None or same(info)
@@ -130,7 +130,7 @@ def check_progress(path: Path, info: Mapping[str, Any]) -> None:
 
 
 def trained_facts(folder: Path) -> dict[str, Any]:
-    """What a finished meta-training in a folder records of itself.
+    """The record that a finished meta-training left in a folder.
 
     Raises:
         UserError: there is none, one that has not ended, or one that may not be read.

@@ -125,7 +125,7 @@ def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
 
 @styled
 def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
-    """What a single value of the average owes to order, support set and training seed, as shares of its variance.
+    """Shares of the variance of a single value of the average that are due to order, support set and training seed.
 
     Above rows, below their differences to the best one. At the right is the standard deviation of a single value, and
     for a difference how likely a single one has the wrong sign.

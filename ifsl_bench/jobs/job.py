@@ -110,7 +110,7 @@ class Job:
 
     @property
     def supports_kept(self) -> bool:
-        """Whether a sequence's sessions are learned from all supports so far."""
+        """Returns whether a sequence's sessions are learned from all supports so far."""
         return self.task.sessions is not None and self.method.keeps_supports(self.options)
 
     @property

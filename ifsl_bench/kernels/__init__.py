@@ -1,4 +1,4 @@
-"""What is compiled: the problems of single episodes on a CPU, in loops over NumPy arrays, by Numba.
+"""Compiled code: the problems of single episodes on a CPU, in loops over NumPy arrays, by Numba.
 
 A torch operation on the numbers of an episode costs several times what it computes, and a batch of episodes waits for
 its slowest. Here an episode is solved from its support set to its fast weights in one call, on one core, in double

@@ -1,4 +1,4 @@
-"""What makes a Python function of arrays a compiled one, and where its machine code is kept.
+"""Compilation of Python functions of arrays, and the place of their machine code.
 
 Importing this imports numba. Machine code goes to the folder that `ifsl_bench.kernels.store` has prepared, if any.
 """

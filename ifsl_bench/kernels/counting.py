@@ -25,7 +25,7 @@ def largest(x: Array) -> float:
 
 @inlined
 def bad(x: Array) -> bool:
-    """Whether a flat array has NaN or +inf."""
+    """Returns whether a flat array has NaN or +inf."""
     any_bad = 0
     for i in range(x.shape[0]):
         any_bad |= not x[i] < np.inf
@@ -34,7 +34,7 @@ def bad(x: Array) -> bool:
 
 @inlined
 def first(x: Array, value: float, place: int) -> bool:
-    """Whether `place` is the first one with this value, so that an argmax would answer it."""
+    """Returns whether `place` is the first one with this value, so that an argmax would answer it."""
     if not 0 <= place < x.shape[0] or x[place] != value:
         return False
     for i in range(place):  # noqa: SIM110
@@ -48,7 +48,7 @@ def count(
     begin: int, end: int, logits: Array, masked: Flags, labels: Indices, of_novel: Flags, hits: Indices,
     base_margins: Array, novel_margins: Array, pairs: Indices, wrong: Flags,
 ) -> None:  # fmt: skip
-    """Of episodes with joint logits [E, Q, K + N], in which base classes `masked` [E, K] are at -inf.
+    """Counts hits in episodes with joint logits [E, Q, K + N], in which base classes `masked` [E, K] are at -inf.
 
     hits [4, E]: base queries right among all classes, among base classes; novel queries likewise. The margins [E, B]
     and [E, Q - B] of base and novel queries, their `pairs` [E] as `ifsl_bench.protocol.calibration` defines them, and

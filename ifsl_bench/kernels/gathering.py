@@ -12,7 +12,7 @@ Flags = Any  # bool [E, ...]
 
 @inlined
 def copy(bank: Array, row: int, out: Array) -> bool:
-    """Whether there is such a row; then it is in `out`."""
+    """Returns whether there is such a row; then it is in `out`."""
     if not 0 <= row < bank.shape[0]:
         return False
     for d in range(out.shape[0]):

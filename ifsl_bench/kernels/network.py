@@ -271,7 +271,7 @@ def ascend(
     begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
     units: int, v: Array, rate: Array, steps: int, slope: Array, grads: Array,
 ) -> None:  # fmt: skip
-    """What `descend` did to cotangents slope [E, P] of where it ended, in grads [E, 3, max(P, S)]; see `ascent`."""
+    """Carries cotangents slope [E, P] of its end back through `descend`, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
     for e in range(begin, end):
         doubled(centres[e if centres.shape[0] > 1 else 0], here)

@@ -175,7 +175,7 @@ def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
 
 @part
 def norm(space: tuple, gradient: Array) -> float:
-    """Of the gradient in the large form."""
+    """The norm of the gradient in the large form."""
     gram, precisions, t, f = space[2], space[3], space[9], space[10]
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     rows, end = units + ways, (units + ways) * size

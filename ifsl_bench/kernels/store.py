@@ -1,4 +1,4 @@
-"""Where compiled code is kept: in a folder of the home, named after the source it was made from.
+"""The store of compiled code: a folder of the home, named after the source it was made from.
 
 Numba writes the files and knows by itself for which processor and which version of itself they are. Here they get
 checksums: machine code with a flipped bit would be run. What does not hold is removed, and compiled again.
@@ -51,7 +51,7 @@ def code_folder() -> Path | None:
 
 
 def sources_folder() -> str:
-    """What the folder of today's kernels is called."""
+    """The name of the folder of today's kernels."""
     return _sources()[:16]
 
 

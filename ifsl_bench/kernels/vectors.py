@@ -71,14 +71,14 @@ def exp(x: Array, out: Array) -> None:
 
 @inlined
 def tanh(x: Array, out: Array) -> None:
-    """Of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
+    """The hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
     for i in range(x.shape[0]):
         out[i] = 1.0 - 2.0 / (exponential(2.0 * x[i]) + 1.0)
 
 
 @summing
 def inner(a: Array, b: Array) -> float:
-    """Of flat arrays."""
+    """The inner product of flat arrays."""
     total = 0.0
     for i in range(a.shape[0]):
         total += a[i] * b[i]

@@ -53,7 +53,7 @@ _OF_NETWORKS = {
 
 
 def __getattr__(name: str) -> Any:
-    """What networks need is imported where it is asked for: most methods are linear."""
+    """Imports what networks need where it is asked for: most methods are linear."""
     if name not in _OF_NETWORKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_OF_NETWORKS[name]}"), name)

@@ -101,7 +101,7 @@ def _double(x: Tensor) -> Tensor:
 
 
 def differs(asked: Asked, logits: Tensor, expected: Tensor) -> bool:
-    """Whether logits [E, Q, C] differ beyond rounding, or of a method that searches, in most episodes beyond that."""
+    """Returns whether logits [E, Q, C] differ beyond rounding, or in most episodes beyond a search's tolerance."""
     there = torch.isfinite(expected)
     if not torch.equal(there, torch.isfinite(logits)):
         return True
@@ -282,7 +282,7 @@ def check_repeated(asked: Asked, answers: Tensor) -> None:
 
 
 def _rounding(rule: Callable[[Asked], str], asked: Asked) -> bool:
-    """Whether a rule that is broken in single precision is kept in double.
+    """Returns whether a rule that is broken in single precision is kept in double.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
     """

@@ -101,7 +101,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a method answers.
+    """A method's answer to a batch.
 
     Attributes:
         logits: [E, Q, K + N], base classes first. The harness sets base classes that are hidden, or not in the softmax
@@ -126,7 +126,7 @@ State = Tree
 
 @dataclass(frozen=True)
 class Learned:
-    """What a method has learned in a session.
+    """The state after a session, and its statistics.
 
     Attributes:
         state: all that it carries on, and no image of it, unless it says that it keeps some.
@@ -192,7 +192,7 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def may_run_in_threads(cls) -> bool:
-        """Whether this very class declares :attr:`parallel_copies`."""
+        """Returns whether this very class declares :attr:`parallel_copies`."""
         return bool(vars(cls).get("parallel_copies", False))
 
     @classmethod
@@ -210,7 +210,7 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def label(cls, name: str, options: Mapping[str, Any]) -> tuple[str, set[str]]:
-        """What tables call the method with these options (defaults included), and the options that the label says."""
+        """The method's label in tables with these options (defaults included), and the options that the label says."""
         for shorthand, meant in cls.shorthands.items():
             if all(options[key] == value for key, value in meant.items()):
                 return shorthand, set(meant)
@@ -218,8 +218,8 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
-        """Whether sessions need the supports of earlier ones: where a class says how it answers an episode, not how it
-        learns a session, or has an option ``memory`` that is ``supports``."""
+        """Returns whether sessions need the supports of earlier ones: where a class says how it answers an episode, not
+        how it learns a session, or has an option ``memory`` that is ``supports``."""
         if options.get("memory") == SUPPORTS:
             return True
         says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())

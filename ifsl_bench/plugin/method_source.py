@@ -119,7 +119,7 @@ def _tree(content: bytes) -> ast.Module | None:
 
 
 def _compiled(value: Any, module: ModuleType | None, seen: set[int]) -> Iterator[Any]:
-    """What a class or function does: byte code and constants, also of what it names of its module."""
+    """Yields the byte code and constants of a class or function, also of what it names of its module."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -240,7 +240,7 @@ _trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary() 
 
 
 def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
-    """Whether a method with these options has parameters, hence anything to meta-train; looked at once."""
+    """Returns whether a method with these options has parameters, hence anything to meta-train; looked at once."""
     answers, key = _trains.setdefault(method, {}), repr(sorted(options.items()))
     if key not in answers:
         answers[key] = _has_parameters(method, options)
@@ -252,7 +252,7 @@ def _has_parameters(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 
 def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:
-    """Whether the method's constructor takes options of these values."""
+    """Returns whether the method's constructor takes options of these values."""
     try:
         _small(method, {key: value for key, value in options.items() if key != RATE})
     except UserError:

@@ -17,7 +17,7 @@ LAZY = "lazy"  # the row of a model that never answers with a novel class: compu
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How papers print a row, and what it is in a few words.
+    """A row's name as papers print it, and what it is in a few words.
 
     Attributes:
         of: the method that has the name as a shorthand; "" for a method's own name.

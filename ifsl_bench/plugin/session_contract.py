@@ -35,14 +35,14 @@ class Learner:
     searches: bool = False
 
     def state(self, supports: Sequence[Support] | None = None) -> State:
-        """What the method carries on after these sessions, both where not given."""
+        """The state that the method carries on after these sessions, both where not given."""
         state: State = None
         for support in supports or self.supports:
             state = self.method.learn(support, state).state
         return state
 
     def differ(self, logits: Tensor, expected: Tensor) -> bool:
-        """Whether logits [E, Q, C] differ beyond rounding, or of a search beyond its tolerance."""
+        """Returns whether logits [E, Q, C] differ beyond rounding, or of a search beyond its tolerance."""
         first = self.supports[0]
         asked = Asked(self.name, self.method, first, self.query, first.hidden[: len(logits)], self.searches)
         return differs(asked, logits, expected)

@@ -16,7 +16,7 @@ from ifsl_bench.protocol.task import Task
 
 
 def searched(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:
-    """What is chosen on validation episodes: of the method's grid, or with ``trials`` of its space, what is not given.
+    """Lists what is chosen on validation episodes: of the grid, or with ``trials`` of the space, what is not fixed.
 
     Names of options, and ``train.rate`` for the learning rate of meta-training.
     """

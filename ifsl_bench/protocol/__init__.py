@@ -1,1 +1,1 @@
-"""What is measured: tasks, their files and variants, episodes and metrics."""
+"""Tasks, their files and variants, episodes and metrics."""

@@ -1,4 +1,4 @@
-"""Whether a method ranks queries well or only weighs base against novel classes well. Imports no torch.
+"""Calibration: does a method rank queries well, or only weigh base against novel classes well? Imports no torch.
 
 All of it follows from one number a query, its *margin* t: its best base logit minus its best novel logit. With a bias b
 added to all novel logits, a base query that is right among the base classes is right among all classes if t >= b, and a
@@ -17,7 +17,7 @@ RESAMPLES = 100  # of the validation episodes: the standard deviation over so ma
 
 
 def resamples(episodes: int) -> np.ndarray:
-    """How often each of n validation episodes is in each of :data:`RESAMPLES` bootstrap resamples, [RESAMPLES, n].
+    """The times that each of n validation episodes is in each of :data:`RESAMPLES` bootstrap resamples, [RESAMPLES, n].
 
     They are the same for all rows of a task, whose validation episodes are the same, so that what the choices of two
     rows have in common cancels in their difference. RandomState's numbers, unlike a Generator's, never change with the
@@ -81,7 +81,7 @@ def best_bias(margins: Margins) -> float:
 
 
 def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
-    """What :func:`best_bias` finds in each of m samples of n episodes, [m].
+    """The bias that :func:`best_bias` finds in each of m samples of n episodes, [m].
 
     Args:
         times: [m, n] how often an episode is in a sample.
@@ -124,7 +124,7 @@ def curve_biases(margins: Margins) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a bias found on validation episodes makes of n test episodes.
+    """Hits in n test episodes with a bias found on validation episodes.
 
     Attributes:
         bias: added to all novel logits.
@@ -162,7 +162,7 @@ class Bias:
     resampled: np.ndarray
 
     def applied(self, test: Margins) -> Calibrated:
-        """What it makes of test episodes."""
+        """Counts the hits of test episodes with it."""
         curve = np.concatenate([self.points[:, None], test.hits(self.points)], 1)
         order = np.argsort(self.resampled)
         resampled = np.empty((len(order), 2), dtype=np.int64)
@@ -190,7 +190,7 @@ def without_hits(bias: Bias) -> Calibrated:
 
 
 def joined(parts: Sequence[Calibrated]) -> Calibrated:
-    """Of test episodes in several parts, with one bias."""
+    """Joins test episodes in several parts, with one bias."""
     base, novel = (np.concatenate([getattr(part, name) for part in parts]) for name in ("base_joint", "novel_joint"))
     curve = parts[0].curve.copy()
     curve[:, 1:] = sum(part.curve[:, 1:] for part in parts)

@@ -27,7 +27,7 @@ def stream_key(*stream: str | int, of: str = "episodes") -> int:
 
 @dataclass(frozen=True)
 class ClassDraws:
-    """Which novel classes the first episodes of a stream have.
+    """The draws of novel classes for the first episodes of a stream.
 
     Attributes:
         episodes: how many episodes.
@@ -62,7 +62,7 @@ class ClassDraws:
 
     @property
     def steps(self) -> int:
-        """How many places are compared to draw them."""
+        """The number of places that are compared to draw them."""
         return self.episodes * self.ways**2
 
     def array(self) -> np.ndarray:
@@ -91,7 +91,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _shuffled(targets: np.ndarray) -> np.ndarray:
-    """What the first steps of a Fisher-Yates shuffle of 0, 1, ... pick, step i at the place ``targets[:, i]`` >= i.
+    """The picks of the first steps of a Fisher-Yates shuffle of 0, 1, ..., step i at the place ``targets[:, i]`` >= i.
 
     The shuffled array is never made: only places that an earlier step has swapped hold another number than their own.
     """

@@ -1,4 +1,4 @@
-"""Whether a backbone that was pretrained elsewhere may have seen a data set's novel classes. Imports no torch.
+"""A check whether a backbone that was pretrained elsewhere may have seen a data set's novel classes. No torch.
 
 ``contamination.toml`` beside this module says what is known, with sources. What it does not say counts as "may have
 seen": nobody knows what is in most of the large sets.
@@ -24,7 +24,7 @@ def facts() -> Mapping[str, Any]:
 
 
 def seen(corpora: Iterable[str] | None, dataset: str) -> str:
-    """Whether images of a data set's novel classes were among those of a pretraining: one of :data:`SEEN`.
+    """Tells whether images of a data set's novel classes were among those of a pretraining: one of :data:`SEEN`.
 
     Args:
         corpora: what the backbone was pretrained on elsewhere; None for one that has seen the task's data alone.
@@ -36,7 +36,7 @@ def seen(corpora: Iterable[str] | None, dataset: str) -> str:
 
 
 def _verdict(corpus: str, dataset: str) -> str:
-    """Of one corpus: the worst that is known of it and of what it contains; "may" where it says nothing itself."""
+    """The worst that is known of one corpus and of what it contains; "may" where it says nothing itself."""
     pairs = [pair for pair in facts()["pairs"] if dataset in pair["datasets"]]
     own = [pair["seen"] for pair in pairs if corpus in pair["corpora"]]
     inner = [_verdict(part, dataset) for part in facts()["corpora"].get(corpus, {}).get("contains", ())]

@@ -154,7 +154,7 @@ class Sampler:
         return distinct(self._random(index, OF_CLASSES, self.shape.ways), everything, self.shape.ways)
 
     def class_draws(self, count: int) -> ClassDraws:
-        """How the novel classes of the first ``count`` episodes are drawn."""
+        """The draws of novel classes for the first ``count`` episodes."""
         return ClassDraws(count, self.shape.ways, len(self.novel_counts), self.key)
 
     def classes(self, count: int) -> np.ndarray:
@@ -228,7 +228,7 @@ def task_stream(
     classes: Callable[[str], Sequence[str]] = lambda pool: (),
     order: np.ndarray | None = None,
 ) -> Sampler | SequenceSampler:
-    """What a task's side is measured on: its episodes, or its sequences of sessions; training is on episodes always.
+    """The stream of a task's side: its episodes, or its sequences of sessions; training is on episodes always.
 
     Args:
         seed, starts, device, classes: as of :func:`task_sampler`.

@@ -1,4 +1,4 @@
-"""What a task must be, beyond the types of its fields. Imports no torch."""
+"""Limits of a task, beyond the types of its fields. Imports no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LISTS = {
 
 
 def most_episodes(shape: EpisodeSpec) -> int:
-    """How many test episodes there may be: as many as a result file holds, packed, and a million at most."""
+    """The most test episodes there may be: as many as a result file holds, packed, and a million at most."""
     base, novel = shape.base_queries, shape.ways * shape.novel_queries
     hits = 3 * width(base) + 3 * width(novel) + width(2 * base * novel)  # joint, alone and calibrated; pairs
     each = (CLASS_BYTES * shape.ways + hits) * 4 / 3  # base64
@@ -90,7 +90,7 @@ def most_episodes(shape: EpisodeSpec) -> int:
 
 
 def most_of(task: Task) -> int:
-    """How many test episodes, or sequences of sessions, a result of the task may have."""
+    """The most test episodes, or sequences of sessions, that a result of the task may have."""
     return SEQUENCES if task.sessions else most_episodes(task.episode)
 
 

@@ -66,7 +66,7 @@ class Counts:
         return 100 * self._share(metric)
 
     def _share(self, metric: str) -> np.ndarray:
-        """Of the queries, [n]."""
+        """The metric as a share of the queries, [n]."""
         base, novel = self.base_queries, self.novel_queries
         if metric == "acc":
             return (self._hits("base_joint") + self._hits("novel_joint")) / (base + novel)

@@ -163,7 +163,7 @@ _OF_VARIANTS = {
 
 
 def _range(path: str, of: Any) -> str:
-    """What a key may be, in words, from where it is checked."""
+    """Says in words what a key may be, from where it is checked."""
     if path in ("pretraining.weights", "variants.[name].weights"):
         return limits.WEIGHTS_RULE
     if path.endswith(".centre"):

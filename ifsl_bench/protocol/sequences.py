@@ -27,7 +27,7 @@ _OF_IMAGES = 2  # the purpose of the words that choose images
 
 @dataclass(frozen=True)
 class Pools:
-    """Where a stream's images come from: int64 [C + 1] each, class c is images ``starts[c]:starts[c + 1]``.
+    """The images that a stream draws from: int64 [C + 1] each, class c is images ``starts[c]:starts[c + 1]``.
 
     Attributes:
         novel: of the novel classes: queries, and supports where these have no pool of their own.
@@ -215,7 +215,7 @@ class SequenceSampler:
         return torch.where(place < self.novel_counts[classes].unsqueeze(-1), rows, -1)
 
     def class_draws(self, count: int) -> ClassDraws | np.ndarray:
-        """How the novel classes of the orders of the first ``count`` sequences are drawn; or these, [1, C]."""
+        """The draws of novel classes for the orders of the first ``count`` sequences; or these, [1, C]."""
         if self.order is not None:
             return self.order.cpu().numpy()[None]
         orders = -(-count // self.shape.supports)

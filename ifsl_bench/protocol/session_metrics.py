@@ -68,7 +68,7 @@ class SessionCounts:
 
     @property
     def quantile(self) -> float:
-        """Of Student's distribution: 95% intervals over the means of few orders; NaN for one."""
+        """The quantile of Student's distribution for 95% intervals over the means of few orders; NaN for one."""
         from scipy.special import stdtrit
 
         return float(stdtrit(self.orders - 1, 0.975)) if self.orders > 1 else math.nan
@@ -206,7 +206,7 @@ def _novel_queries(counts: SessionCounts) -> np.ndarray:
 
 
 def _harmonic(counts: SessionCounts) -> np.ndarray:
-    """Of the means of base and novel accuracy, spread over sequences as :func:`~.metrics.harmonic` does."""
+    """The harmonic mean of mean base and novel accuracy, spread over sequences as :func:`~.metrics.harmonic` does."""
     base, novel = counts.after("base"), counts.after("novel")
     columns = [np.full(len(counts), np.nan), *map(harmonic, base.T[1:], novel.T[1:])]
     return np.stack(columns, 1)
@@ -232,13 +232,13 @@ def _learned(counts: SessionCounts) -> np.ndarray:
 
 
 def _novel_as_base(counts: SessionCounts) -> np.ndarray:
-    """Of the novel queries met so far."""
+    """The share of the novel queries met so far that go to base classes."""
     taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
     return _percent(taken, _novel_queries(counts))
 
 
 def _base_as_novel(counts: SessionCounts) -> np.ndarray:
-    """Of the base queries; 0 after session 0."""
+    """The share of base queries that go to novel classes; 0 after session 0."""
     taken = np.pad(counts.base_as_novel.astype(np.int64), ((0, 0), (1, 0)))
     return _percent(taken, np.repeat(counts.queries[:, :1].astype(np.int64), counts.sessions + 1, 1))
 

@@ -167,8 +167,8 @@ class Task(Strict, frozen=True):
 
     @property
     def kind(self) -> Kind:
-        """What is measured: sequences of sessions; episodes with base classes in softmax and query; or without them, as
-        in regular few-shot learning."""
+        """The kind of what is measured: sequences of sessions; episodes with base classes in softmax and query; or
+        without them, as in regular few-shot learning."""
         return SESSIONS if self.sessions else kind_of(self.episode.base_queries)
 
     @property
@@ -221,17 +221,17 @@ class Task(Strict, frozen=True):
         return tuple(dict.fromkeys([*pools, *([SUPPORT] if self.supports_apart(side) else [])]))
 
     def supports_apart(self, side: Side) -> bool:
-        """Whether a side's supports come from :data:`SUPPORT`, and all images of the other pool are queries."""
+        """Returns whether a side's supports come from :data:`SUPPORT`, and all images of the other pool are queries."""
         return side == "test" and self.sessions is not None and self.sessions.listed
 
     def hides(self, side: Side) -> bool:
-        """Whether a side's novel classes are base classes, hidden as such for the episode."""
+        """Returns whether a side's novel classes are base classes, hidden as such for the episode."""
         if side == "val" and self.sessions is not None and self.sessions.listed:
             return True
         return side == "train" and self.protocol == "shared"
 
     def base_parity(self, side: Side) -> Literal["even", "odd"] | None:
-        """Which images of each class, by index, a side's base queries may use.
+        """The parity of the images, by index in each class, that a side's base queries may use.
 
         Where meta-training and validation both draw on base/val, the former takes even and the latter odd indices, so
         that no image both trains and selects a model.

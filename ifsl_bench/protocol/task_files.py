@@ -42,7 +42,7 @@ class _VariantFile(Strict, frozen=True):
 
 
 class TaskFile(Strict, frozen=True):
-    """What a file with tasks holds."""
+    """The content of a file with tasks."""
 
     dataset: DataSpec
     pretraining: Pretraining
@@ -187,13 +187,13 @@ def find_one(name: str, home: Home | None = None, change: Change | None = None) 
 
 
 def is_plain(name: str) -> bool:
-    """Whether this is the name of a task, perhaps with changes, which :func:`find` looks up without opening a path."""
+    """Returns whether this names a task, perhaps with changes, which :func:`find` looks up without opening a path."""
     plain = name.partition("+")[0]
     return bool(re.fullmatch(NAME, plain)) and not re.search(r"[/\\]", name) and not names_file(name)
 
 
 def names_file(name: str) -> bool:
-    """Whether a task is said by a file, ``path.toml`` or ``path.toml:name``, perhaps with changes."""
+    """Returns whether a task is said by a file, ``path.toml`` or ``path.toml:name``, perhaps with changes."""
     return bool(re.search(r"\.toml($|[:+])", name))
 
 

@@ -16,7 +16,7 @@ BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what jo
 
 @dataclass(frozen=True)
 class Kind:
-    """What tasks have in common that are measured alike.
+    """The counts, metrics and columns of tasks that are measured alike.
 
     Attributes:
         parts: of the classes that queries are of, novel ones first.
@@ -36,11 +36,11 @@ class Kind:
 
     @property
     def has_base(self) -> bool:
-        """Whether base classes are among those that queries are told apart from, so that a bias may weigh them."""
+        """Returns whether queries are told apart from base classes too, so that a bias may weigh them."""
         return "base" in self.parts
 
     def shows(self, metric: str, row_metrics: Collection[str]) -> bool:
-        """Whether readers are shown a metric, where ``row_metrics`` are those that some row has."""
+        """Returns whether readers are shown a metric, where ``row_metrics`` are those that some row has."""
         return metric in self.metrics or (metric in self.more_metrics and metric in row_metrics)
 
     def metrics_of(self, counts: Collection[str]) -> tuple[str, ...]:

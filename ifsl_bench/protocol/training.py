@@ -1,4 +1,4 @@
-"""What a user may change about meta-training. Imports no torch."""
+"""Changes that a user may make to meta-training. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAKES = {
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user may change about meta-training (``--train name=value``).
+    """Changes that a user may make to meta-training (``--train name=value``).
 
     Attributes:
         episodes_per_step: episodes whose mean loss makes one step; the paper uses 1.

@@ -20,7 +20,7 @@ from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """What may differ from a task; None leaves it as it is.
+    """Changes to a task; None leaves a part as it is.
 
     Attributes:
         base_classes: so many of the data set's base classes, see :mod:`ifsl_bench.data.views`; the backbone is trained
@@ -52,7 +52,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sessions: int | None = None
 
     def parts(self) -> dict[str, int | str]:
-        """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
+        """The changes that are not None, as they are spelled in names: ``{"base-classes": 50}``."""
         fields = msgspec.structs.fields(self)
         return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
 

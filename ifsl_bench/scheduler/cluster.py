@@ -91,7 +91,7 @@ def dask(module: str = "distributed") -> ModuleType:
 
 
 def read_cluster(name: str) -> ClusterSpec:
-    """What follows ``--cluster``.
+    """Reads what follows ``--cluster``.
 
     Args:
         name: ``tcp://host:port``, ``tls://host:port``, or the path of a TOML file.

@@ -1,4 +1,4 @@
-"""How gradients pass through a solve: through the minimum, or through the steps that led there."""
+"""Gradients through a solve: through the minimum, or through the steps that led there."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ S = TypeVar("S")
 
 @dataclass
 class State:
-    """What an iteration changes, so that episodes can be taken out and put back: tensors with the leading dimension E,
-    states again, and what all episodes have in common."""
+    """The variables that an iteration changes, so that episodes can be taken out and put back: tensors with the leading
+    dimension E, states again, and what all episodes have in common."""
 
     outputs: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
     common: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common

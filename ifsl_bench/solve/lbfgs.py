@@ -219,7 +219,7 @@ class _Turn:
         )  # fmt: skip
 
     def settle(self, s: _Search, gap: float, least: float) -> tuple[_Search, Tensor]:
-        """Which episodes go on [E], after a look at how far they have come; the others make steps of 0 from now on."""
+        """Decides from how far they have come which episodes go on [E]; the others make steps of 0 from now on."""
         size = s.d.shape[1]
         w, g = s.point[:, :size], s.point[:, size:]
         norm = self.space.norm(g)

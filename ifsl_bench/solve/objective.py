@@ -1,4 +1,4 @@
-"""What is minimised: one value per episode, and whatever closed forms the author cares to give.
+"""Objectives to minimise: one value per episode, and whatever closed forms the author cares to give.
 
 A plugin author needs `value` alone; gradients, Hessian products and the derivative of the gradient with respect to the
 arguments then come from autograd. Each closed form given instead makes the solve cheaper and changes nothing else.

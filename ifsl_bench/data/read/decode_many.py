@@ -97,7 +97,7 @@ def decode_into(
 
 
 def _in_order(pool: ThreadPoolExecutor, work: Callable[[Sequence[Item]], int], items: Iterable[Item]) -> Iterator[int]:
-    """What ``work`` returns of the chunks of items, of which a few are given out ahead."""
+    """Yields what ``work`` returns of the chunks of items, of which a few are given out ahead."""
     rest, running = iter(items), deque[Future[int]]()
     while chunk := list(itertools.islice(rest, _CHUNK)):
         running.append(pool.submit(work, chunk))
