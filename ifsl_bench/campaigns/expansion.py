@@ -42,7 +42,7 @@ def is_glob(name: str) -> bool:
     return any(mark in name for mark in "*?[")
 
 
-def method_names(said: Iterable[str], warn: Warn) -> list[str]:
+def method_names(words: Iterable[str], warn: Warn) -> list[str]:
     """Names of methods as they are, globs and sets as the names that they stand for.
 
     A glob is held against registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
@@ -53,7 +53,7 @@ def method_names(said: Iterable[str], warn: Warn) -> list[str]:
     """
     sets = published_sets()
     names: list[str] = []
-    for name in said:
+    for name in words:
         if name == ALL:
             names += _usable(warn)
         elif name in sets:
@@ -75,7 +75,7 @@ def _usable(warn: Warn) -> list[str]:
     return names
 
 
-def task_names(said: Iterable[str], home: Home) -> list[str]:
+def task_names(words: Iterable[str], home: Home) -> list[str]:
     """Names of tasks as they are, globs and sets as the names that they stand for; changes stay behind each.
 
     A glob is held against the packaged tasks and the user's own, or in ``FILE.toml:GLOB`` against those of the file.
@@ -86,7 +86,7 @@ def task_names(said: Iterable[str], home: Home) -> list[str]:
     """
     sets = published_sets()
     expanded: list[str] = []
-    for name in said:
+    for name in words:
         plain, change = split(name)
         changes = name[len(plain) :] if change.parts() else ""
         file, _, inside = plain.rpartition(".toml:")
@@ -95,11 +95,8 @@ def task_names(said: Iterable[str], home: Home) -> list[str]:
         elif plain in sets:
             names = sets[plain][1]
         elif file and is_glob(inside):
-            file = f"{file}.toml"
-            names = [
-                f"{file}:{name_of_task}"
-                for name_of_task in _fitting(inside, [t.name for t in find(file, home=home)], "task")
-            ]
+            tasks = [task.name for task in find(f"{file}.toml", home=home)]
+            names = [f"{file}.toml:{fitting}" for fitting in _fitting(inside, tasks, "task")]
         elif is_glob(plain) and not plain.endswith(".toml"):
             names = _fitting(plain, [task.name for task in _known(home)], "task")
         else:
@@ -120,10 +117,10 @@ def _has_data(task: Task, home: Home) -> bool:
     return not plugin.problem and not plugin.value.needs_source
 
 
-def _fitting(glob: str, names: Iterable[str], kind: str) -> list[str]:
-    fitting = [name for name in dict.fromkeys(names) if fnmatchcase(name, glob)]
+def _fitting(glob: str, names: Sequence[str], kind: str) -> list[str]:
+    available = list(dict.fromkeys(names))
+    fitting = [name for name in available if fnmatchcase(name, glob)]
     if not fitting:
-        available = list(dict.fromkeys(names))
         few = len(available) <= MOST_LISTED
         listed = f"there are: {', '.join(available)}" if few else f"all {len(available):,}: ifsl-bench {kind}s"
         raise UserError(f"no {kind} fits {glob[:80]!r}; {listed}")
@@ -210,25 +207,21 @@ def _narrowed(
     campaign: Campaign, field: Literal["methods", "tasks"], expand: Callable[[Sequence[Any]], list[str]], kind: str
 ) -> Campaign:
     """The campaign with the names that a field's stand for, as far as they fit those that are wanted alone."""
-    expanded: list[Request] = []
+    expanded: list[tuple[Request, list[str]]] = []
     for request in campaign.requests:
         with request.named_in_errors():
-            names: Any = {field: expand(getattr(request, field))}
-        expanded.append(replace(request, **names))
-    wanted = getattr(campaign.only, field)
-    if not wanted:
-        return replace(campaign, requests=expanded)
-    there = list(dict.fromkeys(name for request in expanded for name in getattr(request, field)))
-    fitting: set[str] = set()
-    for name in wanted:
-        fits = (
-            {candidate for candidate in there if fnmatchcase(candidate, name)}
-            if is_glob(name)
-            else {*expand([name])} & {*there}
-        )
-        if not fits:
-            raise unknown(kind, name, there, where="in the campaign")
-        fitting |= fits
-    few: list[dict[str, Any]] = [{field: [n for n in getattr(run, field) if n in fitting]} for run in expanded]
-    narrowed = [replace(run, **names) for run, names in zip(expanded, few, strict=True) if names[field]]
-    return replace(campaign, requests=narrowed)
+            expanded.append((request, expand(getattr(request, field))))
+    available = list(dict.fromkeys(name for _, names in expanded for name in names))
+    chosen = set()
+    for name in getattr(campaign.only, field):
+        globbed = [candidate for candidate in available if fnmatchcase(candidate, name)]
+        fitting = {*globbed} if is_glob(name) else {*expand([name])} & {*available}
+        if not fitting:
+            raise unknown(kind, name, available, where="in the campaign")
+        chosen |= fitting
+    requests = []
+    for request, names in expanded:
+        names = [name for name in names if name in chosen] if chosen else names
+        if names or not chosen:
+            requests.append(replace(request, **{field: names}))  # type: ignore[arg-type]
+    return replace(campaign, requests=requests)

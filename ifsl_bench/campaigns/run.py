@@ -19,11 +19,10 @@ from ifsl_bench.data.preparing.outline import data_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.protocol.task import Task
-from ifsl_bench.scheduler.executors import Executor, Here
+from ifsl_bench.scheduler.executors import Executor, Here, Setting, check_sendable
 from ifsl_bench.scheduler.graph import Graph, Node, graph_of
 from ifsl_bench.scheduler.logs import BEGUN, Event, log_path
 from ifsl_bench.scheduler.loop import Failure, Hear, Loop
-from ifsl_bench.scheduler.work import Setting, check_sendable
 from ifsl_bench.store.stored import put_aside
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import Any
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.owners import now_at, writes_still
 from ifsl_bench.common.progress import Mute
-from ifsl_bench.common.wording import numbers_in_words
+from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.scheduler.graph import Node, graph_of
-from ifsl_bench.scheduler.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, event_of, log_path
+from ifsl_bench.scheduler.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, Tail, log_path
 from ifsl_bench.store.stored import kept_of
 
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"
@@ -99,13 +99,10 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
         now: by the file system's clock, since machines' own may be an hour apart; asked for, if not given.
     """
     try:
-        with open(path, "rb") as file:
-            facts = path.stat()
-            file.seek(max(0, facts.st_size - MOST))
-            lines = file.read(MOST).splitlines()
+        facts = path.stat()
     except OSError:
         return None
-    events = [event for line in lines if (event := event_of(line)) is not None]
+    events = Tail(path, max(0, facts.st_size - MOST)).events()
     begun = next((event for event in reversed(events) if event.kind == BEGUN), None)
     if begun is None:
         return None
@@ -128,7 +125,7 @@ def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
     for (state, what, why), members in sorted(families.items(), key=lambda family: ORDER.index(family[0][0])):
         first, seeds = members[0], sorted({member.job.seed for member in members})
         if state not in (RUNNING, FAILED):
-            what += f", seed{'s' * (len(seeds) > 1)} {numbers_in_words(seeds)}"
+            what += f", {seeds_in_words(seeds)}"
         row = {"state": state, "what": what, "jobs": str(len(members)), "where": "", "since": "", "how far": why}
         if state == RUNNING and (log := first.log):
             quiet = f" (no word for {log.silent / 60:.0f} min: it may have been killed)" if log.silent > SILENT else ""

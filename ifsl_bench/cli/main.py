@@ -23,7 +23,7 @@ import click
 
 from ifsl_bench._version import __version__
 from ifsl_bench.cli.options import Group, examples
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, plainly
 from ifsl_bench.common.progress import Unheard
 
 # The commands by what they are for, each with its module, which is imported when it is called for.
@@ -98,20 +98,17 @@ def _guarded(call: Callable[[], Any]) -> int:
     except (BrokenPipeError, Unheard):
         sys.stderr.close()
         return 141
-    except MemoryError:
-        click.echo("ifsl-bench: not enough memory", err=True)
-        return 2
-    except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
+    except (MemoryError, OSError) as error:
         then = " (another home folder: --home or IFSL_BENCH_HOME)" if _of_no_use(error) else ""
-        click.echo(f"ifsl-bench: the system refused{where}: {error.strerror or error}{then}", err=True)
+        click.echo(f"ifsl-bench: {plainly(error)}{then}", err=True)
         return 2
     return status if isinstance(status, int) else 0
 
 
-def _of_no_use(error: OSError) -> bool:
+def _of_no_use(error: Exception) -> bool:
     """Tells whether another folder, which the user may write to, would help."""
-    return error.filename is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return refused and getattr(error, "filename", None) is not None
 
 
 def _standard_streams() -> None:

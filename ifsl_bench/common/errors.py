@@ -38,6 +38,18 @@ class UserError(Exception):
         return one_line(super().__str__())
 
 
+def plainly(error: BaseException) -> str:
+    """An error in one line; of the class of one that is none of the user's or the machine's, too."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return one_line(f"the system refused{where}: {error.strerror or error}")
+    return one_line(f"{type(error).__name__}: {error}")
+
+
 class Lacking(UserError):
     """Something that has to be installed first."""
 

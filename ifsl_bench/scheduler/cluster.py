@@ -145,11 +145,11 @@ def _is_address(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A connection to a scheduler, and the cluster if it was started here.
+    """A connection to a scheduler.
 
     Attributes:
         client: of Dask.
-        started: of a class of Dask's; None where the scheduler was running.
+        started: the cluster, if it was started here.
         failures: of a queueing system, in its words.
     """
 
@@ -159,11 +159,7 @@ class Cluster:
     failures: list[str]
 
     def mend(self, alive: int) -> None:
-        """Asks for workers in place of those that are gone, where the cluster is ours.
-
-        Raises:
-            UserError: the queueing system refuses jobs; with its own words.
-        """
+        """Asks for workers in place of those that are gone; raises :class:`UserError` where jobs are refused."""
         if self.failures:
             raise UserError(f"{self.spec.name}: {self.failures[-1]}")
         if alive < self.spec.count:

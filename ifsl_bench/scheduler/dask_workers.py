@@ -28,11 +28,10 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.scheduler.cluster import LOCAL, Cluster, ClusterSpec, dask, opened
-from ifsl_bench.scheduler.executors import Executor, Place
+from ifsl_bench.scheduler.executors import Executor, Place, Setting, packed, run_packed
 from ifsl_bench.scheduler.graph import Node
 from ifsl_bench.scheduler.local_workers import MEMORY, print_to
 from ifsl_bench.scheduler.logs import FAILED, LOST, Event, event_now
-from ifsl_bench.scheduler.work import Setting, packed, run_packed
 from ifsl_bench.scheduler.worker_check import ACCELERATOR, MustHave, unfit, wanted
 
 SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
@@ -200,7 +199,7 @@ class _Asking(Mute):
 
 
 def run_on_worker(content: bytes, setting: Setting, share: int) -> Event:
-    """Runs a packed node, as :func:`ifsl_bench.scheduler.work.run_packed` does."""
+    """Runs a packed node, as :func:`ifsl_bench.scheduler.executors.run_packed` does."""
     if os.environ.get("MALLOC_TRIM_THRESHOLD_") == "65536":  # Dask's own doing, where a nanny starts the worker
         del os.environ["MALLOC_TRIM_THRESHOLD_"]
     keep_freed_memory()

@@ -19,11 +19,10 @@ import psutil
 import torch
 
 from ifsl_bench.backbone.device import keep_freed_memory
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.scheduler.executors import HERE, Executor, Place
+from ifsl_bench.common.errors import UserError, plainly
+from ifsl_bench.scheduler.executors import HERE, Executor, Place, Setting, packed, run_packed
 from ifsl_bench.scheduler.graph import Node
 from ifsl_bench.scheduler.logs import LOST, Event, event_now
-from ifsl_bench.scheduler.work import Setting, packed, plainly, run_packed
 
 if TYPE_CHECKING:
     import loky

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
-from ifsl_bench.common.errors import UserError, one_line
+from ifsl_bench.common.errors import UserError, one_line, plainly
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.owners import writer
 from ifsl_bench.common.progress import Relay, Reporter, Stage, figures_in_words
@@ -78,24 +78,19 @@ def log_path(home: Home, key: str) -> Path:
     return home.logs / f"{key}.log"
 
 
-def event_of(line: bytes) -> Event | None:
-    """The event of a line; None where a process has died in the middle of it."""
-    try:
-        return _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
 class Tail:
-    """Reads what is added to a log from now on."""
+    """Reads a log from a byte on, by default what is added from now on."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.read = path, 0
+    def __init__(self, path: Path, read: int | None = None) -> None:
+        self.path, self.read = path, read or 0
         with suppress(OSError):
-            self.read = path.stat().st_size
+            self.read = path.stat().st_size if read is None else read
 
     def events(self) -> list[Event]:
-        """Returns the events since the last call. Opens the log anew: network file systems show news only then."""
+        """Returns the events since the last call, without lines that a process has died in the middle of.
+
+        Opens the log anew: network file systems show news only then.
+        """
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.read)
@@ -104,7 +99,11 @@ class Tail:
             return []
         lines = content[: content.rfind(b"\n") + 1]
         self.read += len(lines)
-        return [event for line in lines.splitlines() if (event := event_of(line)) is not None]
+        events = []
+        for line in lines.splitlines():
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                events.append(_decode(line))
+        return events
 
 
 class Log(Relay):
@@ -149,12 +148,13 @@ class Log(Relay):
                 self.file.flush()
         return event
 
-    def end(self, error: Exception | None = None, why: str = "") -> Event:
+    def end(self, error: Exception | None = None) -> Event:
         """Writes how a stage ended, with the traceback of an error where a person cannot do without it."""
         if error and not isinstance(error, (UserError, OSError, MemoryError)):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.write("trace", line)
-        return self.write(FAILED if error else DONE, why, seconds=time.monotonic() - self.start)
+        seconds = time.monotonic() - self.start
+        return self.write(FAILED, plainly(error), seconds=seconds) if error else self.write(DONE, seconds=seconds)
 
     def say(self, text: str) -> None:
         self.write("say", text)

@@ -45,14 +45,14 @@ def jobs(campaign, home, warn=nobody):
     return jobs_of(with_tasks(campaign, home)[0], home, warn, lambda text: None)[0]
 
 
-def expanded(text: str, said: Request | None = None, folder: Path = Path("/there")) -> list[str]:
+def expanded(text: str, request: Request | None = None, folder: Path = Path("/there")) -> list[str]:
     home = Home.locate()
     campaign = parse(text, "c.toml", folder)
-    if said is not None:
+    if request is not None:
         campaign = replace(
             campaign,
-            requests=[said.over(request) for request in campaign.requests],
-            only=said,
+            requests=[request.over(run) for run in campaign.requests],
+            only=request,
         )
     return [str(job) for job in jobs(campaign, home)]
 
@@ -72,21 +72,21 @@ ONE = {"methods": '"lr+a"', "tasks": '"glyphs-5shot"'}
 
 
 def test_the_first_example_has_each_job_of_two_overlapping_runs_once():
-    found = expanded(ISSUE)
+    labels = expanded(ISSUE)
     tasks = [f"glyphs-{kind}{shots}shot" for kind in ("", "shared-") for shots in (1, 5)]
     first = {f"{m} on {t}, seed {s}" for m in NINE for t in tasks for s in range(10)}
     more = {f"lr+a.gradient={g} on {t}, seed {s}" for g in ("implicit", "t-bptt") for t in tasks[:2] for s in range(5)}
-    assert len(found) == len(set(found)) == 9 * 4 * 10 + 2 * 2 * 5, "gradient=rbp is the default, and there already"
-    assert set(found) == first | more
+    assert len(labels) == len(set(labels)) == 9 * 4 * 10 + 2 * 2 * 5, "gradient=rbp is the default, and there already"
+    assert set(labels) == first | more
     assert parse(ISSUE, "c.toml", Path("/there")).results == Path("/there/results")
 
 
 def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
     text = run(**ONE, seeds="[3, 7]", set="{ gamma = [0.5, 0.25], hidden = 3 }", train="{ steps = [5, 6] }",
                shots="[1, 2]", episodes="[10, 20]", calibrate="[false, true]")  # fmt: skip
-    found = expanded(text)
-    assert len(found) == len(set(found)) == 2 * 2 * 2 * 2 * 2 * 2
-    assert "lr+a+cal.hidden=3.gamma=0.25.train.steps=6.episodes=20 on glyphs-5shot+shots=2, seed 7" in found
+    labels = expanded(text)
+    assert len(labels) == len(set(labels)) == 2 * 2 * 2 * 2 * 2 * 2
+    assert "lr+a+cal.hidden=3.gamma=0.25.train.steps=6.episodes=20 on glyphs-5shot+shots=2, seed 7" in labels
     assert expanded(run(**ONE, seed="4", seeds="2")) == [f"lr+a on glyphs-5shot, seed {s}" for s in (4, 5)]
     tuned = expanded(run(methods='["lr", "protonet"]', tasks='"glyphs-5shot"', tune="4").replace("4", "[0, 4]"))
     assert [name.split()[0] for name in tuned] == ["lr", "protonet", "lr@tuned-4"]
@@ -113,15 +113,15 @@ def test_globs_and_sets_stand_for_names_on_the_command_line_too(here, call):
 
 
 def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeypatch):
-    said: list[str] = []
+    warnings: list[str] = []
     monkeypatch.setattr(registry, "is_installed", lambda module: False)
-    found = method_names(["all"], said.append)
-    assert set(NINE) <= set(found)
-    assert len(found) == len(set(found))
-    assert not {"ridge", "attractor"} & set(found), "their shorthands are their rows"
-    assert "anil" not in found
-    assert len(said) == 1
-    assert "anil" in said[0]
+    names = method_names(["all"], warnings.append)
+    assert set(NINE) <= set(names)
+    assert len(names) == len(set(names))
+    assert not {"ridge", "attractor"} & set(names), "their shorthands are their rows"
+    assert "anil" not in names
+    assert len(warnings) == 1
+    assert "anil" in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
     ],
 )  # fmt: skip
 def test_a_file_that_is_wrong_is_refused_in_one_line_that_names_file_and_key(text, message):
-    said = refused(text)
-    assert message in said
-    assert said.startswith("c.toml")
+    error = refused(text)
+    assert message in error
+    assert error.startswith("c.toml")
 
 
 def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
@@ -193,11 +193,11 @@ def test_paths_are_relative_to_the_file_and_results_go_where_it_says(clusters, c
     monkeypatch.chdir(tmp_path)
     status, _, err = call("run", str(clusters / "own" / "c.toml"), "--device", "cpu", "-q")
     assert (status, err) == (0, "")
-    (made,) = (clusters / "out").glob("*/*.json")
-    assert made.name == "Mine.seed-0.json"
+    (result,) = (clusters / "out").glob("*/*.json")
+    assert result.name == "Mine.seed-0.json"
     status, _, err = call("run", str(clusters / "own" / "c.toml"), "--results", "elsewhere", "--device", "cpu", "-q")
     assert (status, err) == (0, "")
-    assert (tmp_path / "elsewhere" / "clusters-5shot" / made.name).exists(), "the command line has the last word"
+    assert (tmp_path / "elsewhere" / "clusters-5shot" / result.name).exists(), "the command line has the last word"
 
 
 def test_two_methods_of_one_label_or_two_tasks_of_one_name_are_refused(clusters):
@@ -219,9 +219,9 @@ def test_two_methods_of_one_label_or_two_tasks_of_one_name_are_refused(clusters)
 def test_the_command_line_chooses_from_a_file_and_speaks_over_it():
     text = run(methods='["lr+a", "lr+s"]', tasks='"glyphs-?shot"', seeds="3", set="{ gamma = [0.5, 0.25] }",
                train="{ steps = 5, views = 2 }")  # fmt: skip
-    said = Request(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"},
+    request = Request(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"},
                    train={"steps": "7"}, change=Change(ways=4))  # fmt: skip
-    assert expanded(text, said) == ["lr+a.gamma=0.125.train.views=2.train.steps=7 on glyphs-5shot+ways=4, seed 0"]
+    assert expanded(text, request) == ["lr+a.gamma=0.125.train.views=2.train.steps=7 on glyphs-5shot+ways=4, seed 0"]
     with pytest.raises(UserError, match="unknown method 'mlp' in the campaign; available: lr"):
         expanded(text, Request(methods=("mlp",)))
     with pytest.raises(UserError, match="unknown task 'mini-5shot' in the campaign"):
@@ -245,14 +245,14 @@ def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     home = replace(Home.locate(), results=packaged_root())
     stored = set(packaged_root().glob("*/*.seed-*.json"))
     campaign = with_tasks(asked("leaderboard", Request()), home)[0]
-    made = set()
+    paths = set()
     jobs, lacking = jobs_of(campaign, home, nobody, lambda text: None)
     for job in jobs:
         assert job.task == task_of(job.task.name)[0]
-        made.add(job.result_path(home))
-    assert len(made) == len(jobs)
-    assert made <= stored
-    assert len(stored - made) == sum(lacking.values()), "the others need what is not installed here"
+        paths.add(job.result_path(home))
+    assert len(paths) == len(jobs)
+    assert paths <= stored
+    assert len(stored - paths) == sum(lacking.values()), "the others need what is not installed here"
 
 
 def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_give():
@@ -264,9 +264,9 @@ def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_
         variances, errors = [], []
         for task in (f"glyphs-{shots}", f"glyphs-shared-{shots}"):
             for label in NINE:
-                found = [read(p).summary["acc"] for p in packaged_root().glob(f"{task}/{label}.seed-*.json")]
-                mean = sum(one["mean"] for one in found) / len(found)
-                variances.append(sum((one["mean"] - mean) ** 2 for one in found) / (len(found) - 1))
+                accuracies = [read(p).summary["acc"] for p in packaged_root().glob(f"{task}/{label}.seed-*.json")]
+                mean = sum(entry["mean"] for entry in accuracies) / len(accuracies)
+                variances.append(sum((entry["mean"] - mean) ** 2 for entry in accuracies) / (len(accuracies) - 1))
         errors = [0.33 / 1.96]  # the widest interval that the paper prints for 2,000 episodes, taken as one of 95%
         deviation = math.sqrt(sum(variances) / len(variances) * (1 + 1 / 3) + 2 * errors[0] ** 2)
         band = math.ceil(2 * 1.96 * deviation) / 2

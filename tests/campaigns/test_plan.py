@@ -48,19 +48,19 @@ def planned(call, *more):
 
 def test_a_plan_is_the_graph_with_what_is_cached_and_a_total(campaign, call):
     before = sorted(campaign.rglob("*"))
-    found = planned(call)
+    document = planned(call)
     assert sorted(campaign.rglob("*")) == before, "nothing is made"
-    assert len(found["jobs"]) == 2 * 2 * 2
-    nodes = {node["key"]: node for node in found["nodes"]}
-    assert len(nodes) == len(found["nodes"])
+    assert len(document["jobs"]) == 2 * 2 * 2
+    nodes = {node["key"]: node for node in document["nodes"]}
+    assert len(nodes) == len(document["nodes"])
     assert all(needed in nodes for node in nodes.values() for needed in node["needs"])
-    kinds = [node["kind"] for node in found["nodes"] if node["state"] == "to do"]
+    kinds = [node["kind"] for node in document["nodes"] if node["state"] == "to do"]
     assert kinds.count("pretraining") == 2 * 2, "of each head and seed one, for both tasks"
     assert kinds.count("meta-training") == 2 * 2
     assert kinds.count("evaluation") == 8
     assert [node["state"] for node in nodes.values() if node["kind"] == "data"] == ["cached"]
     # Three decimals.
-    assert found["seconds"] == pytest.approx(
+    assert document["seconds"] == pytest.approx(
         sum(node["seconds"] or 0 for node in nodes.values()), abs=5.1e-4 * (len(nodes) + 1)
     )
     status, out, _ = call("plan", "c.toml", "--device", "cpu")
@@ -78,8 +78,8 @@ def test_a_plan_says_what_is_out_of_date_and_why(campaign, call):
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     text = (campaign / "clusters.toml").read_text()
     (campaign / "clusters.toml").write_text(text.replace("seed = 0", "").replace("episodes = 60", "episodes = 50"))
-    found = planned(call, "--method", "protonet", "--seeds", "1")
-    for job in found["jobs"]:
+    document = planned(call, "--method", "protonet", "--seeds", "1")
+    for job in document["jobs"]:
         assert job["state"] == "to do"
         assert "changed: task" in job["why"]
     _, out, _ = call("plan", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu")
@@ -130,8 +130,8 @@ def test_what_was_begun_takes_the_rest_of_the_time(campaign, call, monkeypatch):
     def seconds() -> float:
         status, out, _ = call("plan", *options, "--format", "json")
         assert status == 0
-        (found,) = (node["seconds"] for node in json.loads(out)["nodes"] if node["kind"] == "meta-training")
-        return found
+        (training_seconds,) = (node["seconds"] for node in json.loads(out)["nodes"] if node["kind"] == "meta-training")
+        return training_seconds
 
     whole = seconds()
 
@@ -174,8 +174,8 @@ def log(path, *events: tuple[str, dict]) -> None:
     """Writes a log of events, a second apart; another machine's process wrote them, unless they say who."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noon = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
-    made = [Event(noon + datetime.timedelta(seconds=i), kind, **facts) for i, (kind, facts) in enumerate(events)]
-    path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in made))
+    entries = [Event(noon + datetime.timedelta(seconds=i), kind, **facts) for i, (kind, facts) in enumerate(events)]
+    path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in entries))
 
 
 def begun(host: str, by: str = "node7.01234567-1-1", title: str = "meta-training lwof") -> tuple[str, dict]:
@@ -201,14 +201,14 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     log(paths[3], begun("elsewhere"), ("failed", {"text": "x"}), begun("node7"))
     status, out, err = call("status", "c.toml", "--format", "json")
     assert (status, err) == (0, "")
-    found = json.loads(out)
-    assert found["summary"] == "2 of 8 jobs done, 2 running, 1 failed, 3 missing"
-    states = {(one["label"], one["task"], one["seed"]): one for one in found["jobs"]}
+    document = json.loads(out)
+    assert document["summary"] == "2 of 8 jobs done, 2 running, 1 failed, 3 missing"
+    states = {(job["label"], job["task"], job["seed"]): job for job in document["jobs"]}
     of = [
         states[jobs[node.results[0]].label, jobs[node.results[0]].task.name, jobs[node.results[0]].seed]
         for node in training
     ]
-    assert [one["state"] for one in of] == ["running", "failed", "missing", "running"]
+    assert [job["state"] for job in of] == ["running", "failed", "missing", "running"]
     assert (of[0]["where"], of[0]["since"]) == (platform.node(), "2026-01-31T12:00:00Z")
     assert of[0]["last"] == "meta-training lwof: 7/20  loss 2"
     assert of[1]["why"] == "failed: it diverged"

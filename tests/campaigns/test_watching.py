@@ -72,14 +72,14 @@ def test_lines_have_the_last_loss_and_each_warning_once():
     watch.hear(second, event_now("lost", "its worker died"))
     watch.hear(second, event_now("begun"))
     watch.hear(second, event_now("failed", "no ground"))
-    said = out.getvalue()
-    assert "200/200  loss 0.1\n" in said
-    assert said.count("warning: the disk is slow") == 1
-    assert "a word of dig/0\n" in said
-    assert "a word of dig/1\n" in said
-    assert "1 of 3 jobs done, about " in said
-    assert "its worker died; it is run again, from its last checkpoint\n" in said
-    assert f"\n{second} failed: no ground\n" in said
+    text = out.getvalue()
+    assert "200/200  loss 0.1\n" in text
+    assert text.count("warning: the disk is slow") == 1
+    assert "a word of dig/0\n" in text
+    assert "a word of dig/1\n" in text
+    assert "1 of 3 jobs done, about " in text
+    assert "its worker died; it is run again, from its last checkpoint\n" in text
+    assert f"\n{second} failed: no ground\n" in text
 
 
 def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):

@@ -36,8 +36,8 @@ from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.scheduler import cluster as module
 from ifsl_bench.scheduler import dask_workers, worker_check
 from ifsl_bench.scheduler.cluster import ClusterSpec, opened, read_cluster
+from ifsl_bench.scheduler.executors import Setting
 from ifsl_bench.scheduler.logs import DONE, event_now
-from ifsl_bench.scheduler.work import Setting
 
 
 class Heard(Reporter):
@@ -145,8 +145,8 @@ def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, 
 def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
     own = distributed.Security.temporary()
     heard: list[str] = []
-    said = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"', "security = true")
-    with opened(read_cluster(said), home, heard.append) as cluster:
+    file = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"', "security = true")
+    with opened(read_cluster(file), home, heard.append) as cluster:
         address = cluster.client.scheduler.address
         assert address.startswith("tls://")
         cluster.client.wait_for_workers(1, timeout=20)
@@ -158,12 +158,12 @@ def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
 
 
 def test_keys_of_dasks_own_settings_are_those_of_the_cluster(home, tmp_path):
-    made, settings = distributed.Security.temporary(), {}
+    security, settings = distributed.Security.temporary(), {}
     for role in ("client", "scheduler", "worker"):
         for what in ("cert", "key"):
-            (tmp_path / f"{role}-{what}.pem").write_text(getattr(made, f"tls_{role}_{what}"))
+            (tmp_path / f"{role}-{what}.pem").write_text(getattr(security, f"tls_{role}_{what}"))
             settings[f"distributed.comm.tls.{role}.{what}"] = str(tmp_path / f"{role}-{what}.pem")
-    (tmp_path / "ca.pem").write_text(made.tls_ca_file)
+    (tmp_path / "ca.pem").write_text(security.tls_ca_file)
     settings["distributed.comm.tls.ca-file"] = str(tmp_path / "ca.pem")
     with (
         dask.config.set({**settings, "distributed.comm.require-encryption": True}),
@@ -184,12 +184,12 @@ def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(ho
     file = tmp_path / "slurm.toml"
     file.write_text('class = "SLURMCluster"\nsecurity = true\n[arguments]\nn_workers = 1\ncores = 1\nmemory = "1GB"\n'
                     'interface = "lo"\n')  # fmt: skip
-    kept = []
+    clusters = []
     with contextlib.suppress(UserError), opened(read_cluster(str(file)), home, lambda text: None) as cluster:
-        kept.append(cluster)
+        clusters.append(cluster)
         assert len(list((home.cache / "keys").iterdir())) == 3
         cluster.mend(0)
-    assert kept
+    assert clusters
     assert not list((home.cache / "keys").iterdir())
 
 
@@ -232,9 +232,9 @@ def dask_setup(worker):
 """
 
 
-def on_cluster(home: Path, methods: list[str], task: str, said: str, episodes: int | None = None):
+def on_cluster(home: Path, methods: list[str], task: str, cluster: str, episodes: int | None = None):
     jobs, work = jobs_of(home, methods, task, episodes)
-    workers = workers_for(jobs, work, "auto", cluster=read_cluster(said))
+    workers = workers_for(jobs, work, "auto", cluster=read_cluster(cluster))
     return run_campaign(jobs, work, executor=workers), work.reporter
 
 
@@ -244,8 +244,8 @@ def test_counts_are_those_of_one_process_though_a_clock_is_an_hour_ahead(here, t
     jobs, work = jobs_of(here / "alone", ["imprint", "lwof"], "clusters.toml:clusters-5shot")
     assert not run_campaign(jobs, work).failed
     (tmp_path / "preload.py").write_text(PRELOAD)
-    said = cluster_toml(tmp_path, f'n_workers = 2\npreload = ["{tmp_path}/preload.py"]')
-    ended, _ = on_cluster(here / "home", ["imprint", "lwof"], "clusters.toml:clusters-5shot", said)
+    file = cluster_toml(tmp_path, f'n_workers = 2\npreload = ["{tmp_path}/preload.py"]')
+    ended, _ = on_cluster(here / "home", ["imprint", "lwof"], "clusters.toml:clusters-5shot", file)
     assert not ended.failed
     assert counts(here / "home") == counts(here / "alone")
 
@@ -258,18 +258,18 @@ def test_sequences_of_sessions_have_the_counts_of_one_process(tmp_path):
     assert not run_campaign(jobs, work).failed
     ended, _ = on_cluster(tmp_path / "home", *asked, cluster_toml(tmp_path, "n_workers = 2"), episodes=12)
     assert not ended.failed
-    found = counts(tmp_path / "home")
-    assert [Path(name).name for name in found] == [
+    in_sessions = counts(tmp_path / "home")
+    assert [Path(name).name for name in in_sessions] == [
         "lr.episodes=12.seed-0.json",
         "lwof.train.steps=30.episodes=12.seed-0.json",
     ]
-    assert found == counts(tmp_path / "alone")
+    assert in_sessions == counts(tmp_path / "alone")
 
 
 def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
     real = worker_check.version
-    other = {"ifsl_bench": "9.9", "torch": "1.0", "numba": "0.1"}
-    monkeypatch.setattr(worker_check, "version", lambda name: other.get(name) or real(name))
+    versions = {"ifsl_bench": "9.9", "torch": "1.0", "numba": "0.1"}
+    monkeypatch.setattr(worker_check, "version", lambda name: versions.get(name) or real(name))
     with pytest.raises(UserError) as error:
         on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
     assert re.search(r"worker tcp://\S+ on \S+ has ifsl_bench \S+ \(the command: 9.9\), torch", str(error.value))
@@ -297,8 +297,8 @@ def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home
 
     monkeypatch.setattr(dask_workers, "run_packed", run_packed)
     how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
-    with distributed.LocalCluster(**how) as one:
-        clients = [distributed.Client(one, set_as_default=False) for _ in range(2)]
+    with distributed.LocalCluster(**how) as cluster:
+        clients = [distributed.Client(cluster, set_as_default=False) for _ in range(2)]
         futures = [
             client.submit(dask_workers.run_on_worker, b"%d" % i, Setting(home, "cpu", 2, str(i)), 2)
             for i, client in enumerate(clients)
@@ -349,8 +349,8 @@ def running(tmp_path: Path) -> Iterator[type[Running]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.end()
+    for cluster in started:
+        cluster.end()
 
 
 def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -456,9 +456,9 @@ def alone(made_once, long_tasks: Path) -> Path:
     return made_once("long-run", fill) / "home"
 
 
-def same_with_two_killed(home: Path, alone: Path, said: str) -> None:
+def same_with_two_killed(home: Path, alone: Path, cluster: str) -> None:
     asked = [*LONG_RUN, "--task", f"{home.parent}/few.toml:few-1shot"]
-    status, told = killing(home, ["pretraining", "meta-training"], [*asked, "--home", str(home), "--cluster", said])
+    status, told = killing(home, ["pretraining", "meta-training"], [*asked, "--home", str(home), "--cluster", cluster])
     assert status == 0
     assert told.count("died; it is run again") == 2
     assert len(counts(home)) == 2

@@ -27,9 +27,9 @@ def written(tmp_path):
     return write
 
 
-def refusal(said: str) -> str:
+def refusal(name: str) -> str:
     with pytest.raises(UserError) as error:
-        read_cluster(said)
+        read_cluster(name)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -41,11 +41,11 @@ def test_an_address_is_taken_as_it_is(address, written):
 
 
 @pytest.mark.parametrize(
-    "said", ["tcp://host", "tcp://:8786", "tcp://host:0", "tcp://host:99999", "http://host:80", "tcp://host:8786/x"]
+    "address", ["tcp://host", "tcp://:8786", "tcp://host:0", "tcp://host:99999", "http://host:80", "tcp://host:8786/x"]
 )
-def test_what_is_no_address_is_refused(said, written):
-    assert "tcp://HOST:PORT" in refusal(said)
-    assert "tcp://HOST:PORT" in refusal(written(f'address = "{said}"'))
+def test_what_is_no_address_is_refused(address, written):
+    assert "tcp://HOST:PORT" in refusal(address)
+    assert "tcp://HOST:PORT" in refusal(written(f'address = "{address}"'))
 
 
 def test_a_file_names_a_class_and_its_arguments(written):
@@ -132,8 +132,8 @@ def test_a_checkpoint_is_evaluated_by_this_process(call):
 
 
 def test_a_device_is_a_kind_and_looked_for_on_the_workers(call, written):
-    said = written('class = "LocalCluster"\n[arguments]\nn_workers = 1')
-    common = ["run", "--method", "imprint", "--task", "glyphs-5shot", "--cluster", said, "--device"]
+    file = written('class = "LocalCluster"\n[arguments]\nn_workers = 1')
+    common = ["run", "--method", "imprint", "--task", "glyphs-5shot", "--cluster", file, "--device"]
     assert "with --cluster it is auto, cpu or cuda" in call(*common, "cuda:1")[2]
     assert "unknown device" in call(*common, "gpu")[2]
     assert "no worker" in call(*common, "cuda")[2]

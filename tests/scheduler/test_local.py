@@ -27,10 +27,10 @@ from ifsl_bench.episodic import prepared as prepared
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.scheduler.executors import Setting, check_sendable
 from ifsl_bench.scheduler.graph import Node, Wants
 from ifsl_bench.scheduler.local_workers import LocalWorkers
 from ifsl_bench.scheduler.logs import Log, log_path
-from ifsl_bench.scheduler.work import Setting, check_sendable
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that
 # say so; and one that cannot answer more than 30 episodes at once, as no probe and no validation here asks it to.
@@ -210,7 +210,7 @@ def test_devices_are_numbers_and_ranges():
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--cluster", "tcp://127.0.0.1:9", "--jobs", "2"], "leave out --jobs and --devices"),
         (["--cluster", "tcp://127.0.0.1:9", "--devices", "0"], "leave out --jobs and --devices"),
@@ -222,7 +222,7 @@ def test_devices_are_numbers_and_ranges():
         (["--devices", "0", "--device", "cpu"], "leave one of them out"),
     ],
 )
-def test_options_that_cannot_be_together_are_refused_before_anything_is_made(more, said, here, call, monkeypatch):
+def test_options_that_cannot_be_together_are_refused_before_anything_is_made(more, message, here, call, monkeypatch):
     if "--cluster" in more:
         pytest.importorskip("distributed", reason="the extra is not installed")
     Path("wrong.toml").write_text('class = "NoCluster"\n')
@@ -232,7 +232,7 @@ def test_options_that_cannot_be_together_are_refused_before_anything_is_made(mor
     for dry in ((), ("--dry-run",)):
         status, out, err = call("run", *asked, *more, *dry)
         assert (status, out, err.count("\n")) == (2, "", 1)
-        assert said in err
+        assert message in err
 
 
 def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):

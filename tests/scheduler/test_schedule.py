@@ -52,8 +52,8 @@ class Pretend:
         threading.Thread(target=self.end_them, daemon=True).start()
 
     def fits(self, node: Node) -> bool:
-        nodes = [other for other, _ in self.running.values()]
-        if node.wants.accelerator and any(other.wants.accelerator for other in nodes):  # there is one
+        nodes = [running for running, _ in self.running.values()]
+        if node.wants.accelerator and any(running.wants.accelerator for running in nodes):  # there is one
             return False
         return not nodes or sum(n.wants.threads for n in nodes) + node.wants.threads <= self.size
 
@@ -146,8 +146,8 @@ def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
 
 def test_a_node_that_nobody_needs_any_more_is_not_begun():
     bad = Node("bad", None, (), Wants(), (0,))  # type: ignore[arg-type]
-    other = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
-    workers = Pretend(Graph((None,), {"bad": bad, "other": other}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
+    waiting = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
+    workers = Pretend(Graph((None,), {"bad": bad, "other": waiting}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
     (failure,) = Loop(workers.graph, workers, NOWHERE, deaf).run()
     assert workers.submissions == ["bad"]
     assert (failure.node, failure.why) == (bad, "failed")

@@ -25,8 +25,8 @@ from ifsl_bench.jobs.evaluating import Evaluate
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.kernels import threads as kernel_threads
+from ifsl_bench.scheduler.executors import Setting, packed, run_packed
 from ifsl_bench.scheduler.graph import graph_of
-from ifsl_bench.scheduler.work import Setting, packed, run_packed
 from tests.scheduler.test_local import counts
 
 SEES = """
@@ -107,8 +107,8 @@ def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(her
         shutil.copytree(here / "home", home)
         run(home, ["sees.py:Sees"], "clusters.toml:clusters-5shot", ambient=3, cores=cores, share=share)
         (path,) = (home / "results").glob("*/*.json")
-        said = json.loads(path.read_text())["solver"]["threads"]
-        assert said["mean"] == said["max"] == threads
+        threads_seen = json.loads(path.read_text())["solver"]["threads"]
+        assert threads_seen["mean"] == threads_seen["max"] == threads
         assert set((here / "seen").read_text().split()) == {"11"}
 
 
@@ -116,16 +116,16 @@ def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(her
 def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monkeypatch, name):
     monkeypatch.setattr(evaluation, "BLOCKS", (5,))
     (job,) = make_jobs(Request([name], ["clusters.toml:clusters-5shot"], {}, {"steps": "2"}))
-    found, pools = [], []
+    answers, pools = [], []
     pool = evaluation.ThreadPoolExecutor
     monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: pools.append(n) or pool(n, *more))
     for share in (1, 3):
         processor.limit(3, share)
         work = api.workspace(here / "home", device="cpu")
-        found.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").evaluated)
+        answers.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").evaluated)
     assert set(pools) == {3}
     for side in ("base", "novel"):
-        a, b = (getattr(one.margins, side) for one in found)
+        a, b = (getattr(answer.margins, side) for answer in answers)
         np.testing.assert_array_equal(a, b)
 
 
@@ -196,11 +196,11 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
 
 def test_a_stage_asks_for_the_memory_of_all_blocks_that_it_computes_at_once(here):
     (here / "draws.py").write_text(DRAWS.format(False))
-    work, found = api.workspace(here / "home", device="cpu"), {}
+    work, memory = api.workspace(here / "home", device="cpu"), {}
     for name, share in (("imprint", 1), ("imprint", 3), ("draws.py:Draws", 1), ("draws.py:Draws", 3)):
         processor.limit(4, share)
         (job,) = make_jobs(Request([name], ["clusters.toml:clusters-5shot"]))
         (last,) = (node for node in graph_of([job], work).nodes.values() if node.last)
-        found[name, share] = last.wants.memory
-    assert found["imprint", 3] - found["imprint", 1] >= 2 * evaluation.CPU_BYTES
-    assert found["draws.py:Draws", 3] == found["draws.py:Draws", 1] == found["imprint", 1]
+        memory[name, share] = last.wants.memory
+    assert memory["imprint", 3] - memory["imprint", 1] >= 2 * evaluation.CPU_BYTES
+    assert memory["draws.py:Draws", 3] == memory["draws.py:Draws", 1] == memory["imprint", 1]
