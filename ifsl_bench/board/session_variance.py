@@ -27,24 +27,31 @@ NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that c
 PARTS = ("order", "support", "seed", "seed by order", "rest")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeanSquare:
-    """A mean square, its degrees of freedom, and the fewer of these that effects with heavy tails leave it."""
+    """A mean square, or a sum of several.
+
+    Attributes:
+        degrees: of freedom.
+        effective: the fewer of these that effects with heavy tails leave it.
+        parts: what each order contributes, [orders]; None of training seeds.
+    """
 
     value: float
-    degrees: int
+    degrees: float
     effective: float
+    parts: np.ndarray | None = None
 
     @classmethod
-    def over_orders(cls, parts: np.ndarray, degrees: int) -> MeanSquare:
-        """From the parts of a sum of squares that each order contributes, [orders].
+    def over_orders(cls, parts: np.ndarray, degrees: float) -> MeanSquare:
+        """From what each order contributes, [orders].
 
         Of normal effects a mean square S has the variance 2 S^2 / degrees. Here it is read off the spread of the parts,
         and where it is larger, the effective degrees are so many as would give it.
         """
-        value = float(parts.sum()) / degrees
-        variance = len(parts) * float(parts.var(ddof=1)) / degrees**2
-        return cls(value, degrees, min(degrees, 2 * value**2 / variance) if variance else degrees)
+        value = float(parts.sum())
+        variance = len(parts) * float(parts.var(ddof=1))
+        return cls(value, degrees, min(degrees, 2 * value**2 / variance) if variance else degrees, parts)
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
         "seed by order": (supports * (both**2).sum(0), (seeds - 1) * (orders - 1)),
         "rest": ((rest**2).sum((0, 2)), (seeds - 1) * orders * (supports - 1)),
     }
-    squares = {name: MeanSquare.over_orders(parts, degrees) for name, (parts, degrees) in sums.items() if degrees}
+    squares = {n: MeanSquare.over_orders(parts / degrees, degrees) for n, (parts, degrees) in sums.items() if degrees}
     if seeds > 1:
         of_seeds = orders * supports * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
         squares["seed"] = MeanSquare(of_seeds, seeds - 1, seeds - 1)
@@ -153,8 +160,24 @@ def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, floa
     return parts | {"one": {name: sum(of_part.get(name, 0.0) for of_part in parts.values()) for name in there}}
 
 
+def _merged(terms: Sequence[tuple[float, MeanSquare]]) -> list[tuple[float, MeanSquare]]:
+    """The same sum, with one term for all over orders of one sign.
+
+    An order whose effects are large raises several mean squares at once, and their sum varies more than that of
+    independent ones. The sum has Satterthwaite's degrees of freedom.
+    """
+    merged = [(w, square) for w, square in terms if w and square.parts is None]
+    for sign in (1, -1):
+        same = [(abs(w), square, square.parts) for w, square in terms if w * sign > 0 and square.parts is not None]
+        if parts := [w * of_orders for w, _, of_orders in same if of_orders is not None]:
+            spread = sum((w * square.value) ** 2 / square.degrees for w, square, _ in same)
+            value = sum(w * square.value for w, square, _ in same)
+            merged.append((sign, MeanSquare.over_orders(np.sum(parts, axis=0), value**2 / spread if spread else 1.0)))
+    return merged
+
+
 def _variance(terms: Sequence[tuple[float, MeanSquare]]) -> Variance:
-    low, high = _interval([(w, square) for w, square in terms if w])
+    low, high = _interval(_merged(terms))
     return Variance(max(0.0, sum(w * square.value for w, square in terms)), max(0.0, low), max(0.0, high))
 
 
@@ -207,7 +230,8 @@ def wrong_sign(x: np.ndarray) -> WrongSign | None:
     mean, squares = overall(x, Prior(0.0, 0.0), random=2), _mean_squares(x)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
-    terms = [(w * squares[name].value, squares[name].effective) for name, w in _weights(*x.shape)["one"].items()]
+    one = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])
+    terms = [(w * square.value, square.effective) for w, square in one]
     variance = sum(value for value, _ in terms)
     observed = float(((np.sign(x) != np.sign(mean.mean)) * np.where(x == 0, 0.5, 1.0)).mean())
     if variance <= 0:
