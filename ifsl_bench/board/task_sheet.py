@@ -11,8 +11,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.catalogue import state_of
 from ifsl_bench.data.preparing.outline import outline_of
 from ifsl_bench.protocol.contamination import MARKS, seen
-from ifsl_bench.protocol.sessions import SessionSpec
-from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, Task
+from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, SessionSpec, Task
 
 PROTOCOLS = {
     "separate": "the novel classes of meta-training are a pool of their own",

@@ -76,8 +76,8 @@ def _describe(name: str, style: str) -> None:
 
 def _check(name: str, style: str) -> None:
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.plugin.contract import check_contract
     from ifsl_bench.plugin.find_method import find_method
+    from ifsl_bench.plugin.rules import check_contract
     from ifsl_bench.plugin.session_contract import check_session_rules
 
     chosen, meant = find_method(name)

@@ -1,19 +1,17 @@
 """The contract of :class:`~ifsl_bench.plugin.method.Method`, held against a method's answers.
 
 Every run looks at its first test episodes (:func:`check_answers`); ``ifsl-bench methods --check NAME`` goes through all
-of :data:`RULES` on made-up episodes.
+of :data:`ifsl_bench.plugin.rules.RULES` on made-up episodes.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
@@ -27,7 +25,6 @@ from ifsl_bench.plugin.method import (
     check_prediction,
     masked_logits,
 )
-from ifsl_bench.plugin.options import make_method
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
 TOLERANCE = 1e-4
@@ -35,7 +32,6 @@ TOLERANCE = 1e-4
 SEARCHED = 0.05
 MOST_OTHERWISE = 0.5
 Rows = TypeVar("Rows", Support, Query)
-COPIES = 3  # that answer at once, and twice as many answers
 ROUNDINGS = 32  # and so many roundings of the largest logit, which may be far above their spread
 
 
@@ -160,90 +156,6 @@ def sees_one_query(asked: Asked) -> str:
     return "the answer to a query depends on the other queries" if differs(asked, alone, asked.logits()[:, :1]) else ""
 
 
-def keeps_hidden_classes_out(asked: Asked) -> str:
-    """What a hidden base class is like changes no answer about the others."""
-    s, q, hidden = asked.support, asked.query, asked.support.hidden
-    if not hidden.any():
-        return ""
-    hidden_class = int(hidden.any(0).nonzero()[0])
-    there = hidden[:, hidden_class]  # [E] episodes that hide it
-    base = copy.deepcopy(asked.method.base)
-    with torch.no_grad():
-        for tensor in (base.weight, base.prototypes):
-            tensor[hidden_class] += 5.0
-        method = _on(base, asked)
-        for parameter in method.parameters():
-            if parameter.shape == base.weight.shape:  # a row for each base class
-                parameter[hidden_class] += 5.0
-    shifted = [x.clone() for x in (s.base_logits, q.base_logits)]
-    for x in shifted:
-        x[..., hidden_class] += 5.0
-    shifted_logits = asked.logits(replace(s, base_logits=shifted[0]), Query(q.features, shifted[1]), method)
-    # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
-    before, after = (logits[there].log_softmax(-1) for logits in (asked.logits(), shifted_logits))
-    return "a hidden base class leaves a trace in the answers" if differs(asked, after, before) else ""
-
-
-def _on(base: Base, asked: Asked) -> Method:
-    """The method with its parameters on another base classifier: made anew, if that can be done, since it may keep
-    what it has computed from the base classifier."""
-    if asked.make is None:
-        method = copy.deepcopy(asked.method)
-        method.base = base
-        return method
-    method = asked.make(base)
-    for mine, theirs in zip(method.parameters(), asked.method.parameters(), strict=True):
-        mine.copy_(theirs)
-    return method
-
-
-def ignores_the_order_of_support(asked: Asked) -> str:
-    """The images of a class come in no particular order."""
-    s, ways = asked.support, asked.method.ways
-    order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
-    turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
-    broken = "the answer depends on the order of a class's support images"
-    return broken if differs(asked, asked.logits(turned), asked.logits()) else ""
-
-
-def copies_do_not_meet(asked: Asked) -> str:
-    """Copies that answer at once, in threads, answer as one does, as the class declares."""
-    if not asked.method.may_run_in_threads():
-        return ""
-    expected = asked.logits()
-
-    @torch.no_grad()  # a thread has this setting for itself
-    def answer(mine: Method) -> list[Tensor]:
-        return [asked.logits(method=mine) for _ in range(2)]
-
-    with ThreadPoolExecutor(COPIES) as pool:
-        copies_answers = pool.map(answer, [copy.deepcopy(asked.method) for _ in range(COPIES)])
-        wrong = any(differs(asked, logits, expected) for answers in copies_answers for logits in answers)
-    return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else ""
-
-
-def learns(asked: Asked) -> str:
-    """Every parameter gets a finite gradient."""
-    method = copy.deepcopy(asked.method).train()
-    parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
-    if not parameters:
-        return ""
-    with torch.enable_grad():
-        logits = asked.logits(method=method)
-        if not logits.requires_grad:
-            return "no parameter gets a gradient: the logits are detached from all of them"
-        classes = logits.shape[-1]
-        shown = torch.isfinite(logits[:, 0]).int()  # [E, K + N]
-        labels = (shown * torch.arange(1, classes + 1)).argmax(-1, keepdim=True).expand(logits.shape[:2])
-        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-    for name, parameter in parameters.items():
-        if parameter.grad is None:
-            return f"parameter {name} gets no gradient"
-        if not torch.isfinite(parameter.grad).all():
-            return f"the gradient of parameter {name} is not finite"
-    return ""
-
-
 IN_EVERY_RUN: tuple[Callable[[Asked], str], ...] = (
     leaves_its_input,
     repeats,
@@ -251,7 +163,6 @@ IN_EVERY_RUN: tuple[Callable[[Asked], str], ...] = (
     follows_the_queries,
     sees_one_query,
 )
-RULES = (*IN_EVERY_RUN, keeps_hidden_classes_out, ignores_the_order_of_support, copies_do_not_meet, learns)
 
 
 @torch.no_grad()
@@ -290,64 +201,3 @@ def _rounding(rule: Callable[[Asked], str], asked: Asked) -> bool:
         return rule not in (leaves_its_input, repeats) and not rule(asked.exactly())
     except UserError:
         return False  # a method that works in single precision alone
-
-
-def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool) -> Asked:
-    """A method with random parameters and random episodes, in double precision; always the same ones.
-
-    Args:
-        hide: whether base classes are hidden, as in meta-training under the shared protocol.
-        regular: whether no base class is in the softmax.
-    """
-    E, N, Q, D, K = 4, 5, 8, 24, 9
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        weight, bias, prototypes = (torch.randn(K, *size, dtype=torch.float64) for size in ((D,), (), (D,)))
-        within = torch.randn(3 * D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        moments = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
-        images = prototypes.repeat_interleave(len(within) // K, 0) + within[: len(within) // K * K]
-        of_base = torch.arange(K).repeat_interleave(len(within) // K)
-
-        def make(base: Base) -> Method:
-            return make_method(kind, base, N, options).double().eval()
-
-        method = make(Base(weight, 0.1 * bias, prototypes, 9.0, *moments, lambda: (images, of_base)))
-        means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
-        of = labels, torch.arange(Q) % N
-        x, q = (means[:, each] + 0.7 * torch.randn(E, len(each), D, dtype=torch.float64) for each in of)
-        hidden = torch.zeros(E, K, dtype=torch.bool)
-        if hide:
-            hidden.scatter_(1, torch.stack([torch.randperm(K)[:3] for _ in range(E)]), True)
-    labels = labels.expand(E, -1)
-    logits = [F.linear(rows, weight, 0.1 * bias) for rows in (x, q)]
-    if regular:
-        logits = [torch.full_like(rows, -torch.inf) for rows in logits]
-    masked = torch.ones_like(hidden) if regular else hidden
-    return Asked(name, method, Support(x, labels, hidden, logits[0]), Query(q, logits[1]), masked, make=make)
-
-
-@torch.no_grad()
-def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every rule that holds for the class, on made-up episodes: what it says, and how the method breaks it, or "".
-
-    Raises:
-        UserError: the method gives no answers that could be held against a rule, and for which episodes.
-    """
-    breaches: dict[Callable[[Asked], str], str] = {}
-    for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
-        case = shots, hide, regular
-        try:
-            first = made_up(name, kind, options, *case).looked_at()
-        except UserError as error:
-            with_base = "no base classes" if regular else "hidden base classes" if hide else "all base classes"
-            raise UserError(f"{error}; asked with {shots} shot{'s' * (shots > 1)} and {with_base}") from error
-        rules = [rule for rule in RULES if rule is not copies_do_not_meet or first.method.may_run_in_threads()]
-        for rule in rules:
-            if breaches.setdefault(rule, ""):
-                continue
-            try:  # with episodes of its own, since a method may write into them
-                breaches[rule] = rule(replace(made_up(name, kind, options, *case), searches=first.searches))
-            except UserError as error:
-                breaches[rule] = str(error)
-    for rule, broken in breaches.items():
-        yield (rule.__doc__ or "").strip().split("\n")[0].rstrip("."), broken

@@ -19,8 +19,7 @@ from torch import Tensor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.class_draws import OF_CLASSES, ClassDraws, stream_key
 from ifsl_bench.protocol.draws import admissible, distinct, distinct_of_few, random_words, remedy
-from ifsl_bench.protocol.sessions import SessionSpec
-from ifsl_bench.protocol.task import SUPPORT, Side, Task
+from ifsl_bench.protocol.task import SUPPORT, SessionSpec, Side, Task
 
 _OF_IMAGES = 2  # the purpose of the words that choose images
 

@@ -21,8 +21,16 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.protocol.limits import NAME, check_name, check_task
-from ifsl_bench.protocol.sessions import SessionSpec
-from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
+from ifsl_bench.protocol.task import (
+    DataSpec,
+    EpisodeSpec,
+    Evaluation,
+    MetaTraining,
+    Pretraining,
+    SessionSpec,
+    Strict,
+    Task,
+)
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, in_sessions, merged
 
 ALL = "ifsl-bench tasks"  # where all tasks are listed

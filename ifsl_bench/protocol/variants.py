@@ -15,8 +15,7 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.limits import BACKBONE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
-from ifsl_bench.protocol.sessions import SessionSpec
-from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining, Task
+from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining, SessionSpec, Task
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):

@@ -24,8 +24,7 @@ from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
-from ifsl_bench.protocol.sessions import SessionSpec
-from ifsl_bench.protocol.task import EpisodeSpec, Schedule
+from ifsl_bench.protocol.task import EpisodeSpec, Schedule, SessionSpec
 
 D = 512
 

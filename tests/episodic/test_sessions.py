@@ -31,7 +31,7 @@ from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.session_contract import check_session_rules, check_sessions
 from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
-from ifsl_bench.protocol.sessions import SessionSpec
+from ifsl_bench.protocol.task import SessionSpec
 
 K, D, SHOTS = 6, 8, 3
 SPEC = SessionSpec(count=3, ways=2, orders=3, supports=2)

@@ -14,7 +14,7 @@ from scipy import stats
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
-from ifsl_bench.protocol.sessions import SessionSpec
+from ifsl_bench.protocol.task import SessionSpec
 from tests.protocol.test_episodes import shuffle_head, words
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.reference import MEANING, TABLES, keys, task_text
-from ifsl_bench.protocol.sessions import SessionSpec
-from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Schedule
+from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Schedule, SessionSpec
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.variants import Variant
 
