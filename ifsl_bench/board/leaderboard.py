@@ -13,7 +13,6 @@ from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import COMPUTED, STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.published import PublishedRow, published_tasks
-from ifsl_bench.board.published_table import published_tables
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
@@ -34,8 +33,17 @@ RULE = (
 
 def task_tables(board: Board, full: bool = False) -> list[Table[Entry] | Table[PublishedRow]]:
     """:func:`task_table`, and for a task in sessions the rows that papers print, in a table of their own."""
-    printed = published_tables(board, full)
+    printed = _published_tables(board, full)
     return [*([task_table(board, full)] if board.rows or board.others or not printed else []), *printed]
+
+
+def _published_tables(board: Board, full: bool) -> list[Table[PublishedRow]]:
+    """The table of the rows that papers print of a task in sessions; none of other tasks, whose rows are in one."""
+    if not board.task.sessions:
+        return []
+    from ifsl_bench.board.published_table import published_tables
+
+    return published_tables(board, full)
 
 
 def task_table(board: Board, full: bool = False) -> Table[Entry]:
@@ -96,7 +104,7 @@ def ranked_tables(
     closing = RULE if any(len(board.compared) > 1 for board in shown) else ""
     tables: list[Table[Entry] | Table[PublishedRow]] = []
     for board in shown:
-        printed = published_tables(board, full)
+        printed = _published_tables(board, full)
         tables += [*([ranked_table(board, full)] if board.rows or board.others or not printed else []), *printed]
     return tables, closing
 
