@@ -111,6 +111,7 @@ class SequenceCounts(_Columns, frozen=True):
 
     Attributes:
         supports_kept: whether the method was asked with the supports of all sessions so far.
+        every_image: whether it was even given all training images of their classes.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (*SESSIONS.counts, "classes", *CALIBRATED)
@@ -132,6 +133,7 @@ class SequenceCounts(_Columns, frozen=True):
     calibrated_hits: list[int] | str = []
     calibrated_novel_as_base: list[int] | str = []
     calibrated_base_as_novel: list[int] | str = []
+    every_image: bool = False
 
     def __len__(self) -> int:
         return self.length("novel_as_base") // max(1, self.sessions)
@@ -159,7 +161,10 @@ def _is_drawn(name: str, column: str) -> bool:
 
 
 def counts_entry(
-    counts: Counts | SessionCounts, classes: ClassDraws | np.ndarray, supports_kept: bool = False
+    counts: Counts | SessionCounts,
+    classes: ClassDraws | np.ndarray,
+    supports_kept: bool = False,
+    every_image: bool = False,
 ) -> EpisodeCounts | SequenceCounts:
     """Counts, and the novel classes [n, N] of each episode, as a file has them: short beyond ``READABLE`` numbers."""
     drawn = classes.array() if isinstance(classes, ClassDraws) else classes
@@ -170,6 +175,6 @@ def counts_entry(
         entries["classes"] = str(classes)
     if not isinstance(counts, Counts):
         fields: dict[str, Any] = {name: getattr(counts, name) for name in (*SequenceCounts.SHAPE, "state_bytes")}
-        return SequenceCounts(**fields, supports_kept=supports_kept, **entries)
+        return SequenceCounts(**fields, supports_kept=supports_kept, every_image=every_image, **entries)
     shape: dict[str, Any] = {name: getattr(counts, name) for name in EpisodeCounts.SHAPE}
     return EpisodeCounts(**shape, **entries)

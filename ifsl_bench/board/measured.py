@@ -68,9 +68,12 @@ class Row:
         return "orders" if isinstance(self.results[0], SessionResult) else "episodes"
 
     @property
-    def supports_kept(self) -> bool:
-        """Returns whether the method was asked with the supports of all sessions so far."""
-        return any(isinstance(r, SessionResult) and r.episodes.supports_kept for r in self.results)
+    def images_kept(self) -> str:
+        """What the method was asked with of all sessions: "supports", "all images", or ""."""
+        counts = [r.episodes for r in self.results if isinstance(r, SessionResult)]
+        if any(c.every_image for c in counts):
+            return "all images"
+        return "supports" if any(c.supports_kept for c in counts) else ""
 
     @property
     def state_bytes(self) -> float | None:

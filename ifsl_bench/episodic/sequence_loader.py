@@ -75,6 +75,27 @@ class SequenceBatch:
         features, joint, base_logits = (torch.cat(column, 1) for column in columns)
         return Support(features, joint, self.hidden, base_logits)
 
+    def every_image(self, at: int) -> Support:
+        """All training images of the novel classes of one sequence, as the supports of one episode.
+
+        They are those of the pool of supports, but for the sequence's queries where these are of the same pool.
+        """
+        starts = torch.from_numpy(self.support_pool.starts).to(self.support_rows.device)
+        first = (
+            self.support_rows[at].flatten()[:: int((self.labels == 0).sum())].contiguous()
+        )  # one image of each class
+        classes = torch.searchsorted(starts, first, right=True) - 1
+        bounds = self.support_pool.starts.tolist()
+        rows = [torch.arange(bounds[c], bounds[c + 1], device=starts.device) for c in classes.tolist()]
+        if self.support_pool is self.pool:
+            queries = self.novel_rows[at][self.novel_there[at]]
+            rows = [of[~torch.isin(of, queries)] for of in rows]
+        counts = torch.tensor(list(map(len, rows)), device=starts.device)
+        labels = torch.arange(len(rows), device=starts.device).repeat_interleave(counts)
+        bank, flat = self.support_pool, torch.cat(rows)[None]
+        features, base_logits = rows_of(bank.features, flat), rows_of(bank.base_logits, flat)
+        return Support(features, labels[None], self.hidden[at : at + 1], base_logits)
+
     def queries(self, sessions: int) -> Query:
         """Base queries, and those of the novel classes of the first so many sessions: [E, B + t N q, D]."""
         count = self.novel_rows.shape[1] * sessions // self.support_rows.shape[1]

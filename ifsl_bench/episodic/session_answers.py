@@ -135,10 +135,14 @@ class Sessions:
         statistics: list[Mapping[str, Tensor]] = []
         own = torch.arange(sessions * self.ways, device=batch.hidden.device)
         own = own.repeat_interleave(self.loader.sampler.queries)
+        whole = self._of_every_image(method, batch) if method.every_image else None
         for t in range(1, sessions + 1):
             query = batch.queries(t)
             with answering(self.name, method):
-                if self.supports_kept:
+                if whole is not None:
+                    shape = query.features.shape[1], self.classes + t * self.ways
+                    prediction = Prediction(whole.logits[:, : shape[0], : shape[1]], whole.statistics)
+                elif self.supports_kept:
                     prediction = with_ways(method, t * self.ways)(batch.together(t), query)
                 else:
                     learned = method.learn(batch.supports[t - 1], state)
@@ -168,7 +172,20 @@ class Sessions:
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
         final_state: State = state if not self.supports_kept else _of_supports(batch.together(sessions))
+        if method.every_image:
+            return Answered(answers, _statistics(statistics), _bytes(_of_supports(batch.every_image(0)), 1))
         return Answered(answers, _statistics(statistics), _bytes(final_state, count))
+
+    def _of_every_image(self, method: Method, batch: SequenceBatch) -> Prediction:
+        """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
+        query, every = batch.queries(self.sessions), []
+        with answering(self.name, method):
+            whole = with_ways(method, self.sessions * self.ways)
+            for at in range(len(batch)):
+                of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
+                every.append(whole(batch.every_image(at), of_one))
+        numbers = {name: torch.cat([one.statistics[name] for one in every]) for name in every[0].statistics}
+        return Prediction(torch.cat([one.logits for one in every]), numbers)
 
     def _check(self, logits: Sequence[Tensor], count: int) -> None:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""

@@ -126,7 +126,7 @@ class Evaluate(EvaluationStage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(counts, sampler.class_draws(job.episodes), job.supports_kept),
+            episodes=counts_entry(counts, sampler.class_draws(job.episodes), job.supports_kept, job.method.every_image),
             summary=summary_entry(summarise(counts.per_episode(), counts.quantile)),
             solver=evaluated.described(),
             pretraining=backbone.entry(),

@@ -168,6 +168,8 @@ class Method(nn.Module, ABC):
             given: that memory is used for the next episodes. It holds for the class that says it, not for its
             subclasses, which may do more.
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
+        every_image: whether, in sessions, it is given all training images of the novel classes in place of their k
+            supports, of all sessions at once: an upper bound, which no few-shot method is.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which
             methods are told apart, has not changed.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
@@ -182,6 +184,7 @@ class Method(nn.Module, ABC):
     transductive: ClassVar[bool] = False
     parallel_copies: ClassVar[bool] = False
     order_free: ClassVar[bool] = False
+    every_image: ClassVar[bool] = False
     revision: ClassVar[int] = 0
     bibtex: ClassVar[str] = ""
 

@@ -78,7 +78,8 @@ def made(name: str, base: Base, ways: int = 2) -> Method:
         return make_method(method, base, ways, options).double().eval()
 
 
-METHODS = [name for name in registry.names(registry.METHODS) if name != "anil"] + [FECAM]  # anil needs learn2learn
+# Of those that learn session by session; anil needs learn2learn.
+METHODS = [name for name in registry.names(registry.METHODS) if name not in ("anil", "upper-bound")] + [FECAM]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -199,9 +200,51 @@ def test_ranpacs_running_sums_are_the_batch_solution(base):
     assert logits == pytest.approx(np.maximum(query.features[1].numpy() @ project, 0) @ weight, rel=1e-9, abs=1e-9)
 
 
-def test_ranpac_is_refused_where_base_images_are_not_there(call, tmp_path, monkeypatch):
+@torch.no_grad()
+def test_the_upper_bound_is_softmax_regression_on_all_images_but_queries(base):
+    """SciPy on the objective written out, for two sequences of one block; a session takes part of one answer."""
+    decay, loader = 1e-2, loader_of(base)
+    chosen, *_ = find_method("upper-bound")
+    method = make_method(chosen.method, base, 2, {"weight_decay": decay}).double().eval()
+    counts, batch = evaluate(method, "upper-bound", loader, range(2)).counts, loader.batch(0, 2)
+    drawn = loader.sampler.sample(0, 2)
+    base_x, base_y = (part.numpy() for part in base.images())
+    for e in range(2):
+        own = [[i for i in range(12 * c, 12 * c + 12) if i not in drawn.query[e]] for c in drawn.classes[e].tolist()]
+        assert all(len(rows) == 12 - loader.sampler.queries > SHOTS for rows in own)
+        x = np.concatenate([base_x, *(loader.novel.features[rows].numpy() for rows in own)])
+        y = np.concatenate([base_y, *(np.full(len(rows), K + at) for at, rows in enumerate(own))])
+        mean = x.mean(0)
+        x, one_hot = np.hstack([x - mean, np.ones((len(x), 1))]), np.eye(K + 6)[y]
+
+        def objective(flat, x=x, one_hot=one_hot):
+            v = flat.reshape(K + 6, D + 1)
+            z = x @ v.T
+            z -= z.max(1, keepdims=True)
+            log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
+            gradient = (np.exp(log_p) - one_hot).T @ x / len(x) + decay * v
+            return -(log_p * one_hot).sum(1).mean() + decay / 2 * (v**2).sum(), gradient.ravel()
+
+        begin = np.zeros((K + 6) * (D + 1))
+        best = optimize.minimize(objective, begin, jac=True, method="BFGS", options={"gtol": 1e-8}).x.reshape(
+            K + 6, D + 1
+        )
+        labels = [
+            *batch.base_labels.tolist(),
+            *(K + n // loader.sampler.queries for n in range(batch.novel_rows.shape[1])),
+        ]
+        for t in (1, 2, 3):
+            query = batch.queries(t).features[e].numpy()
+            answers = ((query - mean) @ best[:, :-1].T + best[:, -1])[:, : K + 2 * t].argmax(1)
+            right = int((answers == labels[: len(answers)]).sum())
+            assert int(counts.hits[e][np.tril_indices(4)[0] == t].sum()) == right
+    assert counts.state_bytes == 6 * (12 - loader.sampler.queries) * (8 * D + 8)
+
+
+@pytest.mark.parametrize("name", ["ranpac", "upper-bound"])
+def test_what_needs_base_images_is_refused_where_they_are_not_there(name, call, tmp_path, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
-    run = ("run", "--method", "ranpac", "--task", "tiny-features-sessions", "--device", "cpu")
+    run = ("run", "--method", name, "--task", "tiny-features-sessions", "--device", "cpu")
     status, _, err = call(*run)
     assert status == 2
     assert "images of base/train, and this data set has but their means" in err.splitlines()[-1]

@@ -1,0 +1,77 @@
+"""An upper bound: one linear classifier, trained on all images of all classes at once."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners import statistics
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.solve import LBFGS, minimise
+
+
+def objective(v: Tensor, args: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """L(V) [1] of weights v [1, C, D + 1]; args are images [1, n, D + 1], their labels [1, n],
+    and the weight decay []."""
+    x, labels, decay = args
+    return F.cross_entropy((x @ v.mT).mT, labels, reduction="none").mean(1) + decay / 2 * v.square().sum((1, 2))
+
+
+class UpperBound(Method):
+    """Softmax regression on the images of all classes together, base and novel: what no session could forget.
+
+        L(V) = mean_i CE(V [x_i - m ; 1], y_i) + weight_decay/2 |V|^2,    logits(h) = V [h - m ; 1]
+
+    x_i are the features of all training images, and m is their mean. Joint training is the usual upper bound of
+    learning one task after the other (Li & Hoiem, Learning without Forgetting, TPAMI 2018). It keeps the images of
+    base/train, so a data set that has but their means is refused.
+
+    In sessions it is no few-shot method: of each novel class it is given all training images, not its k supports. These
+    are the images of its pool of supports, or, where there is none, those of novel/test that are not queries of the
+    sequence. One classifier is trained for all classes of a sequence, and after each session the classes met so far
+    have a logit. In an episode the images of novel classes are its supports. Images of hidden base classes are left
+    out.
+
+    Options:
+        weight_decay: as in L(V).
+    """
+
+    every_image: ClassVar[bool] = True
+    space: ClassVar[Space] = {"weight_decay": Range(1e-6, 1e-1, log=True)}
+
+    def __init__(self, base: Base, ways: int, *, weight_decay: float = 1e-3) -> None:
+        super().__init__(base, ways)
+        if not 0 < weight_decay < math.inf:
+            raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")
+        if base.images is None:
+            raise UserError("upper-bound trains on the images of base/train, and this data set has but their means")
+        self.images, self.weight_decay = base.images, weight_decay
+
+    def forward(self, support: Support, query: Query) -> Prediction:
+        features, labels = (part.to(support.labels.device) for part in self.images())
+        logits, numbers = [], []
+        for at, (x, novel) in enumerate(zip(support.features, support.labels, strict=True)):  # images differ in number
+            shown = ~support.hidden[at]  # [K]
+            there, count = shown[labels], int(shown.sum())
+            images = torch.cat([features[there].to(x), x])
+            mean = images.mean(0)
+            y = torch.cat([(shown.cumsum(0) - 1)[labels[there]], count + novel])
+            args = with_one(images - mean).unsqueeze(0), y.unsqueeze(0), x.new_tensor(self.weight_decay)
+            solution = minimise(objective, LBFGS(), x.new_zeros(1, count + self.ways, x.shape[1] + 1), args)
+            classes = F.pad(shown, (0, self.ways), value=True)  # [K + N]
+            of_all = x.new_full((query.features.shape[1], len(classes)), -torch.inf)
+            of_all[:, classes] = with_one(query.features[at] - mean) @ solution.value[0].mT
+            logits.append(of_all)
+            numbers.append(statistics(solution))
+        return Prediction(torch.stack(logits), {name: torch.cat([one[name] for one in numbers]) for name in numbers[0]})
+
+
+def with_one(x: Tensor) -> Tensor:
+    """Images [n, D] with a constant feature more, [n, D + 1]."""
+    return F.pad(x, (0, 1), value=1.0)
