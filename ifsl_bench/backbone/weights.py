@@ -32,7 +32,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 from torch import Tensor
 
-from ifsl_bench.backbone.pretrained import NOTE, SHIPPED, is_offered, pretrained_sha256, shipped_file
+from ifsl_bench.backbone import pretrained
+from ifsl_bench.backbone.pretrained import NOTE, is_offered, pretrained_sha256, shipped_file
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable, one_line
 from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, strict_json, write_bytes
@@ -231,7 +232,7 @@ def _check_tensors(path: Path, content: bytes, types: set[Any]) -> None:
 def shipped() -> dict[str, Weights]:
     """The files that come with the package, by key; a damaged file is left out."""
     weights = {}
-    for path in sorted(SHIPPED.glob("*.safetensors")):
+    for path in sorted(pretrained.SHIPPED.glob("*.safetensors")):
         with suppress(CorruptFile):
             weights[path.stem] = read_facts(path)
     return weights

@@ -21,7 +21,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.locks import is_locked, taken
 from ifsl_bench.common.owners import PARTIAL, REMOVED, now_at, what
-from ifsl_bench.data.datasets import dataset_source
+from ifsl_bench.data import datasets
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.plugin import registry
 
@@ -183,7 +183,7 @@ def _why_it_stays(item: Item, now: float) -> str:
 
 
 def _can_be_made(name: str) -> bool:
-    return name in registry.names(registry.DATASETS) and not dataset_source(name).needs_source
+    return name in registry.names(registry.DATASETS) and not datasets.dataset_source(name).needs_source
 
 
 def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:

@@ -12,8 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
-from ifsl_bench.backbone import pretrained as pretrained_module
-from ifsl_bench.backbone import weights as weights_module
+from ifsl_bench.backbone import pretrained
 from ifsl_bench.backbone.pretrained import NOTE, shipped_file
 from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.backbone.weights import OURS, import_weights, read_weights, shipped, write_weights
@@ -61,8 +60,7 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     weights, _ = read_weights(exported[1])
     exported[1].rename(folder / f"{weights.key}.safetensors")
-    for module in (pretrained_module, weights_module):
-        monkeypatch.setattr(module, "SHIPPED", folder)
+    monkeypatch.setattr(pretrained, "SHIPPED", folder)
     return folder / f"{weights.key}.safetensors"
 
 
@@ -316,7 +314,7 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
         assert (status, said in err) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted(weights_module.SHIPPED.glob("*.safetensors")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(pretrained.SHIPPED.glob("*.safetensors")), ids=lambda path: path.stem)
 def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
     weights, content = read_weights(path)
     assert weights.key == path.stem

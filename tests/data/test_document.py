@@ -11,7 +11,7 @@ import click
 import pytest
 
 from ifsl_bench.cli import main as cli
-from ifsl_bench.data import registered
+from ifsl_bench.data import datasets
 from ifsl_bench.data.sets import mini, tiered
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
@@ -21,7 +21,7 @@ DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OURS = sorted(p.name for p in distribution("ifsl_bench").entry_points if p.group == registry.DATASETS)
 COMMANDS = re.findall(r"^    ifsl-bench (.*)$", DOCUMENT, re.M)
-HAS_FORMS = [name for name in OURS if registered.dataset_source(name).forms]
+HAS_FORMS = [name for name in OURS if datasets.dataset_source(name).forms]
 
 
 def ticked(text: str) -> set[str]:
@@ -103,7 +103,7 @@ def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
     ],
 )
 def test_counts_are_those_that_imports_are_held_against(name, title, column):
-    _, counts = registered.dataset_source(name).outline()
+    _, counts = datasets.dataset_source(name).outline()
     assert counts_in(title, column) == {pool: (count.classes, count.images) for pool, count in counts.items()}
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone import weights
+from ifsl_bench.backbone import pretrained
 from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import registered
+from ifsl_bench.data import datasets
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.sets import embedded
 from ifsl_bench.episodic.prepared import PreparedTask
@@ -76,9 +76,12 @@ def made(clusters_source, tmp_path_factory):
     (root / "embedded.toml").write_text(TASKS)
     shutil.copy(clusters_source / "clusters.toml", root)
     with pytest.MonkeyPatch.context() as patch:
-        for module, folder in ((embedded, root / "features"), (weights, root / "weights")):
+        for module, name, folder in (
+            (embedded, "FOLDER", root / "features"),
+            (pretrained, "SHIPPED", root / "weights"),
+        ):
             folder.mkdir()
-            patch.setattr(module, "FOLDER", folder)
+            patch.setattr(module, name, folder)
         home = Home.locate(shutil.copytree(clusters_source / "home", root / "home"))
         (of,) = find(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
         of = msgspec.structs.replace(of, pretraining=msgspec.structs.replace(of.pretraining, seed=0))
@@ -92,12 +95,12 @@ def used(made, tmp_path, monkeypatch):
     """A stranger's home, where the features come with the package; and what :func:`made` gives."""
     root, *others = made
     monkeypatch.setattr(embedded, "FOLDER", root / "features")
-    monkeypatch.setattr(weights, "FOLDER", root / "weights")
-    names, source = registry.names, registered.dataset_source
+    monkeypatch.setattr(pretrained, "SHIPPED", root / "weights")
+    names, source = registry.names, datasets.dataset_source
     monkeypatch.setattr(
         registry, "names", lambda group: names(group) | ({"embedded": None} if group == registry.DATASETS else {})
     )
-    monkeypatch.setattr(registered, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
+    monkeypatch.setattr(datasets, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(root)
     return Home.locate(tmp_path / "home"), *others

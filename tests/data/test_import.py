@@ -20,7 +20,7 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import image_pools, registered
+from ifsl_bench.data import datasets, image_pools
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
@@ -73,11 +73,11 @@ from test_import import ToySource
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import image_pools, registered
+from ifsl_bench.data import datasets, image_pools
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.plugin import registry
 registry.names = lambda group: {{"toy": None}}
-registered.dataset_source = lambda name: ToySource()
+datasets.dataset_source = lambda name: ToySource()
 """  # the beginning of a script that has the data set, for a process of its own
 
 
@@ -95,7 +95,7 @@ def toy(tmp_path, monkeypatch) -> Path:
     sources = {"toy": ToySource, "other-toy": OtherSource}
     monkeypatch.setattr(registry, "names", lambda group: dict.fromkeys(sources))
     monkeypatch.setattr(registry, "load", lambda group, name: registry.Plugin(name, "tests", sources[name]))
-    monkeypatch.setattr(registered, "dataset_source", lambda name: sources[name]())
+    monkeypatch.setattr(datasets, "dataset_source", lambda name: sources[name]())
     return tmp_path / "toys"
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import registered
+from ifsl_bench.data import datasets
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import tiny
@@ -138,7 +138,7 @@ def test_a_part_of_the_download_is_refused_or_marked(small, tmp_path):
 
 def test_the_pack_takes_the_first_images_of_each_class(small, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny.TinyPack, "most", {"base": 10, "novel/train": 3, "novel/val": 2, "novel/test": 4})
-    monkeypatch.setattr(registered, "dataset_source", lambda name: tiny.TinyPack())
+    monkeypatch.setattr(datasets, "dataset_source", lambda name: tiny.TinyPack())
     dataset = prepare(Home.locate(tmp_path), "tiny-pack", small, False, Reporter(), allow_partial=True)
     for name, count in (("novel/train", 3), ("novel/val", 2), ("novel/test", 4)):
         pool = dataset.pool(name)

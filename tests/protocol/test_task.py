@@ -105,11 +105,11 @@ def test_every_packaged_task_is_complete(name):
     task = packaged()[name]
     assert task.title
     assert task.evaluation.episodes == (task.sessions.sequences if task.sessions else 2000)
-    from ifsl_bench.data import registered
+    from ifsl_bench.data import datasets
     from ifsl_bench.plugin import registry
 
     embedded = task.dataset.name in registry.names(registry.DATASETS)
-    if embedded and not registered.dataset_source(task.dataset.name).needs_source:
+    if embedded and not datasets.dataset_source(task.dataset.name).needs_source:
         assert task.dataset.fingerprint, "the content of embedded data is pinned"
         assert task.digest, "and so are the test episodes"
     else:

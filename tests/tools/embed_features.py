@@ -18,6 +18,7 @@ import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 
+from ifsl_bench.backbone import pretrained as stored
 from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.features import bank_folder, class_moments
 from ifsl_bench.backbone.pretrained import HeadKind, definition, pretraining_key
@@ -91,7 +92,7 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
             accuracy[pool] = float((logits.argmax(1).numpy() == right).mean())
         recorded = info["recorded"] | {"key": key, "accuracy": accuracy, "seed": 0}
         made_of = definition(task, fingerprint, head, 0)
-        weights.write_weights(weights.FOLDER / f"{key}.safetensors", save(tensors), made_of, recorded)
+        weights.write_weights(stored.SHIPPED / f"{key}.safetensors", save(tensors), made_of, recorded)
     return fingerprint
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from ifsl_bench.common.errors import UserError, one_line, unknown
 from ifsl_bench.common.files import Home, disk_errors
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.datasets import command, dataset_source
+from ifsl_bench.data import datasets
+from ifsl_bench.data.datasets import command
 from ifsl_bench.data.source import Downloadable
 from ifsl_bench.plugin import registry
 
@@ -21,7 +22,7 @@ def downloadable(name: str) -> Downloadable:
     names = registry.names(registry.DATASETS)
     if name not in names:
         raise unknown("data set", name, names, see="ifsl-bench data list")
-    source = dataset_source(name)
+    source = datasets.dataset_source(name)
     if not source.needs_source:
         raise UserError(f"data set {name!r} needs no files: leave --download out")
     if not isinstance(source, Downloadable):

@@ -13,7 +13,8 @@ import numpy as np
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home, mark_used
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.datasets import dataset_source, is_prepared, not_prepared, pinned, prepared
+from ifsl_bench.data import datasets
+from ifsl_bench.data.datasets import is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.views import BASE_POOLS, NOVEL, check_crossing, check_fewer, crossed, some_base_classes
 from ifsl_bench.plugin import registry
@@ -112,7 +113,7 @@ def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return Outline(dataset.fingerprint, dataset.shape, starts, True, classes)
-    source = dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    source = datasets.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or (source.needs_source and not (lacking and source.outline())):
         raise UserError(not_prepared(home, spec))
     shape, counts = source.outline() or ((), {})

@@ -13,16 +13,8 @@ from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, mark_used
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.datasets import (
-    command,
-    dataset_folder,
-    dataset_source,
-    is_made_here,
-    is_prepared,
-    not_prepared,
-    pinned,
-    prepared,
-)
+from ifsl_bench.data import datasets
+from ifsl_bench.data.datasets import command, dataset_folder, is_made_here, is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
@@ -57,7 +49,7 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
     if (dataset := pinned(home, spec)) is not None:
         return dataset
     if is_made_here(spec.name):
-        source = dataset_source(spec.name)
+        source = datasets.dataset_source(spec.name)
         return _prepared(home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter))
     if (ready := prepared(home, spec.name)) is not None:
         return ready
@@ -99,7 +91,7 @@ def prepare(
                       see="ifsl-bench data list")  # fmt: skip
     if name in names and own is not None and own.flags():
         raise UserError(f"{', '.join(own.flags())}: for data sets of your own; {name!r} is divided as it is published")
-    source = dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
+    source = datasets.dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
     if not source.needs_source and path is not None:
         raise UserError(f"data set {name!r} needs no files: leave --from out; for your own data, choose another name")
     if source.needs_source and path is None:
@@ -268,7 +260,9 @@ def _check_form(source: DatasetSource, tree: FileTree) -> None:
     if not source.forms or source.form(tree) is not None:
         return
     names = [name for name in registry.names(registry.DATASETS) if not registry.load(registry.DATASETS, name).problem]
-    others = [(source, form) for source in map(dataset_source, names) if (form := source.form(tree)) is not None]
+    others = [
+        (source, form) for source in map(datasets.dataset_source, names) if (form := source.form(tree)) is not None
+    ]
     if others:
         titles = " and ".join(dict.fromkeys(form.title for _, form in others))
         choices = " or ".join(f"{source.name!r} ({source.summary})" for source, _ in others)
