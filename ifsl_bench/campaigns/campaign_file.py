@@ -42,28 +42,23 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pass
 
 
-def _or_more(kind: Any) -> Any:
-    """A key of a ``[[run]]`` that multiplies: a value, or a list of them."""
-    return kind | list[kind]
-
-
 _Run = msgspec.defstruct(
     "_Run",
     [
-        ("methods", _or_more(str)),
-        ("tasks", _or_more(str)),
-        ("seeds", _or_more(int), 1),
+        ("methods", str | list[str]),
+        ("tasks", str | list[str]),
+        ("seeds", int | list[int], 1),
         ("seed", int | None, None),
         ("set", dict[str, Many], {}),
         ("train", dict[str, Many], {}),
-        *((key, _or_more(kind), default) for key, kind, default in PLAIN),
+        *((key, kind | list[kind], default) for key, kind, default in PLAIN),  # type: ignore[valid-type]
     ],
     bases=(_Table,),
     frozen=True,
     kw_only=True,
     rename="kebab",
 )
-"""One ``[[run]]``; the keys are the options of ``ifsl-bench run``."""
+"""One ``[[run]]``; the keys are the options of ``ifsl-bench run``, and a list of values multiplies."""
 
 
 class _File(_Table, frozen=True):

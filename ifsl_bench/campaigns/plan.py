@@ -67,7 +67,6 @@ class Plan:
         workers: that the time is for.
     """
 
-    jobs: tuple[Job, ...]
     graph: Graph
     steps: tuple[Step, ...]
     workers: int = 1
@@ -133,7 +132,7 @@ def plan_of(
         for node in graph.nodes.values():  # a second each: part of the time, and nothing to read
             if isinstance(node.stage, CheckEpisodes):
                 steps[node.key] = Step(node.key, node.stage, TO_DO, node=node)
-    return Plan(tuple(jobs), graph, tuple(steps.values()), workers)
+    return Plan(graph, tuple(steps.values()), workers)
 
 
 def _step(key: str, stage: Stage, graph: Graph, job: Job, home: Home, paths: Mapping[str, Path]) -> Step:
@@ -200,7 +199,7 @@ def _work(step: Step) -> Hashable:
 
 
 def _work_title(plan: Plan, steps: Sequence[Step]) -> str:
-    tasks = {plan.jobs[index].task.name for step in steps if step.node for index in step.node.results}
+    tasks = {plan.graph.jobs[index].task.name for step in steps if step.node for index in step.node.results}
     work = _work(steps[0])
     if steps[0].why or not isinstance(work, str) or work == steps[0].stage.family:
         return _title(steps)
@@ -218,7 +217,7 @@ def _title(steps: Sequence[Step]) -> str:
 
 def notes_of(plan: Plan, full: bool = True) -> list[str]:
     """Writes the totals, and what is not in them, for readers of :func:`rows_of`."""
-    refused, stored, total = len(plan.graph.refused), len(plan.graph.stored), len(plan.jobs)
+    refused, stored, total = len(plan.graph.refused), len(plan.graph.stored), len(plan.graph.jobs)
     todo = total - stored - refused
     folded = not full and len(_families(plan)) > LONG
     notes = ["Tasks share lines here; --full has a line for each."] if folded else []
@@ -250,7 +249,7 @@ def document(plan: Plan) -> dict[str, Any]:
     states |= {index: (REFUSED, str(error)) for index, error in plan.graph.refused.items()}
     states |= {step.node.results[0]: (TO_DO, step.why) for step in plan.steps
                if step.node and step.why and step.stage.kind == "evaluation"}  # fmt: skip
-    jobs = [(job, *states.get(index, (TO_DO, ""))) for index, job in enumerate(plan.jobs)]
+    jobs = [(job, *states.get(index, (TO_DO, ""))) for index, job in enumerate(plan.graph.jobs)]
     return {
         "jobs": [
             {"method": job.name, "label": job.label, "task": job.task.name, "seed": job.seed, "state": state,

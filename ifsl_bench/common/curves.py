@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,32 +50,23 @@ class Curves(Relay):
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        writer: Any = None
+
+        def hear(amount: int, figures: Mapping[str, float]) -> None:
+            nonlocal writer
+            told.advance(amount, **figures)
+            if writer is None and "loss" in figures:
+                from torch.utils.tensorboard import SummaryWriter
+
+                with disk_errors(self.folder):
+                    writer = SummaryWriter(str(self.folder), purge_step=done + 1)
+            for name, value in figures.items() if writer else ():
+                writer.add_scalar(name, value, stage.done)
+
         with super().stage(title, total, done) as told:
-            both = _Written(self.folder, told, done)
+            stage = Stage(title, total, done, hear)
             try:
-                yield both
+                yield stage
             finally:
-                both.close()
-
-
-class _Written(Stage):
-    def __init__(self, folder: Path, to: Stage, done: int) -> None:
-        self.folder, self.to, self.first, self.done = folder, to, done, done
-        self.writer: Any = None
-
-    def advance(self, amount: int = 1, **figures: float) -> None:
-        self.to.advance(amount, **figures)
-        self.done += amount
-        if self.writer is None:
-            if "loss" not in figures:
-                return
-            from torch.utils.tensorboard import SummaryWriter
-
-            with disk_errors(self.folder):
-                self.writer = SummaryWriter(str(self.folder), purge_step=self.first + 1)
-        for name, value in figures.items():
-            self.writer.add_scalar(name, value, self.done)
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+                if writer is not None:
+                    writer.close()

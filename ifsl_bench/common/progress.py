@@ -30,11 +30,32 @@ def figures_in_words(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
+def _nobody(amount: int, figures: Mapping[str, float]) -> None:
+    """Hears of an advance, and tells nobody."""
+
+
 class Stage:
-    """A running stage; ``advance`` it as work gets done."""
+    """A running stage; ``advance`` it as work gets done.
+
+    Attributes:
+        done: units of ``total``, those of an earlier run among them.
+        figures: the last loss, accuracy in percent, ...
+
+    Args:
+        hear: is told of each advance: how many units, and its figures.
+    """
+
+    def __init__(
+        self, title: str = "", total: int = 0, done: int = 0, hear: Callable[[int, Mapping[str, float]], None] = _nobody
+    ) -> None:
+        self.title, self.total, self.done, self._hear = title, total, done, hear
+        self.figures: dict[str, float] = {}
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """``amount`` units are done; ``figures`` (loss, accuracy in percent, ...) are shown beside the bar."""
+        """``amount`` units are done; ``figures`` are shown beside the bar."""
+        self.done += amount
+        self.figures |= figures
+        self._hear(amount, figures)
 
 
 class Reporter:
@@ -82,27 +103,6 @@ class Mute(Reporter):
         pass
 
 
-class _LogStage(Stage):
-    def __init__(self, title: str, total: int, done: int, line: Callable[[str], None], every: float) -> None:
-        self.title, self.total, self.done, self.line, self.every = title, total, done, line, every
-        self.first = done
-        self.figures: dict[str, float] = {}
-        self.start = self.last = time.monotonic()
-
-    def advance(self, amount: int = 1, **figures: float) -> None:
-        self.done += amount
-        self.figures |= figures
-        now = time.monotonic()
-        if now - self.last >= self.every:
-            self.last = now
-            seconds_left = (now - self.start) / max(1, self.done - self.first) * (self.total - self.done)
-            self.line(f"  {self.title}: {self.done}/{self.total}, {seconds_left:.0f} s left{self.shown()}")
-
-    def shown(self) -> str:
-        """The last loss, accuracy, ..."""
-        return "".join(f"  {figure}" for figure in figures_in_words(self.figures))
-
-
 class LogReporter(Reporter):
     """Plain lines, for logs and terminals that cannot redraw; a line a stage and one every ``every`` seconds."""
 
@@ -128,11 +128,23 @@ class LogReporter(Reporter):
         if not self.verbose:
             yield Stage()
             return
-        title = one_line(title)
-        self.line(f"{title} ..." if not done else f"{title} (resumed at {done} of {total}) ...")
-        stage = _LogStage(title, total, done, self.line, self.every)
+        start = last = time.monotonic()
+
+        def hear(amount: int, figures: Mapping[str, float]) -> None:
+            nonlocal last
+            if (now := time.monotonic()) - last >= self.every:
+                last = now
+                seconds_left = (now - start) / max(1, stage.done - done) * (total - stage.done)
+                self.line(f"  {stage.title}: {stage.done}/{total}, {seconds_left:.0f} s left{_shown(stage)}")
+
+        stage = Stage(one_line(title), total, done, hear)
+        self.line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")
         yield stage
-        self.line(f"{title}: done in {time.monotonic() - stage.start:.1f} s{stage.shown()}")
+        self.line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_shown(stage)}")
+
+
+def _shown(stage: Stage) -> str:
+    return "".join(f"  {figure}" for figure in figures_in_words(stage.figures))
 
 
 def in_notebook() -> bool:
@@ -187,11 +199,9 @@ class RichReporter(Reporter):
         with bar:
             task = bar.add_task(title, total=total, completed=done, figures="")
 
-            class Bar(Stage):
-                def advance(self, amount: int = 1, **figures: float) -> None:
-                    shown = "  ".join(figures_in_words(figures))
-                    bar.update(task, advance=amount)
-                    if shown:
-                        bar.update(task, figures=shown)
+            def hear(amount: int, figures: Mapping[str, float]) -> None:
+                bar.update(task, advance=amount)
+                if words := "  ".join(figures_in_words(figures)):
+                    bar.update(task, figures=words)
 
-            yield Bar()
+            yield Stage(title, total, done, hear)

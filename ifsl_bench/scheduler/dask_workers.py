@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from psutil import virtual_memory
 
 from ifsl_bench.backbone.device import choose_device, keep_freed_memory
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.progress import Mute, Reporter, Unheard
+from ifsl_bench.common.progress import Mute, Reporter, Stage, Unheard
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin.method_source import method_source
@@ -193,9 +192,9 @@ class _Asking(Mute):
     warn = say
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Any]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
         self.say()
-        yield SimpleNamespace(advance=lambda amount=1, **figures: self.say())
+        yield Stage(title, total, done, lambda amount, figures: self.say())
 
 
 def run_on_worker(content: bytes, setting: Setting, share: int) -> Event:

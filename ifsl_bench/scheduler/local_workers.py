@@ -88,12 +88,10 @@ def _end(message: str) -> str:
     status = re.search(r"\((-?\d+)\)\}", message)
     if status is None:
         return "died"
-    signal_number = -int(status[1])
-    if signal_number <= 0:
-        return f"ended with status {-signal_number}"
-    return f"was killed by signal {signal_number}" + (
-        ", perhaps for want of memory" * (signal_number == signal.SIGKILL)
-    )
+    number = int(status[1])
+    if number >= 0:
+        return f"ended with status {number}"
+    return f"was killed by signal {-number}" + (", perhaps for want of memory" if number == -9 else "")
 
 
 def _begin_worker(parent: Connection, setting: Setting, name: str) -> None:

@@ -9,7 +9,7 @@ import math
 import platform
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,27 +166,21 @@ class Log(Relay):
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        last = 0.0  # time of the last line
+
+        def hear(amount: int, figures: Mapping[str, float]) -> None:
+            nonlocal last
+            if (now := time.monotonic()) - last >= EVERY:
+                last = now
+                self._write_stage("advance", stage)
+            shown.advance(amount, **figures)
+
         with self.to.stage(title, total, done) as shown:
-            written = _Written(self, title, total, done, shown)
-            yield written
-            written.write("end")
+            stage = Stage(title, total, done, hear)
+            self._write_stage("stage", stage)
+            yield stage
+            self._write_stage("end", stage)
 
-
-class _Written(Stage):
-    def __init__(self, log: Log, title: str, total: int, done: int, shown: Stage) -> None:
-        self.log, self.title, self.total, self.done, self.shown = log, title, total, done, shown
-        self.figures: dict[str, float] = {}
-        self.last = 0.0  # time of the last line
-        self.write("stage")
-
-    def write(self, kind: str) -> None:
-        figures = {name: float(value) for name, value in self.figures.items() if math.isfinite(value)}
-        self.log.write(kind, self.title, done=self.done, total=self.total, figures=figures)
-
-    def advance(self, amount: int = 1, **figures: float) -> None:
-        self.done += amount
-        self.figures |= figures
-        if (now := time.monotonic()) - self.last >= EVERY:
-            self.last = now
-            self.write("advance")
-        self.shown.advance(amount, **figures)
+    def _write_stage(self, kind: str, stage: Stage) -> None:
+        figures = {name: float(value) for name, value in stage.figures.items() if math.isfinite(value)}
+        self.write(kind, stage.title, done=stage.done, total=stage.total, figures=figures)
