@@ -14,9 +14,9 @@ from ifsl_bench.board.ranking import Ranked, Ranking
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.result_folder import LEFT_OUT, packaged_root, stored
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.limits import most_of
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocol.task_limits import most_of
 from ifsl_bench.protocol.variants import changed, split
 
 

@@ -32,7 +32,7 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
-from ifsl_bench.plugin.rows import LAZY
+from ifsl_bench.plugin.printed_rows import LAZY
 
 ANY = "*"  # in place of B: every other row that is ranked with A; "lazy" is the model of A's A_0, in sessions
 Statement = tuple[str, str, float]  # A, B, c: A - B > c

@@ -12,7 +12,7 @@ from ifsl_bench.board.published import PublishedRow
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.board.table import Column
-from ifsl_bench.plugin.rows import LAZY
+from ifsl_bench.plugin.printed_rows import LAZY
 from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.metrics import Estimate, Paired
 from ifsl_bench.protocol.task import Task

@@ -11,9 +11,9 @@ import numpy as np
 from ifsl_bench.board.choices import Hits
 from ifsl_bench.common import packed
 from ifsl_bench.protocol.class_draws import MOST_STEPS, ClassDraws
-from ifsl_bench.protocol.limits import EPISODES
 from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.protocol.task_kind import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
+from ifsl_bench.protocol.task_limits import EPISODES
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.session_metrics import SessionCounts

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from ifsl_bench.plugin.rows import rows
+from ifsl_bench.plugin.printed_rows import rows
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E6E6E")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # Matplotlib's names

@@ -15,7 +15,7 @@ from ifsl_bench.board.consistency import Counted, counted, over_seeds
 from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.plugin.method_source import same_method
-from ifsl_bench.plugin.rows import LAZY
+from ifsl_bench.plugin.printed_rows import LAZY
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic

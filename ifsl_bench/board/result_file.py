@@ -26,8 +26,8 @@ from ifsl_bench.board.episode_counts import EpisodeCounts, SequenceCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import read_json, set_aside, write_json
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
+from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     import pandas

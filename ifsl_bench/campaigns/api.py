@@ -13,9 +13,9 @@ from ifsl_bench.board.frames import Results
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.campaigns.expansion import method_names, task_names
 from ifsl_bench.campaigns.run import run_campaign
-from ifsl_bench.common.curves import curves_folder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import in_notebook, progress_here
+from ifsl_bench.common.training_curves import curves_folder
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
@@ -26,7 +26,7 @@ from ifsl_bench.jobs.ranges import remove_evaluated
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.jobs.training import backbone_of
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.protocol.limits import LARGEST_SEED
+from ifsl_bench.protocol.task_limits import LARGEST_SEED
 from ifsl_bench.protocol.variants import make_change
 
 Methods = str | type[Method] | Sequence[str | type[Method]]

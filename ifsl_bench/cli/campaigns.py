@@ -24,7 +24,7 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.cli.output import say, show_tables, tell_lacking
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.torchrun import check_alone
-from ifsl_bench.protocol.limits import MOST_WORKERS
+from ifsl_bench.protocol.task_limits import MOST_WORKERS
 
 if TYPE_CHECKING:
     from ifsl_bench.campaigns.plan import Plan

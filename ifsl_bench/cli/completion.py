@@ -22,8 +22,8 @@ def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str
 
 
 def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    from ifsl_bench.plugin.printed_rows import rows
     from ifsl_bench.plugin.registry import METHODS, names
-    from ifsl_bench.plugin.rows import rows
 
     return _completed(word, [*rows(), *names(METHODS)])
 
@@ -66,7 +66,7 @@ def complete_options(context: click.Context, _: click.Parameter, word: str) -> l
     """The options of the methods that the command line has named so far; of all where it has named none."""
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.options import options_of
-    from ifsl_bench.plugin.rows import rows
+    from ifsl_bench.plugin.printed_rows import rows
 
     options: dict[str, None] = {}
     for method in context.params.get("methods") or rows():

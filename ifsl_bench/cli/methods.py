@@ -99,9 +99,9 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     suite, and the paper whose protocol it follows.
     """
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
+    from ifsl_bench.plugin.printed_rows import printed_alone, rows
     from ifsl_bench.plugin.registry import METHODS, all_shorthands, names_file
     from ifsl_bench.plugin.registry import names as registered
-    from ifsl_bench.plugin.rows import printed_alone, rows
     from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
 
     folders, keys = folders_of(home), list[str]() if names else [cite_suite()]

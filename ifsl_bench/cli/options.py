@@ -15,7 +15,7 @@ import click
 
 from ifsl_bench.cli.completion import complete_methods, complete_options, complete_tasks
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
+from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     from ifsl_bench.common.files import Home
@@ -158,9 +158,9 @@ def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str])
 
 
 def _is_method(name: str) -> bool:
+    from ifsl_bench.plugin.printed_rows import rows
     from ifsl_bench.plugin.registry import METHODS
     from ifsl_bench.plugin.registry import names as registered
-    from ifsl_bench.plugin.rows import rows
 
     return name in rows() or name in registered(METHODS)
 
@@ -254,7 +254,7 @@ class Machine:
         work = workspace(self.home, self.results_dir or results, device or self.device, reporter)
         if self.log is None and self.log_dir is None:
             return work
-        from ifsl_bench.common.curves import curves_folder
+        from ifsl_bench.common.training_curves import curves_folder
 
         return dataclasses.replace(work, curves=curves_folder(self.log, self.log_dir, work.home))
 

@@ -11,7 +11,7 @@ from ifsl_bench.cli.completion import complete_rows, complete_tasks
 from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_options, names, style_option
 from ifsl_bench.cli.output import show_tables, warn
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.limits import LARGEST_SEED
+from ifsl_bench.protocol.task_limits import LARGEST_SEED
 
 if TYPE_CHECKING:
     from ifsl_bench.common.files import Home

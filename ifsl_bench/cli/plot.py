@@ -23,7 +23,7 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.protocol.limits import MOST_SEEDS
+from ifsl_bench.protocol.task_limits import MOST_SEEDS
 
 
 class Kinds(Group):

@@ -20,7 +20,7 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import launch
-from ifsl_bench.protocol.limits import LARGEST_SEED
+from ifsl_bench.protocol.task_limits import LARGEST_SEED
 
 
 @click.command(
@@ -49,8 +49,8 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
 
         find(task, home=folders)  # a wrong name is told before torch is imported
     from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.common.curves import curves_folder
-    from ifsl_bench.jobs.pretraining import pretrain_for, weights_file
+    from ifsl_bench.common.training_curves import curves_folder
+    from ifsl_bench.jobs.pretraining import file_of_weights, pretrain_for
 
     keep_freed_memory()
     reporter, curves = (
@@ -64,4 +64,4 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
     if launched is None or launched.rank == 0:
         shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
         click.echo(f"{pretrained.key}: {shown}")
-        click.echo(f"weights: {weights_file(folders, pretrained)}")
+        click.echo(f"weights: {file_of_weights(folders, pretrained)}")

@@ -30,7 +30,7 @@ from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.common.wording import seeds_in_words
-from ifsl_bench.protocol.limits import LARGEST_SEED
+from ifsl_bench.protocol.task_limits import LARGEST_SEED
 
 if TYPE_CHECKING:
     from ifsl_bench.board.boards import Board

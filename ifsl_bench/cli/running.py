@@ -32,7 +32,7 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.cli.output import prints_aside, say, show_tables, tell_lacking
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
-from ifsl_bench.protocol.limits import MOST_WORKERS
+from ifsl_bench.protocol.task_limits import MOST_WORKERS
 
 if TYPE_CHECKING:
     from ifsl_bench.campaigns.run import Ended

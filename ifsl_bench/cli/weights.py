@@ -10,7 +10,7 @@ from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import Group, Whole, examples, folders_of, home_option, readable, reporter_for, style_option
 from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.limits import LARGEST_SEED
+from ifsl_bench.protocol.task_limits import LARGEST_SEED
 
 
 @click.group(cls=Group, epilog=examples("ifsl-bench weights list", "ifsl-bench weights export --task glyphs-5shot"))

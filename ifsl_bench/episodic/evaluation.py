@@ -111,7 +111,7 @@ def _describe(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def in_sessions(loader: EpisodeLoader | SequenceLoader) -> TypeIs[SequenceLoader]:
+def has_sessions(loader: EpisodeLoader | SequenceLoader) -> TypeIs[SequenceLoader]:
     """Tells whether a loader has sequences of sessions."""
     return not isinstance(loader, EpisodeLoader)
 
@@ -173,7 +173,7 @@ def evaluate(
     whole = episodes.stop if whole is None else whole
     parts: list[Evaluated] = []
     evaluated: Callable[[Method, Any, slice], Evaluated]
-    if in_sessions(loader):
+    if has_sessions(loader):
         from ifsl_bench.episodic.session_answers import Sessions
 
         relearns = supports_kept or method.keeps_supports(method.__dict__.get("_made_with", {}))

@@ -106,7 +106,7 @@ class EpisodeLoader:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
             if places is None:
                 return self._by_kernel(name, support, room), self._by_kernel(name, query, room, drawn.query_novel)
-            return rows_of(getattr(self.novel, name), support), self._query(query, name, *places)
+            return take_rows(getattr(self.novel, name), support), self._query(query, name, *places)
 
         if self.joint:
             support_logits, query_logits = gathered("base_logits")
@@ -161,7 +161,7 @@ class EpisodeLoader:
         """[E, Q, ...] of the two pools, each query from its own."""
         ours, theirs = getattr(self.novel, name), getattr(self.base, name)
         if self.novel is self.base:
-            return rows_of(ours, rows)
+            return take_rows(ours, rows)
         flat = rows.flatten()
         out = ours.new_empty(len(flat), ours.shape[1])
         for pool, at in ((theirs, base_at), (ours, novel_at)):
@@ -179,6 +179,6 @@ class EpisodeLoader:
         return at[:, :base].flatten(), at[:, base:].flatten()
 
 
-def rows_of(bank: Tensor, rows: Tensor) -> Tensor:
+def take_rows(bank: Tensor, rows: Tensor) -> Tensor:
     """bank[rows [E, R]], [E, R, ...]."""
     return bank.index_select(0, rows.flatten()).view(*rows.shape, -1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.features import FeaturePool
-from ifsl_bench.episodic.loader import Batch, Room, rows_of
+from ifsl_bench.episodic.loader import Batch, Room, take_rows
 from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocol.sequences import SequenceSampler
 
@@ -47,7 +47,7 @@ class SequenceBatch:
     @cached_property
     def novel(self) -> Query:
         """Queries of the novel classes, [E, T N q, D]."""
-        return Query(*(rows_of(bank, self.novel_rows) for bank in (self.pool.features, self.pool.base_logits)))
+        return Query(*(take_rows(bank, self.novel_rows) for bank in (self.pool.features, self.pool.base_logits)))
 
     @cached_property
     def supports(self) -> list[Support]:
@@ -61,7 +61,7 @@ class SequenceBatch:
 
     def _supports(self, rows: Tensor, hidden: Tensor) -> Support:
         bank = self.support_pool
-        features, base_logits = rows_of(bank.features, rows), rows_of(bank.base_logits, rows)
+        features, base_logits = take_rows(bank.features, rows), take_rows(bank.base_logits, rows)
         return Support(features, self.labels.expand(len(rows), -1), hidden, base_logits)
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class SequenceBatch:
         counts = torch.tensor(list(map(len, rows)), device=starts.device)
         labels = torch.arange(len(rows), device=starts.device).repeat_interleave(counts)
         bank, flat = self.support_pool, torch.cat(rows)[None]
-        features, base_logits = rows_of(bank.features, flat), rows_of(bank.base_logits, flat)
+        features, base_logits = take_rows(bank.features, flat), take_rows(bank.base_logits, flat)
         return Support(features, labels[None], self.hidden[at : at + 1], base_logits)
 
     def queries(self, sessions: int) -> Query:

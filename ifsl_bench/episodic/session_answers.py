@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ifsl_bench.episodic.loader import rows_of
+from ifsl_bench.episodic.loader import take_rows
 from ifsl_bench.episodic.sequence_loader import SequenceBatch, SequenceLoader
 from ifsl_bench.episodic.session_hits import Answers
 from ifsl_bench.plugin.method import (
@@ -80,7 +80,8 @@ class Sessions:
         """Best base logits of the novel queries, [E, T N q]."""
         if not self.loader.sampler.hide:
             return self._best[batch.novel_rows]
-        return rows_of(self._novel, batch.novel_rows).masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
+        logits = take_rows(self._novel, batch.novel_rows)
+        return logits.masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
 
     def _grown(self, method: GrowingMethod, batch: SequenceBatch) -> Answered:
         count, sessions = len(batch), self.sessions
@@ -116,7 +117,7 @@ class Sessions:
     ) -> tuple[Tensor, Tensor]:
         """Logits of novel queries [E, T N q, T N]; the best of each session's classes of base queries [E, B, T]."""
         count, sessions = len(batch), self.sessions
-        novel = Query(*(rows_of(bank[0], batch.novel_rows) for bank in (self._pool.features, self._pool.base_logits)))
+        novel = Query(*(take_rows(bank[0], batch.novel_rows) for bank in (self._pool.features, self._pool.base_logits)))
         if not method.by_class:
             parts = (self._queries.features, self._queries.base_logits)
             base = Query(*(part.expand(count, -1, -1) for part in parts))

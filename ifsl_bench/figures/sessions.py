@@ -42,7 +42,7 @@ SAID = (
 COLOUR_OF = dict(zip(PARTS, COLOURS, strict=False))
 
 
-def check_sessions(board: Board) -> None:
+def require_sessions(board: Board) -> None:
     """Raises :class:`UserError` for a task in episodes."""
     if not board.task.sessions:
         raise UserError(f"{board.name} is in episodes; this figure is of tasks in sessions")
@@ -58,7 +58,7 @@ def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figur
     Args:
         named: whether rows were asked for by name.
     """
-    check_sessions(board)
+    require_sessions(board)
     rows, papers = by_accuracy(board), [paper for paper in board.papers if paper.sequence]
     names, looks = named_looks(rows)
     of_papers = drawn_beside([paper.label for paper in papers]) if named else []
@@ -99,7 +99,7 @@ def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     Followed down a column, one session's classes are forgotten; the first column has the base classes. One scale for
     all rows.
     """
-    check_sessions(board)
+    require_sessions(board)
     rows = by_accuracy(board)
     across = min(len(rows), 3 if wide else 2)
     triangles = [row.triangle() for row in rows]

@@ -33,7 +33,7 @@ from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready, in_ranges
 from ifsl_bench.jobs.training import evaluation_amount, say_place
-from ifsl_bench.plugin.contract import check_answers, check_repeated
+from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
 from ifsl_bench.protocol.metrics import Counts, summarise
 
 LIBRARIES = ("torch", "torchvision", "numpy")

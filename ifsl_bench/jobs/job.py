@@ -21,12 +21,12 @@ from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
-from ifsl_bench.plugin.rows import Label
+from ifsl_bench.plugin.printed_rows import Label
 from ifsl_bench.plugin.settings import Point
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
 from ifsl_bench.protocol.training import Training
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned

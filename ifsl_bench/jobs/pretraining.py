@@ -13,11 +13,11 @@ from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, definition, pretraining_key
 from ifsl_bench.backbone.processes import device_name, together
 from ifsl_bench.backbone.trainer import pretrain
-from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.torchrun import Launch
+from ifsl_bench.common.training_curves import Curves
 from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
@@ -128,7 +128,7 @@ def head_kind(head: str) -> HeadKind:
     return "cosine" if head == "cosine" else "linear"
 
 
-def weights_file(home: Home, pretrained: Pretrained) -> Path:
+def file_of_weights(home: Home, pretrained: Pretrained) -> Path:
     """The file of the weights."""
     return home.pretrained / pretrained.key / str(pretrained.info["tensors"]["file"])
 

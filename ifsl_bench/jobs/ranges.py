@@ -38,7 +38,7 @@ from ifsl_bench.jobs.training import (
     evaluation_amount,
     say_place,
 )
-from ifsl_bench.plugin.contract import check_answers, check_repeated
+from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
 from ifsl_bench.protocol.calibration import Bias
 
 Kept = TypeVar("Kept")

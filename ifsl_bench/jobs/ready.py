@@ -11,14 +11,14 @@ from ifsl_bench.backbone.device import Place, describe_device
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate, in_sessions, predict
+from ifsl_bench.episodic.evaluation import Evaluated, evaluate, has_sessions, predict
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Stage
 from ifsl_bench.jobs.training import JobStage, MetaTrain, backbone_of, features_of, fresh, key_of, to_evaluate
-from ifsl_bench.plugin.contract import Asked
+from ifsl_bench.plugin.episode_contract import Asked
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
@@ -74,14 +74,14 @@ class Ready:
         """The method with its first test episodes; of sequences, with the first sessions of these."""
         loader = self.loader("test")
         count = min(FIRST, self.job.episodes)
-        first = loader.episodes(count) if in_sessions(loader) else loader.batch(0, FIRST)
+        first = loader.episodes(count) if has_sessions(loader) else loader.batch(0, FIRST)
         predict(self.method.eval(), self.job.name, first)
         return Asked(self.job.name, self.method, first.support, first.query, first.masked)
 
     def check_sessions(self) -> None:
         """Holds a method that learns session by session against the contract, on the first sequences."""
         loader = self.loader("test")
-        if in_sessions(loader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
+        if has_sessions(loader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
             from ifsl_bench.plugin.session_contract import check_sessions
 
             batch = loader.batch(0, min(FIRST, self.job.episodes))

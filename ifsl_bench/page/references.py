@@ -13,7 +13,7 @@ from ifsl_bench.board.published import bibtex, titles
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, papers
-from ifsl_bench.plugin.rows import printed_alone, rows
+from ifsl_bench.plugin.printed_rows import printed_alone, rows
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from importlib import resources
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.rows import in_print, label_parts, rows
+from ifsl_bench.plugin.printed_rows import in_print, label_parts, rows
 from ifsl_bench.protocol.task import Task
 
 PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow

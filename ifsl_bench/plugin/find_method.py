@@ -18,7 +18,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, method_source, neighbours
 from ifsl_bench.plugin.options import check_method
-from ifsl_bench.plugin.rows import LAZY, printed_alone
+from ifsl_bench.plugin.printed_rows import LAZY, printed_alone
 
 FROM = "__from__"  # a module made from a file says which
 _LOCK = threading.RLock()

@@ -15,7 +15,7 @@ from ifsl_bench.plugin.bibliography import Paper, of_method, printed
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of, trains
-from ifsl_bench.plugin.rows import rows
+from ifsl_bench.plugin.printed_rows import rows
 from ifsl_bench.plugin.space import RATE, Range
 
 OPTIONS = "Options:"  # what begins the section of a docstring that says what options mean

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.common.errors import Lacking, UserError, unknown
-from ifsl_bench.plugin.rows import label_parts, rows
+from ifsl_bench.plugin.printed_rows import label_parts, rows
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method

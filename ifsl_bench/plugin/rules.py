@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.contract import IN_EVERY_RUN, Asked, differs
+from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, differs
 from ifsl_bench.plugin.method import Base, Method, Query, Support
 from ifsl_bench.plugin.options import make_method
 

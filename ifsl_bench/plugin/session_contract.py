@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.contract import Asked, differs
+from ifsl_bench.plugin.episode_contract import Asked, differs
 from ifsl_bench.plugin.method import Method, Query, State, Support, answering, check_prediction
 from ifsl_bench.plugin.rules import made_up
 from ifsl_bench.solve.tree import leaves

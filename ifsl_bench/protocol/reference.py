@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ifsl_bench.protocol import limits, variants
+from ifsl_bench.protocol import task_limits, variants
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.task_files import TaskFile
 
@@ -165,22 +165,22 @@ _OF_VARIANTS = {
 def _range(path: str, of: Any) -> str:
     """Says in words what a key may be, from where it is checked."""
     if path in ("pretraining.weights", "variants.[name].weights"):
-        return limits.WEIGHTS_RULE
+        return task_limits.WEIGHTS_RULE
     if path.endswith(".centre"):
         return '"mean" or "none"'
     if isinstance(of, msgspec.inspect.LiteralType):
         return " or ".join(toml(value) for value in sorted(of.values, key=str))
     field = path.removeprefix("tasks.[name].")
     if path in _OF_VARIANTS:
-        least, most = limits.WHOLE[_OF_VARIANTS[path]]
+        least, most = task_limits.WHOLE[_OF_VARIANTS[path]]
         return f"{max(1, least)} to {min(variants.MOST, most):,}"
-    whole = limits.OF_SESSIONS | limits.WHOLE
+    whole = task_limits.OF_SESSIONS | task_limits.WHOLE
     if (field := field.removeprefix("variants.[name].") if ".sessions." in field else field) in whole:
         least, most = whole[field]
-        return f"{least} or more" if most == limits.NUMBER else f"{least:,} to {most:,}"
-    if field in limits.OTHER:
-        return limits.OTHER[field][1].removeprefix("must be ").replace("must not be", "not")
-    return limits.LISTS.get(field, "")
+        return f"{least} or more" if most == task_limits.NUMBER else f"{least:,} to {most:,}"
+    if field in task_limits.OTHER:
+        return task_limits.OTHER[field][1].removeprefix("must be ").replace("must not be", "not")
+    return task_limits.LISTS.get(field, "")
 
 
 def toml(value: object) -> str:

@@ -20,7 +20,6 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
-from ifsl_bench.protocol.limits import NAME, check_name, check_task
 from ifsl_bench.protocol.task import (
     DataSpec,
     EpisodeSpec,
@@ -31,6 +30,7 @@ from ifsl_bench.protocol.task import (
     Strict,
     Task,
 )
+from ifsl_bench.protocol.task_limits import NAME, check_name, check_task
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, in_sessions, merged
 
 ALL = "ifsl-bench tasks"  # where all tasks are listed

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.protocol.limits import AT_ONCE, STEPS
 from ifsl_bench.protocol.task import MetaTraining
+from ifsl_bench.protocol.task_limits import AT_ONCE, STEPS
 
 TAKES = {
     "episodes_per_step": "a whole number", "select": "last or best", "rate": "a number", "views": "a whole number",

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.protocol.limits import BACKBONE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
 from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining, SessionSpec, Task
+from ifsl_bench.protocol.task_limits import BACKBONE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):

@@ -29,7 +29,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import CLUSTER_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
-from ifsl_bench.protocol.limits import MOST_WORKERS
+from ifsl_bench.protocol.task_limits import MOST_WORKERS
 from ifsl_bench.scheduler.worker_check import ACCELERATOR
 
 INSTALL = 'pip install "ifsl_bench[cluster]"'

@@ -227,7 +227,7 @@ def attempt(node: Node, work: Workspace, log: Log, reporter: Reporter) -> tuple[
     """
     log.to = reporter
     if work.curves:
-        from ifsl_bench.common.curves import Curves
+        from ifsl_bench.common.training_curves import Curves
 
         log.to = Curves(work.curves / node.key, reporter)
     with log.of(node.key, str(node)):

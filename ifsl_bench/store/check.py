@@ -18,9 +18,9 @@ from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.limits import check_task, most_of
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
+from ifsl_bench.protocol.task_limits import check_task, most_of
 from ifsl_bench.protocol.variants import changed, split
 from ifsl_bench.store.check_form import Unverified, odd_values, unprintable
 

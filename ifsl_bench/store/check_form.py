@@ -15,7 +15,7 @@ from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import is_printable
 from ifsl_bench.protocol.contamination import SEEN
-from ifsl_bench.protocol.limits import MOST_TRIALS
+from ifsl_bench.protocol.task_limits import MOST_TRIALS
 
 AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
 

@@ -18,7 +18,7 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.options import resolve_options
-from ifsl_bench.plugin.rows import label_parts
+from ifsl_bench.plugin.printed_rows import label_parts
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training

@@ -11,7 +11,7 @@ from ifsl_bench.common.wording import short
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.protocol.limits import MOST_TRIALS
+from ifsl_bench.protocol.task_limits import MOST_TRIALS
 
 
 def odd_search(result: Result, job: Job) -> Iterator[str]:

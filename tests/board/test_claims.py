@@ -20,7 +20,7 @@ from ifsl_bench.board.result_file import write
 from ifsl_bench.board.result_folder import CLAIMS, packaged_root
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.plugin.rows import rows
+from ifsl_bench.plugin.printed_rows import rows
 from ifsl_bench.protocol.task_files import find
 from tests.board.result_fields import row
 

@@ -8,7 +8,7 @@ import pytest
 
 from ifsl_bench.board.looks import look_of, looks_of, method_of
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.rows import rows
+from ifsl_bench.plugin.printed_rows import rows
 
 
 def test_methods_of_the_package_look_different():

@@ -24,11 +24,11 @@ from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import RESULT_FILE
 from ifsl_bench.protocol.class_draws import ClassDraws
-from ifsl_bench.protocol.limits import EPISODES, OTHERS, most_episodes
 from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.protocol.task import EpisodeSpec
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+from ifsl_bench.protocol.task_limits import EPISODES, OTHERS, most_episodes
 from ifsl_bench.store.check import check_file
 from tests.board.result_fields import listed
 

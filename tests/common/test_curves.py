@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ifsl_bench.board import result_file
-from ifsl_bench.common.curves import Curves, curves_folder
 from ifsl_bench.common.errors import Lacking, UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.training_curves import Curves, curves_folder
 
 pytest.importorskip("tensorboard", reason='the extra is not installed: pip install "ifsl_bench[tensorboard]"')
 
@@ -94,6 +94,6 @@ def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
         curves_folder(None, "x", home)
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
-    monkeypatch.setattr("ifsl_bench.common.curves.find_spec", lambda name: None)
+    monkeypatch.setattr("ifsl_bench.common.training_curves.find_spec", lambda name: None)
     with pytest.raises(Lacking, match=r'tensorboard is not installed\): pip install "ifsl_bench\[tensorboard\]"'):
         curves_folder("tensorboard", None, home)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.contract import Asked
+from ifsl_bench.plugin.episode_contract import Asked
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.plugin.rules import RULES, keeps_hidden_classes_out

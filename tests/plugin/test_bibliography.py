@@ -13,7 +13,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.page.references import citation_of_paper
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, papers, printed
-from ifsl_bench.plugin.rows import printed_alone, rows
+from ifsl_bench.plugin.printed_rows import printed_alone, rows
 from ifsl_bench.protocol.task_files import packaged
 
 ENTRIES = [paper for folder in ("methods", "tasks") for paper in papers(folder)]

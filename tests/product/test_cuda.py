@@ -30,7 +30,7 @@ from ifsl_bench.data.views import some_base_classes
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.jobs.training import MetaTrain, fresh
 from ifsl_bench.learners import compiled
-from ifsl_bench.plugin.contract import Asked, differs
+from ifsl_bench.plugin.episode_contract import Asked, differs
 from ifsl_bench.plugin.method import FEW, masked_logits
 from ifsl_bench.protocol.task_files import find
 from tests.product import test_pretend as pretend

@@ -32,7 +32,7 @@ from ifsl_bench.jobs.request import Request
 from ifsl_bench.jobs.training import MetaTrain
 from ifsl_bench.learners import compiled
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.contract import Asked, differs
+from ifsl_bench.plugin.episode_contract import Asked, differs
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocol.task_files import find

@@ -14,8 +14,8 @@ from ifsl_bench.common.files import Home, disk_errors, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.catalogue import opened
 from ifsl_bench.data.sets.own import suggested, task_file
-from ifsl_bench.protocol.limits import NAME, RULE
 from ifsl_bench.protocol.task_files import own, packaged, parse
+from ifsl_bench.protocol.task_limits import NAME, RULE
 
 
 def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:

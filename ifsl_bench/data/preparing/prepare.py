@@ -18,8 +18,8 @@ from ifsl_bench.data.datasets import command, dataset_folder, is_made_here, is_p
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.limits import NAME
 from ifsl_bench.protocol.task import DataSpec
+from ifsl_bench.protocol.task_limits import NAME
 
 if TYPE_CHECKING:  # importers and readers are imported by who makes something
     from ifsl_bench.data.read.archive import FileTree
