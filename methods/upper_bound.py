@@ -69,7 +69,7 @@ class UpperBound(Method):
             of_all[:, classes] = with_one(query.features[at] - mean) @ solution.value[0].mT
             logits.append(of_all)
             numbers.append(statistics(solution))
-        return Prediction(torch.stack(logits), {name: torch.cat([one[name] for one in numbers]) for name in numbers[0]})
+        return Prediction(torch.stack(logits), {name: torch.cat([of[name] for of in numbers]) for name in numbers[0]})
 
 
 def with_one(x: Tensor) -> Tensor:

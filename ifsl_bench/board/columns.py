@@ -272,7 +272,7 @@ def _source(ranked: bool) -> Column[Entry]:
 
     def text(entry: Entry) -> str:
         source = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
-        source += f", keeps {kept}" if entry.measured and (kept := entry.measured.images_kept) else ""
+        source += f", keeps {images}" if entry.measured and (images := entry.measured.images_kept) else ""
         if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
             source += f", {mark}"
         if entry.comparable or not (entry.measured or ranked):

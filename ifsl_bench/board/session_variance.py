@@ -230,8 +230,8 @@ def wrong_sign(x: np.ndarray) -> WrongSign | None:
     mean, squares = overall(x, Prior(0.0, 0.0), random=2), _mean_squares(x)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
-    one = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])
-    terms = [(w * square.value, square.effective) for w, square in one]
+    merged = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])
+    terms = [(w * square.value, square.effective) for w, square in merged]
     variance = sum(value for value, _ in terms)
     observed = float(((np.sign(x) != np.sign(mean.mean)) * np.where(x == 0, 0.5, 1.0)).mean())
     if variance <= 0:

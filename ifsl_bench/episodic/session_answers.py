@@ -185,8 +185,8 @@ class Sessions:
             for at in range(len(batch)):
                 of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
                 every.append(whole(batch.every_image(at), of_one))
-        numbers = {name: torch.cat([one.statistics[name] for one in every]) for name in every[0].statistics}
-        return Prediction(torch.cat([one.logits for one in every]), numbers)
+        numbers = {name: torch.cat([answer.statistics[name] for answer in every]) for name in every[0].statistics}
+        return Prediction(torch.cat([answer.logits for answer in every]), numbers)
 
     def _check(self, logits: Sequence[Tensor], count: int) -> None:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""

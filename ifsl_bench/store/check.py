@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,11 @@ from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task import Side, Task
 from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.protocol.task_limits import check_task, most_of
 from ifsl_bench.protocol.variants import changed, split
-from ifsl_bench.store.check_form import Unverified, odd_values, unprintable
+from ifsl_bench.store.check_form import Unverified, odd_values, unprintable, verifying
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.episodes import Sampler
@@ -92,7 +91,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     else:
         from ifsl_bench.store.check_method import CHECKS
 
-        failures += [*_definition(result, task), *_novel_data(result, task), *unfit(task, [result]).values()]
+        failures += [*_definition(result, task), *unfit(task, [result]).values()]
         for check in (_digest, _classes, _partial, _calibration, *CHECKS):
             try:
                 failures += check(result, task, home)
@@ -154,15 +153,9 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
     pinned = task.dataset.fingerprint
     if pinned and result.fingerprint != pinned:
         yield f"fingerprint: {result.fingerprint[:16]}, task {task.name} is pinned to {pinned[:16]}: other data"
-
-
-def _novel_data(result: Result, task: Task) -> Iterator[str]:
-    """Checks that a result names the data of its novel classes exactly where they come from another data set."""
-    fingerprint = result.novel_fingerprint
-    if task.novel_from is None and fingerprint:
-        yield f"novel_fingerprint: {fingerprint[:16]!r}, but the novel classes of {task.name} are of its own data set"
-    elif task.novel_from is not None and not re.fullmatch(r"[0-9a-f]{64}", fingerprint):
-        yield f"novel_fingerprint: {fingerprint[:80]!r}, expected 64 hexadecimal digits, of {task.novel_from}"
+    novel, source = result.novel_fingerprint[:16], task.novel_from or "its own data set"
+    if bool(novel) != bool(task.novel_from):
+        yield f"novel_fingerprint: {novel!r}, the novel classes of {task.name} are of {source}"
 
 
 def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
@@ -172,16 +165,10 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
         return
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
-        expected = _drawn_digest(result, task, home, count)
+        with verifying("digest"):
+            expected = _sampler(result, task, home).digest(count)
     if result.digest != expected:
         yield f"digest: {result.digest[:16]}, the {count:,} episodes of {task.name} have {expected[:16]}"
-
-
-def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
-    try:
-        return _sampler(result, task, home).digest(count)
-    except (UserError, Unverified) as error:
-        raise Unverified(f"digest, since {error}") from error
 
 
 def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
@@ -189,20 +176,18 @@ def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
     count = len(result.episodes)
     if unfit(task, [result]):
         return
-    try:
+    with verifying("classes"):
         drawn = _sampler(result, task, home).classes(count)
-    except (UserError, Unverified) as error:
-        raise Unverified(f"classes, since {error}") from error
     if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 
-def _sampler(result: Result, task: Task, home: Home) -> Sampler | SequenceSampler:
-    """The test episodes of the very data that a result was measured on."""
+def _sampler(result: Result, task: Task, home: Home, side: Side = "test") -> Sampler | SequenceSampler:
+    """A side's episodes of the very data that a result was measured on."""
     _prepared(result, task, home)
     from ifsl_bench.episodic.prepared import Workspace
 
-    return Workspace(home).prepared(task, "linear", result.seed).sampler("test")
+    return Workspace(home).prepared(task, "linear", result.seed).sampler(side)
 
 
 def _prepared(result: Result, task: Task, home: Home) -> bool:
@@ -231,10 +216,8 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
         plugin = registry.load(registry.DATASETS, data.name)
         expected = None if plugin.problem or plugin.value.needs_source else False  # what is made here is whole
     if expected is None:
-        try:
+        with verifying("partial"):
             expected = _prepared(result, task, home)
-        except (UserError, Unverified) as error:
-            raise Unverified(f"partial, since {error}") from error
     if result.partial != expected:
         extent = "a part" if expected else "the whole"
         yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {extent}"
@@ -245,11 +228,6 @@ def _calibration(result: Result, task: Task, home: Home) -> Iterator[str]:
     if not task.kind.has_base or result.calibration:
         return
     if not (result.tuned or result.training):  # these have had validation episodes
-        try:
-            _prepared(result, task, home)
-            from ifsl_bench.episodic.prepared import Workspace
-
-            Workspace(home).prepared(task, "linear", result.seed).sampler("val")
-        except (UserError, Unverified) as error:
-            raise Unverified(f"calibration, since {error}") from error
+        with verifying("calibration"):
+            _sampler(result, task, home, "val")
     yield f"calibration: missing; task {task.name} has base classes, and validation episodes to find the bias on"

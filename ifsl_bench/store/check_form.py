@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import reprlib
@@ -13,20 +14,22 @@ from msgspec import Meta
 
 from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.common.errors import is_printable
+from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.task_limits import MOST_TRIALS
 
 AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
 
 SETTING = r"^(paper|every|tuned-([2-9]|[1-9][0-9]{1,5}))\Z"
-HEX16, HEX64, COMMIT = r"^[0-9a-f]{16}\Z", r"^[0-9a-f]{64}\Z", r"^([0-9a-f]{40}|.*\+changes)?\Z"
+HEX16, HEX64, ANY_HEX64 = r"^[0-9a-f]{16}\Z", r"^[0-9a-f]{64}\Z", r"^([0-9a-f]{64})?\Z"
+COMMIT = r"^([0-9a-f]{40}|.*\+changes)?\Z"
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00\Z"  # so that times sort as texts
 PACKAGE, STEP = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z", r"^[1-9][0-9]{0,17}\Z"
 WORDS = {
     SETTING: "'paper', 'every' or 'tuned-N' with N from 2",
     HEX16: "16 hexadecimal digits",
     HEX64: "64 hexadecimal digits",
+    ANY_HEX64: "64 hexadecimal digits or none",
     COMMIT: "a commit of Git",
     TIME: "a time such as 2026-01-31T12:00:00+00:00",
     PACKAGE: "the name of a package",
@@ -83,7 +86,7 @@ class Pretraining(_Part):
     processes: Annotated[tuple[Processes, ...], Meta(min_length=1)] = (1,)
     rounded: Literal["float16"] = "float16"
     backbone: str = ""
-    weights: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    weights: Annotated[str, Meta(pattern=ANY_HEX64)] = ""
     features: Any = None
     pretrained_on: list[str] = []
     seen: Literal[tuple(SEEN)] = "no"  # type: ignore[valid-type]
@@ -102,6 +105,7 @@ class Form(msgspec.Struct, kw_only=True):
     task_hash: Hex16
     digest: Hex64
     fingerprint: Hex64
+    novel_fingerprint: Annotated[str, Meta(pattern=ANY_HEX64)]
     setting: Annotated[str, Meta(pattern=SETTING)]
     tuned: dict[str, dict[str, Percent]]
     solver: dict[str, dict[Statistic, float]]
@@ -113,6 +117,15 @@ class Form(msgspec.Struct, kw_only=True):
 
 class Unverified(Exception):
     """Something that cannot be looked at here; says what is missing."""
+
+
+@contextlib.contextmanager
+def verifying(what: str) -> Iterator[None]:
+    """Inside, whatever keeps a check from looking at ``what`` becomes :class:`Unverified`, with the reason."""
+    try:
+        yield
+    except (UserError, Unverified) as error:
+        raise Unverified(f"{what}, since {error}") from error
 
 
 def odd_values(result: Result) -> Iterator[str]:

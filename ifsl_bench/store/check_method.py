@@ -22,7 +22,7 @@ from ifsl_bench.plugin.printed_rows import label_parts
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.store.check_form import Unverified
+from ifsl_bench.store.check_form import Unverified, verifying
 from ifsl_bench.store.check_search import odd_search
 
 METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
@@ -95,10 +95,8 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
-    try:
+    with verifying("backbone"):
         corpora = corpora_of(task.pretraining)
-    except UserError as error:
-        raise Unverified(f"backbone, since {error}") from error
     yield from _elsewhere(result, task, corpora)
     key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):

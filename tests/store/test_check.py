@@ -136,6 +136,11 @@ def shorten(value: dict) -> None:
         (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
         (lambda v: v.update(digest="G" * 64), "digest: Expected 64 hexadecimal digits"),
         (lambda v: v.update(fingerprint="f"), "fingerprint: Expected 64 hexadecimal digits"),
+        (lambda v: v.update(novel_fingerprint="f"), "novel_fingerprint: Expected 64 hexadecimal digits or none"),
+        (
+            lambda v: v.update(novel_fingerprint="f" * 64),
+            "novel_fingerprint: 'ffffffffffffffff', the novel classes of ",
+        ),
         (lambda v: v.update(seed=-1), "Expected `int` >= 0 - at `$.seed`"),
         (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
         (lambda v: v.update(label="a\x1b[31m"), "it is not a valid result: label 'a\\x1b[31m' is not printable text"),
