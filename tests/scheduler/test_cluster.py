@@ -145,11 +145,13 @@ def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, 
 def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
     own = distributed.Security.temporary()
     heard: list[str] = []
-    file = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"', "security = true")
+    file = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"\nmemory_limit = "2GB"', "security = true")
     with opened(read_cluster(file), home, heard.append) as cluster:
         address = cluster.client.scheduler.address
         assert address.startswith("tls://")
         cluster.client.wait_for_workers(1, timeout=20)
+        (worker,) = cluster.client.scheduler_info()["workers"].values()
+        assert worker["memory_limit"] == 2_000_000_000
         with pytest.raises(UserError, match="no scheduler answers"), opened(ClusterSpec(address), home, heard.append):
             pass
         with pytest.raises(OSError, match=r"TLS certificate does not match|Timed out"):
