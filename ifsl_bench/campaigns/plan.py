@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,31 +162,30 @@ def _size(stage: Stage, data: Outline) -> int:
 
 def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
     """Makes a row for each family of steps; unless it is ``full``, a long plan has its tasks together."""
-    families, title = _families(plan), _title
-    if not full and len(families) > LONG:
-        families, title = _grouped(plan, _work), partial(_work_title, plan)
     rows = []
-    for steps in families:
+    groups, together = _grouped(plan, full)
+    for steps in groups:
         nodes, states = [step.node for step in steps if step.node], Counter(step.state for step in steps)
         state = steps[0].state if len(steps) == 1 else ", ".join(f"{count:,} {s}" for s, count in states.items())
         times = [node.seconds for node in nodes if node.seconds is not None]
         time = roughly(sum(times)) if times else "unknown" if nodes else ""
-        device = nodes[0].place if nodes else ""
-        rows.append({"stage": title(steps), "state": state, "rough time": time, "device": device})
+        title = _work_title(plan, steps) if together else _title(steps)
+        rows.append({"stage": title, "state": state, "rough time": time, "device": nodes[0].place if nodes else ""})
     return rows
 
 
-def _families(plan: Plan) -> list[list[Step]]:
-    return _grouped(plan, lambda step: step.stage.family)
+def _grouped(plan: Plan, full: bool) -> tuple[list[list[Step]], bool]:
+    """Groups steps, in the order of the first of each group, those with a remark apart; tells if tasks are together."""
 
+    def grouped(by: Callable[[Step], Hashable]) -> list[list[Step]]:
+        groups: dict[Hashable, list[Step]] = {}
+        for step in plan.steps:
+            if not isinstance(step.stage, CheckEpisodes):
+                groups.setdefault((by(step), step.state if step.why else ""), []).append(step)
+        return list(groups.values())
 
-def _grouped(plan: Plan, by: Callable[[Step], Hashable]) -> list[list[Step]]:
-    """Groups steps, in the order of the first of each group; steps with a remark are apart."""
-    groups: dict[Hashable, list[Step]] = {}
-    for step in plan.steps:
-        if not isinstance(step.stage, CheckEpisodes):
-            groups.setdefault((by(step), step.state if step.why else ""), []).append(step)
-    return list(groups.values())
+    families = grouped(lambda step: step.stage.family)
+    return (families, False) if full or len(families) <= LONG else (grouped(_work), True)
 
 
 def _work(step: Step) -> Hashable:
@@ -219,8 +217,7 @@ def notes_of(plan: Plan, full: bool = True) -> list[str]:
     """Writes the totals, and what is not in them, for readers of :func:`rows_of`."""
     refused, stored, total = len(plan.graph.refused), len(plan.graph.stored), len(plan.graph.jobs)
     todo = total - stored - refused
-    folded = not full and len(_families(plan)) > LONG
-    notes = ["Tasks share lines here; --full has a line for each."] if folded else []
+    notes = ["Tasks share lines here; --full has a line for each."] if _grouped(plan, full)[1] else []
     notes.append(f"{total:,} job{'s' * (total != 1)}: {stored:,} stored, {todo:,} to do"
                  + (f", {refused:,} that cannot be run" if refused else ""))  # fmt: skip
     stages: dict[str, list[Stage]] = {}

@@ -12,9 +12,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import _TemporaryFileWrapper
@@ -143,72 +141,39 @@ def _is_address(text: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A connection to a scheduler.
-
-    Attributes:
-        client: of Dask.
-        started: the cluster, if it was started here.
-        failures: of a queueing system, in its words.
-    """
-
-    spec: ClusterSpec
-    client: Any
-    started: Any
-    failures: list[str]
-
-    def mend(self, alive: int) -> None:
-        """Asks for workers in place of those that are gone; raises :class:`UserError` where jobs are refused."""
-        if self.failures:
-            raise UserError(f"{self.spec.name}: {self.failures[-1]}")
-        if alive < self.spec.count:
-            self.started.scale(self.spec.count)  # what has been asked for already is not asked for again
-
-    @property
-    def alive(self) -> bool:
-        """True while the scheduler can be reached."""
-        return bool(self.client.status == "running")
-
-
-@contextmanager
-def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterator[Cluster]:
-    """The cluster of a description; one that is started here is ended with the block.
+def connect(spec: ClusterSpec, home: Home, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
+    """Connects to the scheduler of a description; a cluster that is started for it ends with the stack.
 
     Args:
-        warn: is told where anybody could send the scheduler work.
+        failures: gets why the queueing system refuses jobs, in its own words.
+
+    Returns:
+        Dask's client, and the cluster that was started, if any.
 
     Raises:
         UserError: the scheduler does not answer, or the cluster cannot be started.
     """
-    distributed = dask()
-    started: Any = None
-    failures: list[str] = []
-    with ExitStack() as stack:
-        # Threads and malloc are the stages' business.
-        stack.enter_context(dask("dask").config.set({"distributed.nanny.pre-spawn-environ": {}}))
-        stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.CRITICAL)
-        try:
-            security = distributed.Security.temporary() if spec.security else distributed.Security()
-            security = security if security.tls_ca_file else None
-            if spec.address:
-                asyncio.run(_greet(spec.address, security))
-            else:
-                started = _start(spec, home, security, failures)
-                stack.callback(_end, started)
-            options = {"security": security, "timeout": PATIENCE, "set_as_default": False}
-            client = distributed.Client(started or spec.address, **options)
-        except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
-            what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
-            why = failures[-1] if failures else str(error.__cause__ or error) or type(error).__name__
-            raise UserError(f"{what} {spec.name}: {why.splitlines()[0]}") from error
-        stack.callback(client.close, timeout=2)
-        listeners = [listener.listen_address for listener in started.scheduler.listeners] if started else [spec.address]
-        for address in filter(_is_open, listeners):
-            warn(f"the scheduler of {spec.name} listens at {address} without TLS: whoever reaches it runs programs "
-                 "as you; see docs/cluster.md")  # fmt: skip
-        yield Cluster(spec, client, started, failures)
+    distributed, started = dask(), None
+    # Threads and malloc are the stages' business.
+    stack.enter_context(dask("dask").config.set({"distributed.nanny.pre-spawn-environ": {}}))
+    stack.callback(logging.disable, logging.root.manager.disable)
+    logging.disable(logging.CRITICAL)
+    try:
+        security = distributed.Security.temporary() if spec.security else distributed.Security()
+        security = security if security.tls_ca_file else None
+        if spec.address:
+            asyncio.run(_greet(spec.address, security))
+        else:
+            started = _start(spec, home, security, failures)
+            stack.callback(_end, started)
+        options = {"security": security, "timeout": PATIENCE, "set_as_default": False}
+        client = distributed.Client(started or spec.address, **options)
+    except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
+        what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
+        why = failures[-1] if failures else str(error.__cause__ or error) or type(error).__name__
+        raise UserError(f"{what} {spec.name}: {why.splitlines()[0]}") from error
+    stack.callback(client.close, timeout=2)
+    return client, started
 
 
 async def _greet(address: str, security: Any) -> None:
@@ -273,7 +238,7 @@ def _end(started: Any) -> None:
             process.kill()  # which is known by its start too, not by a number that another may have by now
 
 
-def _is_open(address: str) -> bool:
+def is_open(address: str) -> bool:
     """Tells whether other machines could send work to a scheduler, which runs whatever it is sent."""
     url = urlsplit(address)
     try:

@@ -26,7 +26,7 @@ from ifsl_bench.common.progress import Mute, Reporter, Stage, Unheard
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin.method_source import method_source
-from ifsl_bench.scheduler.cluster import LOCAL, Cluster, ClusterSpec, dask, opened
+from ifsl_bench.scheduler.cluster import LOCAL, ClusterSpec, connect, dask, is_open
 from ifsl_bench.scheduler.executors import Executor, Place, Setting, packed, run_packed
 from ifsl_bench.scheduler.graph import Node
 from ifsl_bench.scheduler.local_workers import MEMORY, print_to
@@ -59,15 +59,27 @@ class DaskWorkers(Executor):
         self.methods = [(name, pickle.dumps(job.chosen), method_source(job.method))
                         for name, job in {job.name: job for job in jobs}.items()]  # fmt: skip
         self._stack = ExitStack()
+        self._started: Any = None  # the cluster, if it was started here
+        self._failures: list[str] = []  # of a queueing system, in its words
         self._refused: set[str] = set()  # addresses of workers that get no work
         self._idle_since = float("inf")
         # Bytes for each worker that has no limit of its own.
         self._memory = MEMORY * virtual_memory().available / spec.count if spec.kind == LOCAL else float("inf")
 
     @cached_property
-    def cluster(self) -> Cluster:
-        """The connection to the scheduler."""
-        return self._stack.enter_context(opened(self.spec, self.setting.home, self.reporter.warn))
+    def client(self) -> Any:
+        """Dask's connection to the scheduler; warns where anybody could send that work."""
+        client, self._started = connect(self.spec, self.setting.home, self._stack, self._failures)
+        listeners = self._started.scheduler.listeners if self._started else ()
+        addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.address]
+        for address in filter(is_open, addresses):
+            self.reporter.warn(f"the scheduler of {self.spec.name} listens at {address} without TLS: whoever reaches "
+                               "it runs programs as you; see docs/cluster.md")  # fmt: skip
+        return client
+
+    @property
+    def _alive(self) -> bool:
+        return bool(self.client.status == "running")
 
     @cached_property
     def _must_have(self) -> MustHave:
@@ -96,9 +108,16 @@ class DaskWorkers(Executor):
         return replace(work, device=torch.device("cuda" if accelerated else "cpu"), forced=asked != "auto")
 
     def look(self) -> None:
-        """New workers are examined; from those that are gone their nodes are taken."""
+        """New workers are examined; from those that are gone their nodes are taken, and others are asked for.
+
+        Raises:
+            UserError: the scheduler is gone, a queueing system refuses jobs, or the first workers cannot work.
+        """
         there = self._there()
-        self.cluster.mend(len(there))
+        if self._failures:
+            raise UserError(f"{self.spec.name}: {self._failures[-1]}")
+        if len(there) < self.spec.count:
+            self._started.scale(self.spec.count)  # what has been asked for already is not asked for again
         for place in list(self.places):
             if place.name not in there and place.node is None:
                 self.places.remove(place)
@@ -115,14 +134,14 @@ class DaskWorkers(Executor):
 
     def close(self) -> None:
         """Cancels all nodes, which stop at their next report, and ends a cluster that was started here."""
-        for place in self.places if "cluster" in vars(self) and self.cluster.alive else ():
+        for place in self.places if "client" in vars(self) and self._alive else ():
             if place.future is not None:
                 place.future.cancel(force=True)
         self.places.clear()
         self._stack.close()
 
     def _send(self, place: Place, node: Node, share: int) -> Any:
-        return self.cluster.client.submit(
+        return self.client.submit(
             run_on_worker, packed(node), self.setting, share, pure=False, workers=[place.name],
             key=f"ifsl_bench-{self.setting.run}/{node.key}/{uuid.uuid4().hex}",
             resources={ACCELERATOR: 1} if node.wants.accelerator else None,
@@ -137,23 +156,22 @@ class DaskWorkers(Executor):
 
     def _there(self) -> Mapping[str, Any]:
         """The workers that the scheduler knows, by address."""
-        client = self.cluster.client
         # Not Client.scheduler_info: what it returns may be the answer to its own clock, which asks for no workers.
-        workers: Mapping[str, Any] = self._ask(client.sync, client.scheduler.identity)["workers"]
+        workers: Mapping[str, Any] = self._ask(self.client.sync, self.client.scheduler.identity)["workers"]
         return workers
 
     def _ask(self, question: Any, *arguments: Any, **keywords: Any) -> Any:
         """An answer of the scheduler's; raises :class:`UserError` where it is gone."""
-        if self.cluster.alive:
+        if self._alive:
             try:
                 return question(*arguments, **keywords)
             except (OSError, RuntimeError, dask().CancelledError):
-                if self.cluster.alive:
+                if self._alive:
                     raise
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
 
     def _examine(self, new: Mapping[str, Mapping[str, Any]]) -> None:
-        run, workers, first = self.cluster.client.run, list(new), not self.places
+        run, workers, first = self.client.run, list(new), not self.places
         if self.spec.kind == LOCAL:  # its processes write where this one does
             self._ask(run, print_to, self.setting, "cluster", workers=workers, on_error="ignore")
         for address, answer in self._ask(run, unfit, self._must_have, workers=workers, on_error="return").items():

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -35,7 +35,7 @@ from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.scheduler import cluster as module
 from ifsl_bench.scheduler import dask_workers, worker_check
-from ifsl_bench.scheduler.cluster import ClusterSpec, opened, read_cluster
+from ifsl_bench.scheduler.cluster import ClusterSpec, read_cluster
 from ifsl_bench.scheduler.executors import Setting
 from ifsl_bench.scheduler.logs import DONE, event_now
 
@@ -131,6 +131,19 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
 # -- clusters
 
 
+@contextlib.contextmanager
+def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterator[dask_workers.DaskWorkers]:
+    """The workers of a cluster that is started, or connected to."""
+    reporter = Heard()
+    reporter.warn = warn
+    workers = dask_workers.DaskWorkers(spec, Setting(home, "cpu", 1, ""), [], reporter)
+    try:
+        assert workers.client
+        yield workers
+    finally:
+        workers.close()
+
+
 def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, tmp_path):
     heard: list[str] = []
     with opened(read_cluster(cluster_toml(tmp_path)), home, heard.append) as cluster:
@@ -190,7 +203,7 @@ def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(ho
     with contextlib.suppress(UserError), opened(read_cluster(str(file)), home, lambda text: None) as cluster:
         clusters.append(cluster)
         assert len(list((home.cache / "keys").iterdir())) == 3
-        cluster.mend(0)
+        cluster.look()
     assert clusters
     assert not list((home.cache / "keys").iterdir())
 
@@ -219,7 +232,7 @@ def test_a_cluster_that_cannot_be_started_says_why(home, tmp_path):
         pytest.raises(UserError, match=r"MoabCluster: msub refuses a job: .*No such file"),
         opened(read_cluster(str(tmp_path / "c.toml")), home, lambda text: None) as cluster,
     ):
-        cluster.mend(0)
+        cluster.look()
 
 
 # -- campaigns
@@ -282,7 +295,7 @@ def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tm
 def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
     jobs, work = jobs_of(here / "home", ["imprint"], "clusters.toml:clusters-5shot")
     run_campaign(jobs, work)
-    monkeypatch.setattr(dask_workers, "opened", None)
+    monkeypatch.setattr(dask_workers, "connect", None)
     ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
     assert ended.stored == jobs
 
