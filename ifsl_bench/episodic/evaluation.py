@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from contextvars import copy_context
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbone.device import free_memory
-from ifsl_bench.common import packed
 from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
@@ -310,43 +309,3 @@ def blocks_at_once(kind: type[Method]) -> int:
 def block_bytes(kind: type[Method]) -> int:
     """Bytes, roughly, that blocks of a method's episodes take on a CPU while they are evaluated."""
     return blocks_at_once(kind) * PEAK * CPU_BYTES
-
-
-def record_of(evaluated: Evaluated) -> dict[str, Any]:
-    """Packs it for JSON, bit by bit: counts, statistics, and the hits on the base-novel curve."""
-    assert isinstance(evaluated.counts, Counts)  # there are never so many sequences
-    return {
-        "base_queries": evaluated.counts.base_queries,
-        "novel_queries": evaluated.counts.novel_queries,
-        "counts": {name: packed.pack(values) for name, values in evaluated.counts.columns().items()},
-        "statistics": {name: packed.pack(values) for name, values in evaluated.statistics.items()},
-        "curve": evaluated.calibrated.curve[:, 1:].astype(int).tolist() if evaluated.calibrated else [],
-        "resampled": evaluated.calibrated.resampled.tolist() if evaluated.calibrated else [],
-    }
-
-
-def evaluated_of(record: Mapping[str, Any], episodes: int, bias: Bias | None) -> Evaluated:
-    """The record of so many episodes, read again.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is none.
-    """
-
-    def arrays(texts: Mapping[str, str]) -> dict[str, np.ndarray]:
-        read = {name: packed.unpack(text, episodes) for name, text in texts.items()}
-        if any(len(values) != episodes for values in read.values()):
-            raise ValueError(f"it is not of {episodes:,} episodes")
-        return read
-
-    hits: dict[str, Any] = arrays(record["counts"])
-    counts = Counts(**hits, base_queries=int(record["base_queries"]), novel_queries=int(record["novel_queries"]))
-    statistics = arrays(record["statistics"])
-    if bias is None:
-        return Evaluated(counts, statistics)
-    base, novel = counts.calibrated_base, counts.calibrated_novel
-    if base is None or novel is None:
-        raise ValueError("it has no hits with a bias")
-    curve = np.concatenate([bias.points[:, None], np.reshape(record["curve"], (-1, 2))], 1)
-    resampled = np.array(record["resampled"], dtype=np.int64).reshape(len(bias.resampled), 2)
-    calibrated = Calibrated(bias.value, bias.validation_episodes, base, novel, curve, resampled)
-    return Evaluated(counts, statistics, None, calibrated)

@@ -22,9 +22,8 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.jobs.training import fresh, to_evaluate
 from ifsl_bench.learners.attractor_method import READ, AttractorMethod
-from ifsl_bench.plugin.find_method import find_method
+from ifsl_bench.plugin.find_method import find_method, label_parts
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.settings import label
 from ifsl_bench.protocol.metrics import Estimate, estimate
 
 CONVERGED = 0  # stands for a search to its end
@@ -113,7 +112,7 @@ def _jobs(
 def _label(job: Job) -> str:
     """A label of the method with the options that a user set."""
     shown = {key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVING}
-    return ".".join(label(job.method, job.name, shown, job.task))
+    return ".".join(label_parts(job.method, job.name, shown, job.task))
 
 
 def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspace) -> Iterator[tuple[int, np.ndarray]]:

@@ -1,7 +1,4 @@
-"""The last stage of a job, its evaluation, and :func:`stages_of`, which lists all of its stages.
-
-Runs, resumed runs and dry runs walk that one list.
-"""
+"""The last stage of a job: its evaluation, which makes the result."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import joined
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.jobs.job import Job
-from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
+from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready, in_ranges
 from ifsl_bench.jobs.training import evaluation_amount, say_place
@@ -156,30 +152,6 @@ class Evaluate(EvaluationStage):
             },
         )
         return result
-
-
-def stages_of(job: Job, command: str = "") -> list[Stage]:
-    """The stages of a job, each after those it waits for: its data first, what gives the result last.
-
-    The checks of its episodes are part of the first.
-    """
-    stages: list[Stage] = [PrepareData(job.task, job.sides)]
-    trials: set[str] = set()
-
-    def add(stage: Stage) -> None:
-        for needed in stage.inputs():
-            # Candidates may be thousands: they are told apart by what they are called.
-            if needed.kind == "trial":
-                if str(needed) in trials:
-                    continue
-                trials.add(str(needed))
-            elif isinstance(needed, (PrepareData, CheckEpisodes)) or needed in stages:
-                continue
-            add(needed)
-        stages.append(stage)
-
-    add(Evaluate(job, command=command))
-    return stages
 
 
 def provenance(command: str, device: torch.device, requires: Iterable[str] = ()) -> dict[str, object]:

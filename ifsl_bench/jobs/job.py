@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,13 @@ from ifsl_bench.backbone.contract import check_backbone
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.wording import short, spelled
+from ifsl_bench.common.wording import short
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.plugin import settings
-from ifsl_bench.plugin.find_method import Chosen, find_method
+from ifsl_bench.plugin.find_method import Chosen, find_method, label_parts, searched_options
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
-from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
+from ifsl_bench.plugin.options import resolve_options, trains
 from ifsl_bench.plugin.printed_rows import Label
-from ifsl_bench.plugin.settings import Point
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
@@ -30,19 +28,6 @@ from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIAL
 from ifsl_bench.protocol.training import Training
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One of the settings to choose from: the values of what is searched, and the job with them, not calibrated."""
-
-    point: Point
-    job: Job
-
-    @property
-    def name(self) -> str:
-        """The point in words, as results have it."""
-        return spelled(self.point)
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,7 @@ class Job:
     @property
     def row(self) -> Label:
         """The row of tables that it makes: the method's name, with everything that is not the default."""
-        name, *options = settings.label(self.method, self.name, self.set_options, self.task)
+        name, *options = label_parts(self.method, self.name, self.set_options, self.task)
         options += [f"train.{key}={short(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             options.append(f"episodes={self.episodes}")
@@ -123,47 +108,11 @@ class Job:
     @property
     def searched(self) -> list[str]:
         """The names of what is chosen on validation episodes."""
-        return settings.searched(self.method, self._fixed_options(), self.trials)
-
-    def _fixed_options(self) -> dict[str, Any]:
-        return {**self.set_options, **({RATE: self.training.rate} if self.training.rate else {})}
-
-    def rounds(self, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:
-        """The settings to choose from, by round of the search, up to the first of which not all accuracies are known.
-
-        They are the same with and without calibration. Where nothing is chosen, there is one, this job at no point.
-
-        Args:
-            accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
-        """
-        rounds: list[list[Candidate]] = []
-        finished: list[list[tuple[Point, float]]] = []
-        while points := self._points(finished):
-            rounds.append([self._candidate(point) for point in points])
-            accuracies = [accuracy(candidate) for candidate in rounds[-1]]
-            if any(value is None for value in accuracies):
-                break
-            finished.append(
-                [(point, value) for point, value in zip(points, accuracies, strict=True) if value is not None]
-            )
-        return rounds
+        return searched_options(self.method, self.fixed_options, self.trials)
 
     @property
-    def later_rounds(self) -> int:
-        """The most rounds that the search for options has after its first."""
-        return settings.rounds_after_first(self.method, self._fixed_options(), self.trials)
-
-    def _points(self, finished: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
-        default = {**defaults(self.method, self.task), RATE: self._published.schedule.rate}
-        return settings.points(self.method, self._fixed_options(), self.trials, default, finished)
-
-    def _candidate(self, point: Point) -> Candidate:
-        options = settled(self.method, {**self.set_options, **point}, self.task)
-        rate = point.get(RATE, self.training.rate)
-        training = msgspec.structs.replace(self.training, rate=0.0 if rate == self._published.schedule.rate else rate)
-        seed = TUNING_SEED if self.trials else self.seed
-        plain = replace(self, set_options=options, training=training, seed=seed, trials=0, calibrated=False)
-        return Candidate(point, plain)
+    def fixed_options(self) -> dict[str, Any]:
+        return {**self.set_options, **({RATE: self.training.rate} if self.training.rate else {})}
 
     @property
     def trains(self) -> bool:
@@ -179,10 +128,10 @@ class Job:
     @property
     def schedule(self) -> MetaTraining:
         """The meta-training schedule: the method's or the task's, with what the user says of it."""
-        return self.training.applied(self._published)
+        return self.training.applied(self.published_schedule)
 
     @property
-    def _published(self) -> MetaTraining:
+    def published_schedule(self) -> MetaTraining:
         return self.method.schedule or self.task.meta_training
 
     @property

@@ -9,7 +9,7 @@ measured anew, while a run that was stopped goes on with the ranges that are not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ifsl_bench.common import packed
 from ifsl_bench.common.building import remove
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile
@@ -25,7 +26,7 @@ from ifsl_bench.common.own_code import own_code
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.outline import Outline
-from ifsl_bench.episodic.evaluation import evaluated_of, record_of
+from ifsl_bench.episodic.evaluation import Evaluated
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs import ready
 from ifsl_bench.jobs.job import Job
@@ -39,7 +40,8 @@ from ifsl_bench.jobs.training import (
     say_place,
 )
 from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
-from ifsl_bench.protocol.calibration import Bias
+from ifsl_bench.protocol.calibration import Bias, Calibrated
+from ifsl_bench.protocol.metrics import Counts
 
 Kept = TypeVar("Kept")
 
@@ -208,3 +210,43 @@ def _read(file: Path, made_of: str | None, read: Callable[[dict[str, Any]], Kept
         return read(content) if made_of is not None and content.get("made_of") == made_of else None
     except (FileNotFoundError, CorruptFile, KeyError, TypeError, ValueError):
         return None
+
+
+def record_of(evaluated: Evaluated) -> dict[str, Any]:
+    """Packs it for JSON, bit by bit: counts, statistics, and the hits on the base-novel curve."""
+    assert isinstance(evaluated.counts, Counts)  # there are never so many sequences
+    return {
+        "base_queries": evaluated.counts.base_queries,
+        "novel_queries": evaluated.counts.novel_queries,
+        "counts": {name: packed.pack(values) for name, values in evaluated.counts.columns().items()},
+        "statistics": {name: packed.pack(values) for name, values in evaluated.statistics.items()},
+        "curve": evaluated.calibrated.curve[:, 1:].astype(int).tolist() if evaluated.calibrated else [],
+        "resampled": evaluated.calibrated.resampled.tolist() if evaluated.calibrated else [],
+    }
+
+
+def evaluated_of(record: Mapping[str, Any], episodes: int, bias: Bias | None) -> Evaluated:
+    """The record of so many episodes, read again.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+
+    def arrays(texts: Mapping[str, str]) -> dict[str, np.ndarray]:
+        read = {name: packed.unpack(text, episodes) for name, text in texts.items()}
+        if any(len(values) != episodes for values in read.values()):
+            raise ValueError(f"it is not of {episodes:,} episodes")
+        return read
+
+    hits: dict[str, Any] = arrays(record["counts"])
+    counts = Counts(**hits, base_queries=int(record["base_queries"]), novel_queries=int(record["novel_queries"]))
+    statistics = arrays(record["statistics"])
+    if bias is None:
+        return Evaluated(counts, statistics)
+    base, novel = counts.calibrated_base, counts.calibrated_novel
+    if base is None or novel is None:
+        raise ValueError("it has no hits with a bias")
+    curve = np.concatenate([bias.points[:, None], np.reshape(record["curve"], (-1, 2))], 1)
+    resampled = np.array(record["resampled"], dtype=np.int64).reshape(len(bias.resampled), 2)
+    calibrated = Calibrated(bias.value, bias.validation_episodes, base, novel, curve, resampled)
+    return Evaluated(counts, statistics, None, calibrated)

@@ -21,7 +21,8 @@ from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmnes
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Diverged, Model, training_threads
-from ifsl_bench.jobs.job import TUNING_SEED, Candidate, Job
+from ifsl_bench.jobs.candidates import Candidate, later_rounds, rounds_of
+from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.training import (
@@ -35,6 +36,7 @@ from ifsl_bench.jobs.training import (
     training_place,
 )
 from ifsl_bench.plugin import settings
+from ifsl_bench.plugin.find_method import label_parts
 from ifsl_bench.plugin.method import NonFinite
 from ifsl_bench.plugin.settings import PAIR
 from ifsl_bench.plugin.space import RATE
@@ -126,7 +128,7 @@ class Trial(JobStage):
 def trials_named(job: Job) -> str:
     """The trials of a search, for people: what is tried, with what is not."""
     fixed = {key: value for key, value in job.set_options.items() if key not in job.method.space}
-    return f"trials of {'.'.join(settings.label(job.method, job.name, fixed, job.task))} on {job.task.name}"
+    return f"trials of {'.'.join(label_parts(job.method, job.name, fixed, job.task))} on {job.task.name}"
 
 
 def both(first: Place, second: Place) -> Place:
@@ -160,7 +162,7 @@ class LaterTrial(JobStage):
     @property
     def _first(self) -> Trial:
         """The search's first trial, which takes about as long."""
-        return Trial(self.job.rounds()[0][0].job)
+        return Trial(rounds_of(self.job)[0][0].job)
 
     def key(self, home: Home) -> str:
         select = self.job.training.select
@@ -169,11 +171,11 @@ class LaterTrial(JobStage):
     def inputs(self) -> Sequence[Stage]:
         if self.round > 1:
             return [LaterTrial(self.job, self.round - 1, slot) for slot in range(PAIR)]
-        return [Trial(candidate.job) for candidate in self.job.rounds()[0]]
+        return [Trial(candidate.job) for candidate in rounds_of(self.job)[0]]
 
     def trial(self, home: Home) -> Trial | None:
         """Returns its trial; None while a round before it is not done, and where the search has no such trial."""
-        rounds = self.job.rounds(kept_accuracies(home))
+        rounds = rounds_of(self.job, kept_accuracies(home))
         candidates = rounds[self.round][self.slot :] if len(rounds) > self.round else []
         return Trial(candidates[0].job) if candidates else None
 
@@ -183,7 +185,7 @@ class LaterTrial(JobStage):
 
     def cached(self, home: Home) -> bool:
         accuracy = kept_accuracies(home)
-        rounds = self.job.rounds(accuracy)
+        rounds = rounds_of(self.job, accuracy)
         here = rounds[self.round][self.slot :][:1] if len(rounds) > self.round else rounds[-1]
         return all(accuracy(candidate) is not None for candidate in here)
 
@@ -203,14 +205,14 @@ class LaterTrial(JobStage):
 
 def trials_of(job: Job) -> list[Trial | LaterTrial]:
     """The trials that a job's choice waits for; the same ones for all seeds of a search, calibrated or not."""
-    first = [Trial(candidate.job) for candidate in job.rounds()[0]]
+    first = [Trial(candidate.job) for candidate in rounds_of(job)[0]]
     seed, episodes = TUNING_SEED if job.trials else job.seed, job.task.evaluation.episodes
     search = replace(job, seed=seed, calibrated=False, episodes=episodes)
-    return [*first, *(LaterTrial(search, i + 1, slot) for i in range(job.later_rounds) for slot in range(PAIR))]
+    return [*first, *(LaterTrial(search, i + 1, slot) for i in range(later_rounds(job)) for slot in range(PAIR))]
 
 
 def kept_accuracies(home: Home) -> Callable[[Candidate], float | None]:
-    """The accuracies of trials that are in a home, for :meth:`Job.rounds`."""
+    """The accuracies of trials that are in a home, for :func:`~ifsl_bench.jobs.candidates.rounds_of`."""
 
     def accuracy(candidate: Candidate) -> float | None:
         tried = Trial(candidate.job).read_here(home)
@@ -237,7 +239,7 @@ class TrainChosen(JobStage):
 
     def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
         """The models of all candidates: one of these is its own."""
-        candidates = itertools.chain.from_iterable(self.job.rounds(kept_accuracies(home)))
+        candidates = itertools.chain.from_iterable(rounds_of(self.job, kept_accuracies(home)))
         jobs = [replace(candidate.job, seed=self.job.seed) for candidate in candidates]
         return [artefact for job in jobs for artefact in MetaTrain(job).artefacts(home)]
 
@@ -270,7 +272,7 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
         tried[candidate.name] = Trial(candidate.job).compute(work)
         return tried[candidate.name].to_compare
 
-    rounds = job.rounds(accuracy)
+    rounds = rounds_of(job, accuracy)
     candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
     name = best_of(str(job), tried, reporter)
     reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
@@ -296,7 +298,7 @@ def counted_on_test(job: Job, choice: dict[str, Any], counts: Counts, work: Work
     if "choice" not in choice or not choice["choice"].rivals:
         return choice
     firmness, episodes = choice["choice"], range(min(RIVAL_EPISODES, len(counts)))
-    jobs = [candidate.job for candidate in itertools.chain.from_iterable(job.rounds(kept_accuracies(work.home)))]
+    jobs = [candidate.job for candidate in itertools.chain.from_iterable(rounds_of(job, kept_accuracies(work.home)))]
     columns = [counts.columns()]
     for i, place in enumerate(firmness.rivals):
         title = f"rival {i + 1} of {len(firmness.rivals)} of {job}: {len(episodes):,} test episodes"
@@ -312,7 +314,7 @@ def kept_choice(job: Job, home: Home) -> Job | None:
     accuracy = kept_accuracies(home)
     accuracies = {
         candidate.name: (accuracy(candidate), candidate.job)
-        for candidate in itertools.chain.from_iterable(job.rounds(accuracy))
+        for candidate in itertools.chain.from_iterable(rounds_of(job, accuracy))
     }
     accuracy_of = {name: value for name, (value, _) in accuracies.items() if value is not None}
     best = max(accuracy_of, key=accuracy_of.__getitem__, default="")

@@ -1,4 +1,5 @@
-"""From what a user calls a method to its class: a registered name, a shorthand, a file, or the class itself."""
+"""From what a user calls a method to its class: a registered name, a shorthand, a file, or the class itself; and back
+to what tables call it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import hashlib
 import inspect
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from types import ModuleType
 from typing import Any
 
 from ifsl_bench.common.errors import UserError, unknown, where
+from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, method_source, neighbours
-from ifsl_bench.plugin.options import check_method
+from ifsl_bench.plugin.options import check_method, defaults
 from ifsl_bench.plugin.printed_rows import LAZY, printed_alone
+from ifsl_bench.protocol.task import Task
 
 FROM = "__from__"  # a module made from a file says which
 _LOCK = threading.RLock()
@@ -174,3 +177,22 @@ def _run(file: Path) -> ModuleType:
             message = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
             raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {message}") from error
     return module
+
+
+def label_parts(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:
+    """The method's name in tables, then each given option that the name does not say, as ``key=value``."""
+    called, named_keys = name, set[str]()
+    # A copy or a subclass of a registered method is another one, and says so.
+    if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
+        called, named_keys = method.label(name, defaults(method, task) | dict(options))
+        if called != name and called not in method.shorthands:
+            registry.check_free(called, name, f"label {called!r} of method {name}")
+    return [called, *(f"{key}={short(value)}" for key, value in options.items() if key not in named_keys)]
+
+
+def searched_options(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:
+    """Lists what is chosen on validation episodes: of the grid, or with ``trials`` of the space, what is not fixed.
+
+    Names of options, and ``train.rate`` for the learning rate of meta-training.
+    """
+    return [key for key in (method.space if trials else method.grid) if key not in fixed_options]

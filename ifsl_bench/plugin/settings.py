@@ -1,4 +1,4 @@
-"""A method's settings: what tables call them, and the search for the best on validation episodes, in rounds."""
+"""A method's settings: the search for the best on validation episodes, in rounds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from ifsl_bench.common.wording import short
-from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.find_method import searched_options
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.options import accepts, defaults, grid_of, space_of
+from ifsl_bench.plugin.options import accepts, grid_of, space_of
 from ifsl_bench.plugin.space import RATE, Space
-from ifsl_bench.protocol.task import Task
-
-
-def searched(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:
-    """Lists what is chosen on validation episodes: of the grid, or with ``trials`` of the space, what is not fixed.
-
-    Names of options, and ``train.rate`` for the learning rate of meta-training.
-    """
-    return [key for key in (method.space if trials else method.grid) if key not in fixed_options]
 
 
 def points(
@@ -30,14 +20,14 @@ def points(
     default: Mapping[str, Any],
     rounds: Sequence[Sequence[tuple[Point, float]]] = (),
 ) -> list[Point]:
-    """The values of :func:`searched` to try in the next round; one empty point where it is empty.
+    """The values of what is searched to try in the next round; one empty point where nothing is.
 
     The product of the grid's values, all in one round; or a round of :func:`ifsl_bench.plugin.settings.next_round`.
 
     Args:
         rounds: the earlier ones, with accuracies.
     """
-    free = searched(method, fixed_options, trials)
+    free = searched_options(method, fixed_options, trials)
     if free and trials:
         return next_round(_space(method, free), default, trials, rounds)
     grid = grid_of(method)
@@ -47,7 +37,7 @@ def points(
 
 def rounds_after_first(method: type[Method], fixed_options: Container[str], trials: int) -> int:
     """The number of rounds that a search has at most after its first."""
-    free = searched(method, fixed_options, trials)
+    free = searched_options(method, fixed_options, trials)
     return later_rounds(_space(method, free), trials) if free and trials else 0
 
 
@@ -78,17 +68,6 @@ def at_edge(method: type[Method], options: Mapping[str, Any], point: Point, offe
 def _beyond(value: float, end: float) -> float:
     """The next value towards an end."""
     return value + int(math.copysign(1, end)) if isinstance(value, int) else math.nextafter(value, end)
-
-
-def label(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:
-    """The method's name in tables, then each given option that the name does not say, as ``key=value``."""
-    called, named_keys = name, set[str]()
-    # A copy or a subclass of a registered method is another one, and says so.
-    if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
-        called, named_keys = method.label(name, defaults(method, task) | dict(options))
-        if called != name and called not in method.shorthands:
-            registry.check_free(called, name, f"label {called!r} of method {name}")
-    return [called, *(f"{key}={short(value)}" for key, value in options.items() if key not in named_keys)]
 
 
 Point = dict[str, Any]  # option -> value

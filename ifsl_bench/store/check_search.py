@@ -8,6 +8,7 @@ from typing import Any
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.wording import short
+from ifsl_bench.jobs.candidates import rounds_of
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.space import RATE
@@ -40,7 +41,7 @@ def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
     if result.trials and len(tried) > result.trials:
         yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
         return
-    rounds = job.rounds(lambda candidate: result.accuracy(candidate.name))
+    rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name))
     candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
     sizes = [len(candidates_of) for candidates_of in rounds]
     if tried.keys() != candidates.keys() or result.rounds != sizes:

@@ -40,7 +40,9 @@ def kept_of(job: Job, home: Home) -> Kept:
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
     backbone are in the cache to compare with, and so must be the method.
     """
-    from ifsl_bench.backbone.weights import weights_to_use  # a run that repeats its results asks for none
+    # A run that repeats its results asks for none.
+    from ifsl_bench.backbone.weights import weights_to_use
+    from ifsl_bench.jobs.candidates import rounds_of
 
     path, searched = job.result_path(home), job.searched
     if not os.path.exists(path):
@@ -53,7 +55,7 @@ def kept_of(job: Job, home: Home) -> Kept:
     key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     weights = weights_to_use(home, key)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
-    rounds = job.rounds(lambda candidate: result.accuracy(candidate.name)) if searched else []
+    rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
     to_try = {candidate.name for candidate in itertools.chain.from_iterable(rounds)}
     compared = {
         "task": (result.task_hash, job.task.hash),

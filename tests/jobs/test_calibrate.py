@@ -13,6 +13,7 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.jobs.candidates import rounds_of
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
@@ -97,10 +98,10 @@ def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_
 def test_options_follow_the_mark_in_a_label(task, work):
     (job,) = make_jobs(Request(["lr+a"], [task], {"gamma": "0.5"}, episodes=30, calibrate=True), work.home)
     assert job.label == "lr+a+cal.gamma=0.5.episodes=30"
-    assert [one.job.label for one in job.rounds()[0]] == ["lr+a.gamma=0.5.episodes=30"]
+    assert [one.job.label for one in rounds_of(job)[0]] == ["lr+a.gamma=0.5.episodes=30"]
     (tuned,) = make_jobs(Request(["lr"], [task], trials=3, calibrate=True), work.home)
     assert tuned.label == "lr+cal@tuned-3"
-    assert not any(one.job.calibrated for one in tuned.rounds()[0]), "its trials are those of the other row"
+    assert not any(one.job.calibrated for one in rounds_of(tuned)[0]), "its trials are those of the other row"
 
 
 def test_regular_tasks_stay_as_they_are_and_cannot_be_calibrated(clusters, task, work, call):

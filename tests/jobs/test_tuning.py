@@ -25,6 +25,7 @@ from ifsl_bench.episodic.choosing import Tried, best_of, firmness
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.jobs import ready, searching
 from ifsl_bench.jobs import training as stages
+from ifsl_bench.jobs.candidates import rounds_of
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
@@ -158,12 +159,12 @@ def test_every_method_that_has_something_to_choose_declares_where():
 
 
 def first_round(job):
-    return [(candidate.point, candidate.job) for candidate in job.rounds()[0]]
+    return [(candidate.point, candidate.job) for candidate in rounds_of(job)[0]]
 
 
 def all_of(job, home):
     """Each candidate of a search that was made."""
-    rounds = job.rounds(searching.kept_accuracies(home))
+    rounds = rounds_of(job, searching.kept_accuracies(home))
     return [(candidate.point, candidate.job) for one in rounds for candidate in one]
 
 
