@@ -82,13 +82,17 @@ def test_every_claim_is_in_a_page_with_its_numbers(claims, tables):
 
 
 def unclaimed(page: str, tables: ModuleType, findings: bool = True) -> list[str]:
-    """The sentences of a page that compare rows and are no claims. What papers say is not ours to compute."""
+    """The sentences of a page that compare rows and are no claims; questions are none. What papers say is not ours to compute."""
     rows = re.compile(rf"{METHOD.pattern}|\d points?\b") if findings else METHOD
     for name in dict.fromkeys(tables.CLAIM.findall(page)):
         page = tables.marked(name, tables.sentences()[name]).sub("", page)
     prose = re.sub(r"```.*?```|<!--.*?-->|^\|[^\n]*$|^ {4}[^\n]*$|`[^`\n]*`|\]\([^)]*\)", "", page, flags=re.S | re.M)
     sentences = re.split(r"(?<=[.?!:])\s+(?=[A-Z*\[(])|\n\s*\n|\n(?=[*#]|\d\.)", prose)
-    return [said for said in sentences if VERB.search(said) and rows.search(said) and "paper" not in said]
+    return [
+        said
+        for said in sentences
+        if VERB.search(said) and rows.search(said) and "paper" not in said and not said.endswith("?")
+    ]
 
 
 def test_nothing_is_said_of_rows_without_a_claim(tables):
