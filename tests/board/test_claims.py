@@ -82,7 +82,7 @@ def test_every_claim_is_in_a_page_with_its_numbers(claims, tables):
 
 
 def unclaimed(page: str, tables: ModuleType, findings: bool = True) -> list[str]:
-    """The sentences of a page that compare rows and are no claims; questions are none. What papers say is not ours to compute."""
+    """The sentences of a page that compare rows and are no claims or questions. What papers say is not computed."""
     rows = re.compile(rf"{METHOD.pattern}|\d points?\b") if findings else METHOD
     for name in dict.fromkeys(tables.CLAIM.findall(page)):
         page = tables.marked(name, tables.sentences()[name]).sub("", page)
