@@ -9,7 +9,7 @@ they have more on the validation episodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,9 +19,13 @@ from ifsl_bench.protocol.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
+
 Hits = Annotated[int, Meta(ge=0, lt=1 << 31)]  # products of two fit into 64 bits
 Episodes = Annotated[int, Meta(ge=1)]
 Place = Annotated[int, Meta(ge=0)]
+OF_BIAS = ("acc", "last", "pd", "gain", "base", "novel", "harmonic", "gacc")  # in sessions, what resamples are known of
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +48,8 @@ class Calibration(Part, frozen=True):
             with each, over all test episodes.
         applied: whether the bias is part of the row, so that ``episodes.base_joint`` and ``novel_joint`` have it too.
         resampled_base, resampled_novel: the base and novel queries that are right over all test episodes with the bias
-            that each bootstrap resample of the validation episodes would have chosen; empty in older files.
+            that each bootstrap resample of the validation episodes would have chosen; in sessions after each of
+            sessions 1 to T, one resample after the other. Empty in older files.
     """
 
     bias: float
@@ -65,8 +70,8 @@ class Calibration(Part, frozen=True):
                 bias=bias.tolist(), base_joint=base.astype(int).tolist(), novel_joint=novel.astype(int).tolist()
             ),
             applied=applied,
-            resampled_base=calibrated.resampled[:, 0].tolist(),
-            resampled_novel=calibrated.resampled[:, 1].tolist(),
+            resampled_base=calibrated.resampled[:, 0].ravel().tolist(),
+            resampled_novel=calibrated.resampled[:, 1].ravel().tolist(),
         )
 
 
@@ -142,6 +147,37 @@ def odd_calibration(calibration: Calibration | None, counts: Counts) -> Iterator
     hits = hits[np.lexsort((-hits[:, 0], hits[:, 1]))]
     if (np.diff(hits[:, 0]) > 0).any():
         yield "has a resample with more base and more novel hits than a bias on the curve has"
+
+
+def odd_bias_of_sessions(calibration: Calibration, counts: SessionCounts) -> Iterator[str]:
+    """Yields why no method has these hits with biases on the novel logits after each session."""
+    for name, most in (("base", counts.queries[:, 0]), ("novel", counts.queries[:, 1:])):
+        hits = getattr(calibration, f"resampled_{name}")
+        if len(hits) not in (0, RESAMPLES * counts.sessions):
+            yield f"has other than {RESAMPLES} resamples of {counts.sessions} sessions"
+        elif max(hits, default=0) > most.sum(dtype=np.int64):
+            yield f"has more {name} hits than there are {name} queries"
+
+
+def resampled_sequences(calibration: Calibration | None, counts: SessionCounts) -> SessionCounts | None:
+    """Hits over all test sequences with the bias of each resample, as if each were a sequence; for :data:`OF_BIAS`.
+
+    All novel hits are those of session 1. None where no bias was chosen, or where an older result does not say it.
+    """
+    from ifsl_bench.protocol.session_metrics import SessionCounts, triangle_rows
+
+    if calibration is None or not calibration.resampled_base:
+        return None
+    sessions = counts.sessions
+    _, group = triangle_rows(sessions)
+    base, novel = (
+        np.reshape(hits, (RESAMPLES, sessions)) for hits in (calibration.resampled_base, calibration.resampled_novel)
+    )
+    hits = np.zeros((RESAMPLES, len(group)), np.int64)
+    first = np.full((RESAMPLES, 1), counts.hits[:, 0].sum(dtype=np.int64))
+    hits[:, group == 0], hits[:, group == 1] = np.concatenate([first, base], 1), novel
+    queries = np.tile(counts.queries.sum(0, dtype=np.int64), (RESAMPLES, 1))
+    return SessionCounts(hits, np.zeros_like(base), np.zeros_like(base), queries, counts.base_classes, counts.ways)
 
 
 def resampled_sums(calibration: Calibration | None, choice: Choice | None, counts: Counts) -> Counts | None:

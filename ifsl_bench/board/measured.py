@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifsl_bench.board.choices import resampled_sums
+from ifsl_bench.board.choices import OF_BIAS, resampled_sequences, resampled_sums
 from ifsl_bench.board.consistency import Counted, counted, over_seeds
 from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.board.result_folder import LEFT_OUT
@@ -145,27 +145,40 @@ class Row:
         return self._counts[0].quantile
 
     @cached_property
-    def _resampled(self) -> tuple[Counts | None, ...]:
+    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
         """By seed: what resamples of the validation episodes would have made of it."""
         both = zip(self.results, self._counts, strict=True)
-        return tuple(resampled_sums(r.calibration, r.choice, c) if isinstance(c, Counts) else None for r, c in both)
+        return tuple(
+            resampled_sums(r.calibration, r.choice, c)
+            if isinstance(c, Counts)
+            else resampled_sequences(r.calibration, c)
+            for r, c in both
+        )
+
+    @property
+    def holds_bias(self) -> bool:
+        """Returns whether its intervals hold a bias fixed, as results of older versions do."""
+        return any(r.calibration and not r.calibration.resampled_base for r in self.results)
 
     @property
     def holds_choices(self) -> bool:
         """Returns whether its intervals hold a choice on validation episodes fixed, as results of older versions do."""
-        return any(
-            (r.calibration and not r.calibration.resampled_base) or (r.tuned and not r.choice)
-            for r in self.results
-            if not isinstance(r, SessionResult)
-        )
+        return self.units == "episodes" and (self.holds_bias or any(r.tuned and not r.choice for r in self.results))
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """A metric with what each resample of the validation episodes would have chosen, [RESAMPLES], in percent.
 
         Averaged over seeds (over these). It is for variances: where nothing was chosen, or nobody knows, it is 0.
         """
-        of_seeds = [c for c, seed in zip(self._resampled, self.seeds, strict=True) if seeds is None or seed in seeds]
-        values = [counts.value(metric) if counts else np.zeros(RESAMPLES) for counts in of_seeds]
+
+        def value(result: Result, counts: Counts | SessionCounts | None) -> np.ndarray:
+            if isinstance(counts, Counts):
+                return counts.value(metric)
+            moved = "acc" if metric == "calibrated_acc" else metric if result.calibrated else ""
+            return counts.value(moved) if counts and moved in OF_BIAS else np.zeros(RESAMPLES)
+
+        both = zip(self.results, self._resampled, strict=True)
+        values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
         return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
 
     @property
@@ -235,6 +248,11 @@ class LazyRow(Row):
     def _counts(self) -> tuple[Counts | SessionCounts, ...]:
         return tuple(r.counts().lazy().compact() for r in self.results if isinstance(r, SessionResult))
 
+    @cached_property
+    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
+        """No bias moves it."""
+        return (None,) * len(self.results)
+
 
 class BiasedRow(Row):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
@@ -264,10 +282,14 @@ def variance(choices: np.ndarray) -> float:
 
 
 def held_fixed(rows: Sequence[Row], *more: str) -> str:
-    """Names what every interval of rows in sessions holds fixed: ``more``, classes, choices on validation sequences."""
-    results = [result for row in rows for result in row.results]
+    """Names what every interval of rows in sessions holds fixed: ``more``, classes, choices on validation sequences.
+
+    A bias is one of these where a result does not have what resamples of these would have chosen.
+    """
     held = [*more, "the base and novel classes"]
-    held += ["the bias on novel logits"] if any(result.calibration for result in results) else []
+    if fixed := [row.label for row in rows if row.holds_bias]:
+        all_of_them = len(fixed) == sum(any(result.calibration for result in row.results) for row in rows)
+        held.append("the bias on novel logits" + ("" if all_of_them else f" of {', '.join(fixed)}"))
     tuned = [row.label for row in rows if any(result.tuned for result in row.results)]
     held += [f"the chosen options of {', '.join(tuned)}"] if tuned else []
     return f"{', '.join(held[:-1])} and {held[-1]}" if len(held) > 1 else held[0]

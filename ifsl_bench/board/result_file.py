@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ifsl_bench.board.choices import Calibration, Choice, Hits, Part, odd_calibration, odd_choice
+from ifsl_bench.board.choices import Calibration, Choice, Hits, Part, odd_bias_of_sessions, odd_calibration, odd_choice
 from ifsl_bench.board.consistency import KINDS, odd_classes, odd_counts, odd_sequences
 from ifsl_bench.board.episode_counts import EpisodeCounts, SequenceCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
@@ -305,6 +305,8 @@ def _odd(result: Result) -> Iterator[str]:
         yield from odd_classes(classes, counts.orders)
         if (result.calibration is None) != (counts.calibrated_hits is None):
             yield "calibration and episodes.calibrated_hits are not both there"
+        if result.calibration:
+            yield from (f"calibration {reason}" for reason in odd_bias_of_sessions(result.calibration, counts))
     else:
         yield from odd_counts(counts)
         yield from odd_classes(classes, len(counts))

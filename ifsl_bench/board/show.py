@@ -185,14 +185,15 @@ def _percent(value: object) -> str:
 
 
 def _calibration(result: Result, calibration: Calibration) -> str:
-    episodes = result.episodes
-    count = calibration.validation_episodes
-    text = f"bias {calibration.bias:g} on the novel logits, found on {count:,} validation episodes"
-    if isinstance(result, SessionResult):
-        text = text.replace("episodes", "sequences")
-    elif calibration.resampled_base:
-        hits = np.add(calibration.resampled_base, calibration.resampled_novel)
-        spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
+    episodes, in_sessions = result.episodes, isinstance(result, SessionResult)
+    found_on = f"{calibration.validation_episodes:,} validation {'sequences' if in_sessions else 'episodes'}"
+    text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
+    if calibration.resampled_base:
+        if in_sessions:
+            spread = float(Row(result.label, "", (result,)).choices("calibrated_acc").std(ddof=1))
+        else:
+            hits = np.add(calibration.resampled_base, calibration.resampled_novel)
+            spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
         text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
     return f"{text}; part of the row" if calibration.applied else text
 

@@ -242,7 +242,7 @@ def _of_sequences(
     if bias is None:
         return Evaluated(counts, statistics, answers.margins())
     counts = counts.with_bias(count(answers, sessions.classes, sessions.ways, bias.value))
-    return Evaluated(counts, statistics, None, calibration.without_hits(bias))
+    return Evaluated(counts, statistics, None, bias.applied_to_sequences(answers.margins(), sessions.sessions))
 
 
 def _answers(

@@ -104,7 +104,7 @@ class Ready:
             self.method, self.job.name, self.loader("val"), task.evaluation.halves[0], reporter, title,
             called="validation accuracy",
         ).margins  # fmt: skip
-        return (find_bias(margins, resample=task.sessions is None), "") if margins else (None, "")
+        return (find_bias(margins, sequences=task.sessions is not None), "") if margins else (None, "")
 
     def part(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Part:
         """Evaluates some of the job's test episodes."""

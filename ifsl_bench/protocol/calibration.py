@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 POINTS = 51  # of the base-novel curve: quantiles of the validation margins, the ends included
+GRID = 4096  # biases that are tried for resamples of sequences, which have a million margins
 RESAMPLES = 100  # of the validation episodes: the standard deviation over so many is known to 7%
 
 
@@ -54,10 +55,14 @@ class Margins:
 
         The same as sums of :meth:`joint_hits`, in one pass.
         """
+        if not len(biases):
+            return np.empty((0, 2), dtype=np.int64)
         sides = []
         for part in (self.base, self.novel):
-            below = np.searchsorted(biases, part[~np.isnan(part)], side="right")  # how many biases are t or less
+            between = part[(part >= biases[0]) & (part < biases[-1])]
+            below = np.searchsorted(biases, between, side="right")  # how many biases are t or less
             sides.append(np.bincount(below, minlength=len(biases) + 1))
+            sides[-1][[0, -1]] += (part < biases[0]).sum(), (part >= biases[-1]).sum()
         # A base query with margin t is right at the biases up to t, a novel one at those above it.
         base, novel = sides[0][::-1].cumsum()[::-1][1:], sides[1].cumsum()[:-1]
         return np.stack([base, novel], 1)
@@ -98,6 +103,20 @@ def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
     return biases
 
 
+def grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
+    """Does as :func:`best_biases` among :data:`GRID` quantiles of the margins, in less time where these are many."""
+    at = np.unique(np.quantile(margins.finite().astype(np.float64), np.linspace(0, 1, GRID)))
+    shape = len(margins.base), len(at)
+    sides = []
+    for part in (margins.base, margins.novel):
+        episode, query = np.nonzero(np.isfinite(part))
+        places = np.searchsorted(at, part[episode, query])
+        sides.append(np.bincount(episode * len(at) + places, minlength=shape[0] * shape[1]).reshape(shape))
+    base, novel = sides
+    right = novel.cumsum(1) - base.cumsum(1) + base  # with each bias, beside a constant
+    return np.asarray(at[(times @ right).argmax(1)])
+
+
 def _middle_of_best(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int) -> float:
     """The middle of the best plateau.
 
@@ -134,7 +153,8 @@ class Calibrated:
         curve: [m, 3] a bias, and the base and the novel queries that are right among all classes with it, over all
             test episodes; ascending in the bias.
         resampled: [RESAMPLES, 2] the base and the novel queries that are right among all classes, over all test
-            episodes, with the bias that each resample of the validation episodes would have chosen.
+            episodes, with the bias that each resample of the validation episodes would have chosen; of sequences
+            after each of T sessions, [RESAMPLES, 2, T].
     """
 
     bias: float
@@ -164,29 +184,36 @@ class Bias:
     def applied(self, test: Margins) -> Calibrated:
         """Counts the hits of test episodes with it."""
         curve = np.concatenate([self.points[:, None], test.hits(self.points)], 1)
+        joint = test.joint_hits(self.value)
+        return Calibrated(self.value, self.validation_episodes, *joint, curve, self.resampled_hits(test))
+
+    def applied_to_sequences(self, test: Margins, sessions: int) -> Calibrated:
+        """The same of sequences with margins [n, ..., T] after each session, whose own hits are counted elsewhere."""
+        none = np.empty(0, np.int64)
+        parts = [part.reshape(len(part), -1, sessions) for part in (test.base, test.novel)]
+        after = [self.resampled_hits(Margins(*(part[..., t] for part in parts))) for t in range(sessions)]
+        return Calibrated(self.value, self.validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
+
+    def resampled_hits(self, test: Margins) -> np.ndarray:
+        """The base and the novel queries that are right with each of ``resampled``, over all test episodes, [m, 2]."""
         order = np.argsort(self.resampled)
-        resampled = np.empty((len(order), 2), dtype=np.int64)
-        resampled[order] = test.hits(self.resampled[order])
-        return Calibrated(self.value, self.validation_episodes, *test.joint_hits(self.value), curve, resampled)
+        hits = np.empty((len(order), 2), dtype=np.int64)
+        hits[order] = test.hits(self.resampled[order])
+        return hits
 
 
-def find_bias(validation: Margins, resample: bool = True) -> Bias:
+def find_bias(validation: Margins, sequences: bool = False) -> Bias:
     """The bias that is best on validation episodes.
 
     Args:
-        resample: whether to find what resamples of the episodes would have chosen, and the biases of a curve.
+        sequences: whether these are sequences of sessions, which have no curve.
     """
     episodes = len(validation.base)
-    if not resample:
-        return Bias(best_bias(validation), episodes, np.empty(0), np.empty(0))
-    resampled = best_biases(validation, resamples(episodes))
-    return Bias(best_bias(validation), episodes, curve_biases(validation), resampled)
-
-
-def without_hits(bias: Bias) -> Calibrated:
-    """A bias whose hits are counted elsewhere."""
-    none = np.empty(0, np.int64)
-    return Calibrated(bias.value, bias.validation_episodes, none, none, np.empty((0, 3)), np.empty((0, 2), np.int64))
+    times, value = resamples(episodes), best_bias(validation)
+    if sequences:
+        many = len(validation.finite()) > GRID
+        return Bias(value, episodes, np.empty(0), (grid_biases if many else best_biases)(validation, times))
+    return Bias(value, episodes, curve_biases(validation), best_biases(validation, times))
 
 
 def joined(parts: Sequence[Calibrated]) -> Calibrated:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
-from ifsl_bench.board.result_file import read
+from ifsl_bench.board.measured import Row, held_fixed
+from ifsl_bench.board.result_file import inconsistency, read
+from ifsl_bench.board.show import facts_of
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
@@ -18,7 +22,7 @@ from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.protocol.calibration import Margins, best_bias
+from ifsl_bench.protocol.calibration import Bias, Margins, best_bias, find_bias
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_kind import BALANCE
 from ifsl_bench.store.check import check_file
@@ -69,6 +73,50 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
         bias = best_bias(Margins(half.base[drawn], half.novel[drawn]))
         assert result.calibration.resampled_base[resample] == (test.margins.base >= bias).sum()
         assert result.calibration.resampled_novel[resample] == (test.margins.novel < bias).sum()
+
+
+def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_bias(work):
+    """Hits of resamples are those of a run with their bias; their spread widens what the bias moves, and no more."""
+    of = {"work": work, "episodes": 12}
+    plain, applied = (api.run("teen", "tiny-features-sessions", calibrate=said, **of) for said in (False, True))
+    calibration = plain.calibration
+    (found,) = find("tiny-features-sessions")
+    prepared = work.prepared(found, "linear", 0)
+    method = make_method(registry.method("teen"), prepared.base, 5, {})
+    margins = evaluate(method, "teen", prepared.loader("val"), range(50)).margins
+    biases = find_bias(margins, sequences=True).resampled
+    base, novel = (np.reshape(hits, (100, 9)) for hits in (calibration.resampled_base, calibration.resampled_novel))
+    rows, groups = np.tril_indices(10)
+    for resample in (0, 99):
+        bias = Bias(biases[resample], 50, np.empty(0), np.empty(0))
+        counts = evaluate(method, "teen", prepared.loader("test"), range(12), bias=bias).counts
+        hits = counts.calibrated_hits.astype(int).sum(0)
+        assert [hits[(rows == t) & (groups == 0)].sum() for t in range(1, 10)] == base[resample].tolist()
+        assert [hits[(rows == t) & (groups > 0)].sum() for t in range(1, 10)] == novel[resample].tolist()
+    queries = plain.counts().queries.astype(int).cumsum(1).sum(0)
+    accuracy = (100 * (base + novel) / queries[1:]).sum(1) / 10  # beside A_0, which no bias moves
+    orders = plain.counts().calibrated().of_sequence("acc").reshape(3, 4).mean(1)
+    wide = stats.t.ppf(0.975, 2) * np.sqrt(orders.var(ddof=1) / 3 + accuracy.var(ddof=1))
+    both = [Row("teen", "yours", (one,)) for one in (plain, applied)]
+    summaries = [row.summary() for row in both]
+    assert summaries[0]["calibrated_acc"].interval == pytest.approx(wide)
+    assert summaries[1]["acc"].interval == pytest.approx(wide)
+    for name in ("acc", "novel"):
+        alone = stats.t.ppf(0.975, 2) * stats.sem(plain.counts().value(name))
+        assert summaries[0][name].interval == pytest.approx(alone), "without a bias"
+    assert summaries[1]["base"].interval > stats.t.ppf(0.975, 2) * stats.sem(applied.counts().value("base"))
+    assert not any("bias" in held_fixed([row]) for row in both)
+    moved = f"others of which move cal. Acc. by {accuracy.std(ddof=1):.2f} (standard deviation)"
+    assert f"found on 50 validation sequences, {moved}" in facts_of([plain])
+    from_before = msgspec.structs.replace(calibration, resampled_base=[], resampled_novel=[])
+    before = Row("teen", "yours", (msgspec.structs.replace(plain, calibration=from_before),))
+    assert held_fixed([before]) == "the base and novel classes and the bias on novel logits"
+    for field, hits, fault in (
+        ("resampled_base", [1] * 100, "has other than 100 resamples of 9 sessions"),
+        ("resampled_novel", [10**7] * 900, "has more novel hits than there are novel queries"),
+    ):
+        odd = msgspec.structs.replace(calibration, **{field: hits})
+        assert inconsistency(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
 
 
 @pytest.mark.parametrize("method", ["imprint", "lwof", "lr"])
