@@ -17,9 +17,10 @@ from typing import Any
 from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, method_source, neighbours
-from ifsl_bench.plugin.options import check_method, defaults
+from ifsl_bench.plugin.options import defaults
 from ifsl_bench.plugin.printed_rows import LAZY, printed_alone
 from ifsl_bench.protocol.task import Task
 

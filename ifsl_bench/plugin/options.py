@@ -1,11 +1,10 @@
-"""A method's options: what its constructor declares, what a user set, and whether its class keeps the contract."""
+"""A method's options: what its constructor declares, and what a user set."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,8 +14,8 @@ import torch
 from ifsl_bench.common.errors import UserError, one_line, unknown, where
 from ifsl_bench.plugin import kinds
 from ifsl_bench.plugin.method import Base, Method
-from ifsl_bench.plugin.space import RATE, Choices, Range, Space
-from ifsl_bench.protocol.task import MetaTraining, Task
+from ifsl_bench.plugin.space import RATE, Space
+from ifsl_bench.protocol.task import Task
 
 
 @dataclass(frozen=True)
@@ -104,68 +103,6 @@ def _annotation(method: type[Method], constructor: Any, parameter: inspect.Param
                 f"option {parameter.name!r} of {method.__qualname__} is annotated {kind!r}: {error}"
             ) from error
     return kind
-
-
-def _is_mapping(value: Any, of: type, to: Callable[[Any], bool]) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, of) and to(entry) for key, entry in value.items())
-
-
-def _is_filled(values: Any) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) > 0
-
-
-# What each attribute of a class must be, and that in words.
-ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
-    "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
-    "transductive": (lambda flag: isinstance(flag, bool), "True or False"),
-    "revision": (lambda number: type(number) is int, "a whole number"),
-    "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
-    "requires": (
-        lambda needs: _is_mapping(needs, str, lambda command: isinstance(command, str)),
-        "module -> the command that installs it",
-    ),
-    "shorthands": (
-        lambda names: _is_mapping(names, str, lambda options: isinstance(options, Mapping)),
-        "name -> the options that it stands for",
-    ),
-    "space": (
-        lambda space: _is_mapping(space, object, lambda values: isinstance(values, (Range, Choices))),
-        "option -> ifsl_bench.Range or ifsl_bench.Choices",
-    ),
-    "grid": (lambda grid: _is_mapping(grid, object, _is_filled), "option -> values to try"),
-}
-
-
-def check_method(method: type[Method]) -> None:
-    """Holds a plugin's class against the contract before anything is computed.
-
-    Raises:
-        UserError: abstract, options that cannot be set, a space of options it does not have, or an attribute of another
-            type than :class:`Method` says.
-    """
-    called = method.__qualname__
-    if missing := sorted(getattr(method, "__abstractmethods__", ())):
-        raise UserError(f"{called} does not define {', '.join(missing)}")
-    if method.forward is Method.forward and method.learn is Method.learn:
-        raise UserError(f"{called} defines neither forward nor learn and answer")
-    for name, (is_sound, expected) in ATTRIBUTES.items():
-        if not is_sound(value := getattr(method, name)):
-            raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
-    options, space = options_of(method), method.space
-    if "episodes" in options:  # labels say that of the evaluation
-        raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
-    for shorthand, meant in method.shorthands.items():
-        if strange := [key for key in meant if key not in options]:
-            raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
-    if strange := [key for key in space if key not in options and key != RATE]:
-        raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE!r}")
-    if strange := [key for key in method.grid if key not in space or key not in options]:
-        raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
-    rate = space_of(method).get(RATE)
-    if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
-        raise UserError(f"{called}.space[{RATE!r}] is {rate}, but a learning rate is positive")
-    grid_of(method)
 
 
 def space_of(method: type[Method]) -> Space:

@@ -143,8 +143,8 @@ def method(name: str) -> type[Method]:
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
+    from ifsl_bench.plugin.class_contract import check_method
     from ifsl_bench.plugin.method import Method
-    from ifsl_bench.plugin.options import check_method
 
     value = get(METHODS, "method", name)
     if not (isinstance(value, type) and issubclass(value, Method)):

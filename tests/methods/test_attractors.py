@@ -16,8 +16,8 @@ from torch import Tensor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import Network, NetworkLearner, fold
 from ifsl_bench.learners.network import activations
+from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
-from ifsl_bench.plugin.options import check_method
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.solve import LBFGS, measured
 from ifsl_bench.solve.tree import tree_map

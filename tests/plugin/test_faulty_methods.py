@@ -16,9 +16,10 @@ from ifsl_bench.episodic.evaluation import Evaluated
 from ifsl_bench.episodic.trained import Solves
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
+from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Prediction
-from ifsl_bench.plugin.options import check_method, space_of
+from ifsl_bench.plugin.options import space_of
 from ifsl_bench.plugin.settings import at_edge, points
 from ifsl_bench.protocol.metrics import Counts
 
