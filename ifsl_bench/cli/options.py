@@ -193,7 +193,7 @@ def job_options(command: Any) -> Any:
         click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
                      shell_complete=complete_options, help="An option of the method."),
         click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
-                     help="Of meta-training: steps, rate, episodes_per_step, views; select=last|best checkpoint."),
+                     help="Of meta-training: steps, rate, episodes_per_step, views, sessions; select=last|best."),
         click.option("--tune", "trials", type=Whole(),
                      help="Choose among N settings of each method on validation episodes."),
         click.option("--seed", type=Whole(0, LARGEST_SEED), help="The training seed; with --seeds, the first one [0]."),

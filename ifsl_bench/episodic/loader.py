@@ -84,6 +84,10 @@ class EpisodeLoader:
         self.joint = base is not None
         self.ways, self.classes = sampler.shape.ways, sampler.base_classes
 
+    def drawn_by(self, sampler: Sampler) -> EpisodeLoader:
+        """The same pools with another sampler."""
+        return EpisodeLoader(sampler, self.novel, self.base if self.joint else None)
+
     @property
     def each(self) -> int:
         """Bytes of an episode: features and logits."""

@@ -23,7 +23,20 @@ from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.episodic.trained import Diverged, Solves, Trained, check_progress, training_threads
-from ifsl_bench.plugin.method import Method, NonFinite, masked_logits
+from ifsl_bench.plugin.method import (
+    Method,
+    NonFinite,
+    Prediction,
+    Query,
+    Support,
+    answering,
+    check_form,
+    check_prediction,
+    masked_logits,
+)
+from ifsl_bench.plugin.method import (
+    State as SessionState,
+)
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training import Training
 
@@ -184,20 +197,28 @@ class Course:
 
     def _step(self, step: int, batch: Batch, solves: Solves, read: bool) -> float | None:
         """Takes one step and counts how its solves go; returns the loss if it is to be read."""
+        numbers = read or batch.labels.device.type == "cpu"
         try:
-            prediction = predict(self.method, self.name, batch, numbers=read or batch.labels.device.type == "cpu")
+            if self.training.sessions == 1:
+                answers = [(predict(self.method, self.name, batch, numbers), batch.labels)]
+            else:
+                answers = list(by_session(self.method, self.name, batch, self.training.sessions, numbers))
         except UserError as error:
             if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
                 raise _diverged(self.name, str(error), step, self.spec) from error
             raise
-        logits = masked_logits(prediction, batch.masked)
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+        losses = [
+            F.cross_entropy(masked_logits(prediction, batch.masked).flatten(0, 1), labels.flatten())
+            for prediction, labels in answers
+        ]
+        loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
         if not loss.requires_grad:
             raise UserError(f"method {self.name!r} has parameters, but its logits in training do not depend on them")
         for parameter in self.method.parameters():
             parameter.grad = None
         loss.backward()
-        solves.add(prediction)
+        for prediction, _ in answers:
+            solves.add(prediction)
         self.optimiser.step(self.spec.schedule.at(step, self.spec.steps))
         value = loss.item() if read else None
         if value is not None and not np.isfinite(value):
@@ -225,6 +246,35 @@ class Course:
 
     def _copied(self) -> dict[str, Tensor]:
         return {key: value.detach().clone() for key, value in self.parameters.items()}
+
+
+def by_session(
+    method: Method, name: str, batch: Batch, sessions: int, numbers: bool = True
+) -> Iterator[tuple[Prediction, Tensor]]:
+    """Learns the novel classes of episodes in so many sessions, one after the other.
+
+    Args:
+        batch: E episodes of ``sessions`` times the method's ways.
+        numbers: as of :func:`predict`.
+
+    Yields:
+        After session t: the answers to the queries of the classes met so far, and their labels [E, Q_t].
+    """
+    support, query = batch.support, batch.query
+    state: SessionState = None
+    (episodes, classes), rows = support.hidden.shape, support.features.shape[1] // sessions
+    for t in range(1, sessions + 1):
+        at, met = slice((t - 1) * rows, t * rows), batch.labels < classes + t * method.ways  # [E, Q], equally many each
+        group = support.labels[:, at] - (t - 1) * method.ways
+        session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
+        queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
+        with answering(name, method):
+            learned = method.learn(session, state)
+            state, answer = learned.state, method.answer(learned.state, queries)
+        prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
+        shape = episodes, queries.features.shape[1], classes + t * method.ways
+        checked = (check_prediction if numbers else check_form)(name, prediction, *shape)
+        yield checked, batch.labels[met].unflatten(0, (episodes, -1))
 
 
 def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 
@@ -35,7 +36,7 @@ from ifsl_bench.data.preparing.outline import ensure_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.protocol.episodes import Sampler, task_stream
+from ifsl_bench.protocol.episodes import Sampler, task_sampler, task_stream
 from ifsl_bench.protocol.task import SUPPORT, Side, Task
 
 if TYPE_CHECKING:
@@ -192,6 +193,17 @@ class PreparedTask:
             lambda name: pool(name).classes,
             self.order,
         )
+
+    def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
+        """Training episodes with the novel classes, and the queries, of so many; raises as :meth:`sampler`."""
+        old, pool, name = self.task.episode, self.dataset.pool, self.task.pool("train", "novel")
+        if (there := len(pool(name).classes)) < sessions * old.ways:
+            raise UserError(f"--train sessions={sessions} needs {sessions * old.ways:,} novel classes, and {name} of "
+                            f"{self.task.name} has {there:,}: sessions={there // old.ways} is the most")  # fmt: skip
+        shape = msgspec.structs.replace(old, ways=sessions * old.ways, base_queries=sessions * old.base_queries)
+        task = msgspec.structs.replace(self.task, episode=shape)
+        args = (lambda name: pool(name).starts), device, (lambda name: pool(name).classes)
+        return task_sampler(task, "train", self.seed, *args)
 
     @cached_property
     def order(self) -> np.ndarray | None:

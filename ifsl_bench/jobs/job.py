@@ -175,6 +175,9 @@ def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
             if job.supports_kept and task.sessions and task.sessions.memory == "none":
                 raise UserError(f"{job.label} keeps the supports of all sessions, and {task.name} is for methods that "
                                 f"keep none (memory = \"none\" in its [sessions])")  # fmt: skip
+            if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
+                raise UserError(f"--train sessions={training.sessions}: {job.label} does not learn one session after "
+                                "the other; leave it out")  # fmt: skip
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
             jobs.append(job if job.searched else replace(job, trials=0))

@@ -175,6 +175,8 @@ class MetaTrain(JobStage):
             "place": str(place),
         }
         loader = prepared.episodes("train", place.device, job.training.views)
+        if job.training.sessions > 1:
+            loader = loader.drawn_by(prepared.training_sampler(job.training.sessions, place.device))
         for folder in folders(work.home.trained / key_of(job, work.home)):
             with locked(folder, work.reporter.warn):
                 if self.is_ours(folder):  # asked under the lock: another process may have made it

@@ -14,7 +14,7 @@ from ifsl_bench.protocol.task_limits import AT_ONCE, STEPS
 
 TAKES = {
     "episodes_per_step": "a whole number", "select": "last or best", "rate": "a number", "views": "a whole number",
-    "steps": "a whole number",
+    "steps": "a whole number", "sessions": "a whole number",
 }  # fmt: skip
 
 
@@ -26,6 +26,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         select: "last" keeps the final parameters, as Ren et al. (2019); "best" those with the best validation accuracy.
         rate: the learning rate to begin with; 0 for that of the schedule.
         views: augmented views of each meta-training image; 1 means the plain images.
+        sessions: of a training episode. More than 1 make it a sequence: so many groups of as many novel classes as the
+            task's episodes have, learned one after the other; the loss is the mean of those after each.
         steps: 0 for the schedule of the method or task; otherwise the schedule is stretched to this many steps.
     """
 
@@ -34,6 +36,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     views: int = 1
     steps: int = 0
+    sessions: int = 1
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Training:
@@ -59,12 +62,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--train: {error}") from error
         if "steps" in values and training.steps < 1:
             raise UserError("--train: steps must be at least 1; leave it out for the task's own")
-        if training.episodes_per_step < 1 or training.views < 1:
-            raise UserError("--train: episodes_per_step and views must be at least 1")
-        if training.episodes_per_step > AT_ONCE or training.views > AT_ONCE or training.steps > STEPS:
-            raise UserError(
-                f"--train: episodes_per_step and views must be at most {AT_ONCE:,}, steps at most {STEPS:,}"
-            )
+        counts = training.episodes_per_step, training.views, training.sessions
+        if min(counts) < 1:
+            raise UserError("--train: episodes_per_step, views and sessions must be at least 1")
+        if max(counts) > AT_ONCE or training.steps > STEPS:
+            raise UserError(f"--train: episodes_per_step, views and sessions must be at most {AT_ONCE:,}, steps at "
+                            f"most {STEPS:,}")  # fmt: skip
         if not 0 <= training.rate < math.inf:
             raise UserError(f"--train: rate must be positive and finite (or 0 for the schedule's), not {training.rate}")
         return training

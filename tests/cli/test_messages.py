@@ -23,6 +23,11 @@ LONG = "x" * 300  # longer than a file system takes, so that looking at it fails
 
 MISTAKES = [
     (["run", "--method", "lr", *TASK, "--set", "weight_decay"], "--set takes NAME=VALUE, not 'weight_decay'"),
+    (
+        ["run", "--method", "lr+a", *TASK, "--set", "memory=supports", "--train", "sessions=2"],
+        "learn one session after",
+    ),
+    (["run", "--method", "lwof", *TASK, "--train", "sessions=0"], "views and sessions must be at least 1"),
     (["run", "--method", "imprint,lda", *TASK, "--train", "steps=5"], "imprint and lda: nothing is meta-trained"),
     (["run", "--method", "lr", *TASK, "--seeds", "0,1,2"], "--seeds 3 runs seeds 0, 1 and 2"),
     (["run", "--method", "lr", *TASK, "--seeds", "0"], "--seeds"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from ifsl_bench.jobs import training as stages
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
-from ifsl_bench.plugin.method import Method, Prediction
+from ifsl_bench.plugin.method import Method, Prediction, Support
+from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
@@ -78,6 +80,43 @@ def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters
     loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
     (gradient,) = torch.autograd.grad(loss, fresh.tau)
     assert method.tau.item() == pytest.approx(1.0 - 1e-3 * torch.sign(gradient).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lwof", "cec"])
+def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
+    """These two answer after t sessions as in one episode of all classes so far: its losses, and one step on their
+    mean."""
+    kind, sessions, ways, shots = registry.method(name), 2, 4, 5
+    training = {"steps": "1", "episodes_per_step": "3", "sessions": str(sessions)}
+    made = job(clusters, kind, "clusters-5shot+ways=4", training)
+    made = replace(made, chosen=Chosen(name, kind))
+    method, _, _, bench = train(clusters, made)
+    batch = bench.loader("train").drawn_by(bench.training_sampler(sessions)).batch(0, 3)
+    support, query, classes = batch.support, batch.query, batch.support.hidden.shape[1]
+    assert support.labels.shape == (3, sessions * ways * shots)
+    fresh, losses = stages.fresh(made, bench.work).train(), []
+    for t in (1, 2):
+        rows = slice(0, t * ways * shots)
+        so_far = Support(
+            support.features[:, rows], support.labels[:, rows], support.hidden, support.base_logits[:, rows]
+        )
+        of_all, parameters = with_ways(fresh, t * ways), dict(fresh.named_parameters())
+        answer = torch.func.functional_call(of_all, parameters, (so_far, query)).logits
+        losses += [torch.stack([
+            F.cross_entropy(answer[e, batch.labels[e] < classes + t * ways],
+                            batch.labels[e][batch.labels[e] < classes + t * ways])
+            for e in range(3)
+        ]).mean()]  # fmt: skip
+    torch.stack(losses).mean().backward()
+    for key, mine in fresh.named_parameters():
+        large = mine.grad.abs() > 1e-4 * mine.grad.abs().max()  # whose first step of Adam is the rate, in its direction
+        step = (dict(method.named_parameters())[key] - mine).detach()
+        assert torch.allclose(step[large], -1e-3 * mine.grad.sign()[large], rtol=0, atol=2e-5), key
+
+
+def test_training_on_more_sessions_than_there_are_classes_for_is_refused(clusters):
+    with pytest.raises(UserError, match=r"needs 10 novel classes, and novel/train of .* has 9: sessions=1 is the most"):
+        train(clusters, job(clusters, registry.method("lwof"), train={"sessions": "2"}))
 
 
 def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
@@ -225,8 +264,8 @@ def test_schedule_of_the_method_wins_and_steps_stretch_it():
         ({"view": "2"}, "unknown training option 'view'; did you mean 'views'"),
         ({"views": "0"}, "at least 1"),
         ({"views": "two"}, "views takes a whole number, not 'two'"),
-        ({"views": 10**12}, "views must be at most 10,000"),
-        ({"episodes_per_step": 10**12}, "episodes_per_step and views must be at most 10,000"),
+        ({"views": 10**12}, "views and sessions must be at most 10,000"),
+        ({"episodes_per_step": 10**12}, "episodes_per_step, views and sessions must be at most 10,000"),
         ({"steps": 10**12}, "steps at most 1,000,000,000"),
         ({"select": "worst"}, "select takes last or best, not 'worst'"),
         ({"steps": 0}, "steps must be at least 1; leave it out"),
