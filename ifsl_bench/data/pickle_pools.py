@@ -10,8 +10,8 @@ import numpy as np
 from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem
-from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode_many import Item, digest_of
+from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.read.unpickle import described, load
 from ifsl_bench.data.source import Import
 

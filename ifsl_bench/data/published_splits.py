@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.archive import FileTree, natural
+from ifsl_bench.data.read.file_tree import FileTree, natural
 from ifsl_bench.data.source import Counts, DatasetSource, Form, Import, count_files
 
 Image = TypeVar("Image")

@@ -15,7 +15,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 
 if TYPE_CHECKING:
-    from ifsl_bench.data.read.archive import FileTree
+    from ifsl_bench.data.read.file_tree import FileTree
     from ifsl_bench.data.writer import Writer
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Import:
     ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
         self.origin = str(tree.path) if tree else origin
-        from ifsl_bench.data.read.archive import printable
+        from ifsl_bench.data.read.file_tree import printable
 
         self.about: dict[str, Any] = {"source": printable(tree.path.name) if tree else origin, "partial": False}
         self.bytes_read = 0

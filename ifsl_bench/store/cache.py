@@ -23,7 +23,6 @@ from ifsl_bench.common.locks import is_locked, taken
 from ifsl_bench.common.owners import PARTIAL, REMOVED, now_at, what
 from ifsl_bench.data import datasets
 from ifsl_bench.kernels.store import sources_folder
-from ifsl_bench.plugin import registry
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
 OF_JOBS = ("trained", "trials", "evaluated")
@@ -173,17 +172,13 @@ def _why_it_stays(item: Item, now: float) -> str:
         return "perhaps not to be had again"
     if item.kind == "compiled" and name == sources_folder():
         return "needed by this version"
-    if item.kind == "data" and not _can_be_made(name):
+    if item.kind == "data" and not datasets.is_made_here(name):
         return "made from files of yours: ifsl-bench data remove"
     if is_locked(item.path.with_name(name)):
         return "a process holds its lock"
     if item.kind == "keys" and idle < KEYS:
         return f"of a cluster that was started in the last {KEYS / DAY:.0f} days, and perhaps runs"
     return f"used in the last {RECENT / 3600:.0f} hours" if idle < RECENT else ""
-
-
-def _can_be_made(name: str) -> bool:
-    return name in registry.names(registry.DATASETS) and not datasets.dataset_source(name).needs_source
 
 
 def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.archive import Entry, natural, open_tree, what_is
+from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.file_tree import Entry, natural, what_is
 
 FILES = {
     "top/wnids.txt": b"a\nb\n",

@@ -22,7 +22,8 @@ import pytest
 from ifsl_bench.common import limits
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.data.read.archive import Entry, open_tree
+from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.file_tree import Entry
 
 ROOT = Path(__file__).parents[2]
 MB = 1 << 20

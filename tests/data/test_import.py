@@ -24,8 +24,8 @@ from ifsl_bench.data import datasets, image_pools
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.file_tree import FileTree
 from ifsl_bench.data.source import Count, DatasetSource, Form, Import, count_files, differences
 from ifsl_bench.plugin import registry
 

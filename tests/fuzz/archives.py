@@ -21,7 +21,8 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.archive import natural, open_tree
+from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.file_tree import natural
 from ifsl_bench.data.sets.folder import OwnOptions
 from tests.fuzz.formats import Format
 from tests.fuzz.images import encoded

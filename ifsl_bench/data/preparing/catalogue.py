@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -200,44 +200,36 @@ def remove_data(home: Home, name: str) -> None:
 def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     """Classes and images of each pool, and the first classes by name."""
     rows = []
-    for pool in _pools_of(dataset):
-        each = "= base/train" if pool == "novel/train" else "missing"
-        row = {"pool": pool, "classes": "", "images": "", "images per class": each, "first classes": ""}
-        if dataset.has(pool):
-            entry = dataset.manifest["pools"][pool]
-            counts, names = entry["statistics"], entry["classes"]
-            shown = some([name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in names])
-            row |= {"classes": f"{counts['classes']:,}", "images": f"{counts['images']:,}",
-                    "images per class": _each(counts), "first classes": shown}  # fmt: skip
-        rows.append(row)
+    for pool, (classes, images, each), entry in _pools_of(dataset):
+        names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
+        rows.append({"pool": pool, "classes": classes, "images": images, "images per class": each,
+                     "first classes": some(names)})  # fmt: skip
     return rows
 
 
-def _pools_of(dataset: Dataset) -> list[str]:
-    """The pools that a data set has or should have."""
-    return [pool for pool in EVERY_POOL if dataset.has(pool) or pool != SUPPORT]
-
-
-def _each(counts: Mapping[str, int]) -> str:
-    fewest, most = counts["fewest"], counts["most"]
-    return f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+def _pools_of(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Mapping[str, Any]]]:
+    """Each pool that a data set has or should have: classes, images and images of a class as texts, and its entry."""
+    for pool in EVERY_POOL:
+        if dataset.has(pool):
+            entry = dataset.manifest["pools"][pool]
+            counts = entry["statistics"]
+            ends = dict.fromkeys((counts["fewest"], counts["most"]))
+            each = " to ".join(f"{end:,}" for end in ends)
+            yield pool, (f"{counts['classes']:,}", f"{counts['images']:,}", each), entry
+        elif pool != SUPPORT:
+            yield pool, ("", "", "= base/train" if pool == "novel/train" else "missing"), {}
 
 
 def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
     """The paper's "Dataset Statistics" for any data set."""
     dataset = opened(home, name, reporter)
     rows: list[dict[str, object]] = []
-    for pool in _pools_of(dataset):
+    for pool, (classes, images, each), entry in _pools_of(dataset):
         part, side = pool.split("/")
-        each = "= base/train" if pool == "novel/train" else "missing"
-        row = {"Classes": part, "Purpose": side, "N. Cls": "", "N. Img": "", "images per class": each}
-        row |= {"mean": "", "std": ""}
-        if dataset.has(pool):
-            facts = dataset.manifest["pools"][pool]["statistics"]
-            row |= {"N. Cls": f"{facts['classes']:,}", "N. Img": f"{facts['images']:,}"}
-            row |= {"images per class": _each(facts)}
-            row |= {name: ", ".join(f"{value:.2f}" for value in facts[name]) for name in ("mean", "std")}
-        rows.append({**row})
+        facts = entry.get("statistics", {})
+        moments = {key: ", ".join(f"{value:.2f}" for value in facts.get(key, ())) for key in ("mean", "std")}
+        rows.append({"Classes": part, "Purpose": side, "N. Cls": classes, "N. Img": images, "images per class": each,
+                     **moments})  # fmt: skip
     mark = ", partial" if dataset.partial else ""
     return [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
 
@@ -248,9 +240,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
     Raises:
         UserError: another format, no such data set, features, or a picture larger than the format allows.
     """
-    import torch
     from PIL import Image, ImageDraw
-    from torchvision.utils import make_grid
 
     if (kind := FORMS.get(path.suffix.lower())) is None:
         raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
@@ -261,32 +251,25 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
     pools = [dataset.pool(pool) for pool in EVERY_POOL if dataset.has(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))
     images = min(images, max(int(np.diff(pool.starts).max()) for pool in pools))
-    side, across = dataset.shape[0] + 2, min(2, len(pools))  # and 18 pixels between blocks
-    width = 16 + across * (NAMES_WIDE + images * side + 18)
-    height = 16 + -(-len(pools) // across) * (classes * side + 18)
+    tile, across, gap = dataset.shape[0] + 2, min(2, len(pools)), 16  # of pixels; the gap has room for a line of text
+    block = NAMES_WIDE + images * tile + 2 + gap, classes * tile + 2 + gap
+    width, height = gap + across * block[0], gap + -(-len(pools) // across) * block[1]
     if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
         raise UserError(f"{classes:,} classes with {images:,} images of each make a picture of {width:,} x {height:,} "
                         "pixels; ask for fewer with --classes and --images")  # fmt: skip
-    blocks, rows = [], []
-    for pool in pools:
-        chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
-        tiles = np.full((classes, images, *dataset.shape), 255, np.uint8)  # white where there are fewer
-        for row, c in zip(tiles, chosen, strict=False):
-            shown = pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)]
-            row[: len(shown)] = shown
-        block = make_grid(torch.from_numpy(tiles).flatten(0, 1).permute(0, 3, 1, 2), images, pad_value=255)
-        blocks.append(torch.nn.functional.pad(block, (NAMES_WIDE, 0), value=255))
-        rows.append([pool.classes[c] for c in chosen])
-    columns, gap = 2, 16  # of pixels, with room for a line of text
-    sheet = Image.fromarray(make_grid(blocks, columns, gap, pad_value=255).permute(1, 2, 0).numpy())
-    _, height, width = blocks[0].shape
-    draw, font, tile = ImageDraw.Draw(sheet), _font(), dataset.shape[0] + 2  # make_grid leaves two pixels between
-    for i, (pool, names) in enumerate(zip(pools, rows, strict=True)):
-        x, y = gap + i % columns * (width + gap), gap + i // columns * (height + gap)
+    sheet = Image.new("RGB", (width, height), "white")
+    draw, font = ImageDraw.Draw(sheet), _font()
+    for i, pool in enumerate(pools):
+        x, y = gap + i % across * block[0], gap + i // across * block[1]
         draw.text((x, y - 14), f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", 0, font)
-        for row, name in enumerate(names):
-            lines = _lines(name, tile // LINE_HIGH or 1)
-            draw.text((x, y + 2 + row * tile), "\n".join(lines), 0, font, spacing=0)
+        chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
+        for row, c in enumerate(chosen):
+            top = y + 2 + row * tile
+            draw.text((x, top), "\n".join(_lines(pool.classes[c], tile // LINE_HIGH or 1)), 0, font, spacing=0)
+            shown = pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)]
+            for column, image in enumerate(np.broadcast_to(shown, (*shown.shape[:3], 3))):
+                place = x + NAMES_WIDE + 2 + column * tile, top
+                sheet.paste(Image.fromarray(np.ascontiguousarray(image)), place)
     out = io.BytesIO()
     sheet.save(out, format=kind)
     write_out(path, out.getvalue())

@@ -22,7 +22,7 @@ from ifsl_bench.protocol.task import DataSpec
 from ifsl_bench.protocol.task_limits import NAME
 
 if TYPE_CHECKING:  # importers and readers are imported by who makes something
-    from ifsl_bench.data.read.archive import FileTree
+    from ifsl_bench.data.read.file_tree import FileTree
     from ifsl_bench.data.sets.folder import OwnOptions
     from ifsl_bench.data.sets.own import OwnData
 

@@ -15,22 +15,9 @@ from typing import BinaryIO
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.data.read.file_tree import (
-    Entry,
-    FileTree,
-    is_hidden,
-    is_tar,
-    mapped,
-    natural,
-    nfc,
-    printable,
-    some,
-    what_is,
-)
+from ifsl_bench.data.read.file_tree import Entry, FileTree, is_hidden, is_tar, mapped, what_is
 from ifsl_bench.data.read.tarball import COMPRESSIONS, Tar
 from ifsl_bench.data.read.zipped import Zip
-
-__all__ = ["Entry", "FileTree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
 
 
 def open_tree(path: Path) -> FileTree:

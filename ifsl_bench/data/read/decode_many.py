@@ -15,8 +15,8 @@ import numpy as np
 
 from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_sized, formats
+from ifsl_bench.data.read.file_tree import Entry, FileTree
 
 _RELEASE = 1 << 26  # bytes written between two releases of the array's pages
 _CHUNK = 32  # images that a thread takes at a time

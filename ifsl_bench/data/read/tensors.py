@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.archive import what_is
+from ifsl_bench.data.read.file_tree import what_is
 from ifsl_bench.data.read.npz import open_as, reading_file
 from ifsl_bench.data.read.zipped import open_member
 

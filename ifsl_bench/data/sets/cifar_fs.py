@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_pools, images_array, labels_of, load_dict, names_of, rows_by_class
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
-from ifsl_bench.data.read.archive import Entry, FileTree, some
+from ifsl_bench.data.read.file_tree import Entry, FileTree, some
 from ifsl_bench.data.source import Count, Downloadable, Form, Import
 
 CLASSES = "cifar-fs.csv"

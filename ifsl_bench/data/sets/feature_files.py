@@ -11,7 +11,7 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.limits import LABEL
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.tensors import safetensors, torch_file
 from ifsl_bench.data.source import Form, Import

@@ -19,8 +19,8 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.limits import SPLIT_FILE, read_text
 from ifsl_bench.data.image_pools import T, divide, import_images
-from ifsl_bench.data.read.archive import FileTree, nfc, some
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
+from ifsl_bench.data.read.file_tree import FileTree, nfc, some
 from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_layout, is_image, nested
 from ifsl_bench.data.source import Form, Import
 

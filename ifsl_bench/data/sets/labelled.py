@@ -20,8 +20,8 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates
-from ifsl_bench.data.read.archive import natural, printable
 from ifsl_bench.data.read.decode import rgb
+from ifsl_bench.data.read.file_tree import natural, printable
 from ifsl_bench.data.sets.folder import check_sides, large_enough
 from ifsl_bench.data.source import Import, count_files
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.archive import FileTree, natural, nfc, some
 from ifsl_bench.data.read.decode import SUFFIXES
+from ifsl_bench.data.read.file_tree import FileTree, natural, nfc, some
 
 SIDES = ("base", "novel/train", "novel/val", "novel/test")
 SPELLED = {

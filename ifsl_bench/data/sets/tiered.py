@@ -26,8 +26,8 @@ from ifsl_bench.data.pickle_pools import (
     rows_by_class,
 )
 from ifsl_bench.data.published_splits import IlsvrcForm, PublishedData, check_pools, columns, held_out
-from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.source import Count, Form, Import
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
