@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates
 from ifsl_bench.data.read.decode import rgb
 from ifsl_bench.data.read.file_tree import natural, printable
+from ifsl_bench.data.read.npz import reading
 from ifsl_bench.data.sets.folder import check_sides, large_enough
 from ifsl_bench.data.source import Import, count_files
 
@@ -96,18 +96,6 @@ def _is_exactly(value: Any, *names: str) -> bool:
 def _kind_of(value: Any) -> str:
     """A value's class as people know it, "library.Class"."""
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Makes one sentence of whatever another library raises meanwhile."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason:.200})") from error
 
 
 def _pixels(image: Any, what: str) -> np.ndarray:
@@ -186,7 +174,7 @@ class Side:
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name, self.where = data, name, f"the {name} data set"
         groups = getattr(data, "labels_to_indices", None)
-        with _reading(f"{self.where} is a {_kind_of(data)} which"):
+        with reading(f"{self.where} is a {_kind_of(data)} which cannot be read"):
             listed = range(len(data)) if groups is None else (place for group in groups.values() for place in group)
             self.places = sorted({int(place) for place in listed})
             self.digests = np.zeros(len(data), np.uint64)
@@ -200,12 +188,12 @@ class Side:
 
     def read(self, place: int) -> tuple[np.ndarray, Hashable]:
         """An image [H, W, C] and its label; raises :class:`UserError` where there is no such pair."""
-        with _reading(self.image_name(place)):
+        with reading(f"{self.image_name(place)} cannot be read"):
             item = self.data[place]
             if not isinstance(item, (tuple, list)) or len(item) < 2:
                 raise UserError(f"{self.image_name(place)} is a {_kind_of(item)}, expected a pair (image, label)")
             image = _pixels(item[0], self.image_name(place))
-        with _reading(f"the label of {self.image_name(place)}"):
+        with reading(f"the label of {self.image_name(place)} cannot be read"):
             label: Hashable = item[1].item() if hasattr(item[1], "item") else item[1]
             hash(label)
         return image, label
