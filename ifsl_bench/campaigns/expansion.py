@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ifsl_bench.board.published import published_sets
 from ifsl_bench.common.errors import MOST_LISTED, Lacking, UserError, unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.data.datasets import is_prepared
+from ifsl_bench.data.datasets import is_made_here, is_prepared
 from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
@@ -110,11 +111,9 @@ def _known(home: Home) -> list[Task]:
 
 
 def _has_data(task: Task, home: Home) -> bool:
-    name = task.dataset.name
-    if is_prepared(home, name) or name not in registry.names(registry.DATASETS):
-        return is_prepared(home, name)
-    plugin = registry.load(registry.DATASETS, name)
-    return not plugin.problem and not plugin.value.needs_source
+    with suppress(UserError):  # of a broken plugin
+        return is_prepared(home, task.dataset.name) or is_made_here(task.dataset.name)
+    return False
 
 
 def _fitting(glob: str, names: Sequence[str], kind: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from ifsl_bench.campaigns.watching import Watch, watching
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home, check_writable
+from ifsl_bench.common.processor import cores
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.outline import data_of
 from ifsl_bench.episodic.prepared import Workspace
@@ -145,11 +147,12 @@ def workers_for(
     Raises:
         UserError: no such devices, or more of them than workers; a method that other processes cannot load.
     """
+    setting = Setting(work.home, device, cores(), uuid.uuid4().hex, str(work.curves or ""))
     if cluster:
         from ifsl_bench.scheduler.dask_workers import DaskWorkers
 
         check_sendable(jobs)
-        return DaskWorkers(cluster, Setting.of(work, device), jobs, work.reporter)
+        return DaskWorkers(cluster, setting, jobs, work.reporter)
     numbers = numbers_in(devices) if devices else None
     if numbers and device not in ("auto", "cuda"):
         raise UserError(f"--devices says which accelerators there are, and --device {device} which one to use: "
@@ -164,7 +167,7 @@ def workers_for(
     check_sendable(jobs)
     if numbers is None and work.device.type == "cuda" and work.device.index is None and count:
         numbers = list(range(min(count, torch.cuda.device_count())))
-    return LocalWorkers(Setting.of(work, device), count or len(numbers or ()), numbers)
+    return LocalWorkers(setting, count or len(numbers or ()), numbers)
 
 
 def numbers_in(listed: str) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
@@ -184,11 +183,6 @@ class Setting:
     cores: int
     run: str
     curves: str = ""
-
-    @classmethod
-    def of(cls, work: Workspace, device: str) -> Setting:
-        """The setting of a run that begins."""
-        return cls(work.home, device, processor.cores(), uuid.uuid4().hex, str(work.curves or ""))
 
 
 def packed(node: Node) -> bytes:
