@@ -53,8 +53,8 @@ class Means(Base):
 
 def dry_run(jobs, work):
     """Every stage but the checks of episodes, which are part of the data set's."""
-    steps = [step for step in plan_of(jobs, work).steps if step.kind != "episodes"]
-    return [{"stage": str(step), "state": step.state} for step in steps]
+    steps = [step for step in plan_of(jobs, work).steps if step.stage.kind != "episodes"]
+    return [{"stage": str(step.stage), "state": step.state} for step in steps]
 
 
 @pytest.fixture
