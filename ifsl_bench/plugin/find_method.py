@@ -3,29 +3,21 @@ to what tables call it."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import sys
-import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from ifsl_bench.common.errors import UserError, unknown, where
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import EXECUTED, method_source, neighbours
+from ifsl_bench.plugin.method_source import FROM, method_source
 from ifsl_bench.plugin.options import defaults
 from ifsl_bench.plugin.printed_rows import LAZY, printed_alone
 from ifsl_bench.protocol.task import Task
-
-FROM = "__from__"  # a module made from a file says which
-_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,9 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
         file = Path(f"{path}.py").expanduser().absolute()
     except RuntimeError as error:  # ~nobody
         raise UserError(f"cannot read the method in {path}.py: {error}") from error
-    method = _class_in(file, wanted)
+    from ifsl_bench.plugin.method_file import class_in
+
+    method = _checked(class_in(file, wanted), f"{wanted} in {file}")
     return Chosen(_name_of(method), method, f"{file}:{wanted or method.__name__}"), {}
 
 
@@ -118,66 +112,6 @@ def _checked(kind: Any, where: str) -> type[Method]:
         raise UserError(f"{where} is not a subclass of ifsl_bench.Method")
     check_method(kind)
     return kind
-
-
-def _class_in(file: Path, wanted: str) -> type[Method]:
-    module = _run(file)
-    ours = {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
-    }
-    if not wanted and len(ours) != 1:
-        raise UserError(f"{file} defines {len(ours)} methods; say which one: {file.name}:CLASS" +
-                        (f", one of {', '.join(ours)}" if ours else ""))  # fmt: skip
-    if wanted and not hasattr(module, wanted):
-        raise unknown("class", wanted, ours, where=f"in {file}")
-    return _checked(getattr(module, wanted) if wanted else next(iter(ours.values())), f"{wanted} in {file}")
-
-
-@contextmanager
-def _importable(folder: Path, beside: Iterable[Path]) -> Iterator[None]:
-    """Inside, modules of a folder can be imported as by ``python file.py``; files of other folders may have neighbours
-    of the same names, so none stays in the list of modules."""
-    inside = {path.relative_to(folder).parts[0].removesuffix(".py") for path in beside}
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in inside}
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in [name for name in sys.modules if name.partition(".")[0] in inside]:
-            del sys.modules[name]
-        sys.modules.update(before)
-
-
-def _run(file: Path) -> ModuleType:
-    """The file as a module; run again when its content has changed, or that of a module beside it that it imports."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the method in {file}: {error.strerror}") from error
-    beside = neighbours(file, content)
-    digest = hashlib.sha256(b"\0".join([str(file).encode() + content, *beside.values()])).hexdigest()
-    name = f"{file.stem}_{digest[:12]}"
-    with _LOCK:
-        if name in sys.modules:
-            return sys.modules[name]
-        module = ModuleType(name)
-        module.__file__ = str(file)
-        vars(module).update({EXECUTED: content, FROM: str(file)})
-        sys.modules[name] = module  # dataclasses and pickle look there while the file runs
-        try:
-            with _importable(file.parent, beside):
-                exec(compile(content, str(file), "exec"), module.__dict__)
-        except BaseException as error:
-            del sys.modules[name]
-            if not isinstance(error, (Exception, SystemExit)):
-                raise
-            at = where(error, str(file))
-            message = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
-            raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {message}") from error
-    return module
 
 
 def label_parts(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
 
 EXECUTED = "__executed__"  # a module made from a file says what was executed, whatever the file holds now
+FROM = "__from__"  # a module made from a file says which
 INSTALLED = ("site-packages", "dist-packages")  # folders where a module's neighbours are other distributions
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

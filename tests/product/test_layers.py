@@ -228,6 +228,15 @@ def test_a_row_is_run_again_without_what_it_does_not_need():
     assert count <= 20_300, count
 
 
+def test_the_way_of_one_command_is_as_short_as_its_page_says():
+    """The files that docs/architecture.md names in its points, from the words of a command to the stored result."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    points = page.partition("## The way of one command")[2].partition("Roads that branch off")[0]
+    files = {PACKAGE / name for name in re.findall(r"`([a-z]+/[a-z_]+\.py)`", points)}
+    assert len(files) == 25
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 5_500
+
+
 def test_files_are_of_a_readable_length():
     long = {p.name: n for p in (*LIBRARY, *PLUGINS) if (n := len(p.read_text().splitlines())) > 420}
     assert not long
