@@ -1,1 +1,1 @@
-"""From images to features: networks, pretraining, feature banks, devices."""
+"""The way from images to features: networks, pretraining, feature banks, devices."""

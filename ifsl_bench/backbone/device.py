@@ -40,7 +40,7 @@ class Accelerator:
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def name(self, device: torch.device) -> str:
-        """In words, for provenance."""
+        """The name of the device in words, for provenance."""
         return torch.cuda.get_device_name(device)
 
     def has_bf16(self, device: torch.device) -> bool:

@@ -53,13 +53,13 @@ def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int,
 
 
 class HostFeed:
-    """For a network on the CPU: a thread gathers and augments the next batch from the map."""
+    """Feeds a network on the CPU: a thread gathers and augments the next batch from the map."""
 
     def __init__(self, pool: Pool, normalise: Normalise) -> None:
         self.pool, self.normalise = pool, normalise
 
     def batches(self, epoch: Epoch) -> Batches:
-        """In order; close it, so that its thread ends."""
+        """Yields the batches in order; close it, so that its thread ends."""
         crops = iter(epoch.crops or [])
         augment = None if epoch.crops is None else lambda images: cut(images, next(crops))
         loaded = batches(self.pool.images, epoch.rows, torch.device("cpu"), augment)
@@ -69,7 +69,7 @@ class HostFeed:
 
 
 class DeviceFeed:
-    """For a network on a device: what was drawn comes over once an epoch, and the device gathers, crops and normalises.
+    """Feeds a network on a device: what was drawn comes over once an epoch, the device gathers, crops and normalises.
 
     Args:
         resident: keep the pool on the device, so that nothing comes over in a step; otherwise the raw images of each

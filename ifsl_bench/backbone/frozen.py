@@ -103,7 +103,7 @@ def pretrain_frozen(
     )
 
     def cached() -> Pretrained | None:
-        """With the classifier on these weights; None where there is none."""
+        """Reads the classifier on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
         ended = state is not None and state.info.get("finished") is True and state.info.get("weights") == digest
         return restored(state) if state and ended else None

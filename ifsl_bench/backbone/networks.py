@@ -163,7 +163,7 @@ class ResNet18GN(Backbone):
 
 
 class ResNetSmall(Backbone):
-    """For 32x32 images on a CPU: the blocks of ``resnet10`` with two convolutions instead of three, 256 features.
+    """A network for 32x32 images on a CPU: the blocks of ``resnet10`` with two convolutions, not three, 256 features.
 
     The stem halves the image, so that three blocks see 16, 8 and 4 pixels.
     """
@@ -343,7 +343,8 @@ class Normalise:
 
 
 def make_normalise(spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> Normalise:
-    """For images [H, W, C] or features [D]; raises :class:`UserError` where mean and std do not fit the channels."""
+    """Makes the normalisation of images [H, W, C] or features [D]; raises :class:`UserError` where mean and std do not
+    fit the channels."""
     channels = shape[-1] if len(shape) == 3 else 1
     if len(spec.mean) not in (1, channels):
         raise UserError(

@@ -250,7 +250,7 @@ def features_sha256(home: Home, key: str) -> str | None:
 
 
 def features_checksum(info: Mapping[str, Any]) -> str:
-    """The same, from what is recorded of a pretraining; of a second head, that of the backbone it is fitted on."""
+    """The features' checksum as recorded of a pretraining; of a second head, that of the backbone it is fitted on."""
     own = info["tensors"]["sha256"]
     return str(info.get("weights") or info.get("features_sha256") or own)
 

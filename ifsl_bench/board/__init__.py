@@ -1,1 +1,1 @@
-"""From result files to tables; docs/architecture.md has the way, docs/statistics.md the mathematics."""
+"""The way from result files to tables; docs/architecture.md has the way, docs/statistics.md the mathematics."""

@@ -244,7 +244,7 @@ def load_variants(task: Task, results: Path) -> list[Board]:
 
 
 def telling(shown: list[Board], boards: Iterable[Board]) -> list[Board]:
-    """Those found, the last of which tells what was left out of the others: they have no table that would say it."""
+    """The boards shown, the last of which tells what was left out of the others, which have no table to say it."""
     if not shown:
         return shown
     here = {id(board) for board in shown}

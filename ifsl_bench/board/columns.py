@@ -93,7 +93,7 @@ def _measured(board: Board, row: Row, comparable: bool, place: Ranked | None = N
 
 
 def _lazy(board: Board) -> list[Entry]:
-    """In sessions, the rows of models that never answer with a novel class; each is named after a row of its A_0."""
+    """The rows, in sessions, of models that never answer with a novel class; each is named after a row of its A_0."""
     rows = [(lazy, alike) for lazy, alike in lazy_rows(board.rows) if LAZY not in {row.label for row in alike}]
     entries = []
     for lazy, alike in rows:
@@ -303,7 +303,8 @@ def _seen_fields(entry: Entry) -> dict[str, str | None]:
 
 
 def _to_best(entry: Entry) -> str:
-    """With a mark that :func:`ifsl_bench.board.notes.notes_of_ranks` explains, where it is over episodes alone."""
+    """The difference to the best row, with a mark that :func:`ifsl_bench.board.notes.notes_of_ranks` explains, where it
+    is over episodes alone."""
     if not (entry.place and entry.place.gap):
         return ""
     return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if entry.place.common_seeds < 2 else "")

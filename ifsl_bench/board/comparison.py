@@ -166,7 +166,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def p_value(value: float) -> str:
-    """As in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
+    """Writes it as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
     if math.isnan(value):
         return "unknown"
     return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"

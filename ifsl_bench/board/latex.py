@@ -143,7 +143,7 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
 
 
 def _sessions_header(count: int) -> list[str]:
-    """As papers on sessions have it: the accuracy after each, their average, and what is lost on the way."""
+    """The header as papers on sessions have it: the accuracy after each, their average, and what is lost on the way."""
     numbers = " & ".join(map(str, range(count + 1)))
     return [
         rf"\multirow{{2}}{{*}}{{Model}} & \multicolumn{{{count + 1}}}{{c}}{{Acc. after each session (\%) $\uparrow$}} "

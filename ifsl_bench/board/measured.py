@@ -136,7 +136,7 @@ class Row:
 
     @cached_property
     def _counts(self) -> tuple[Counts | SessionCounts, ...]:
-        """By seed. Metrics are computed when they are asked for: of many episodes they take 8 times the memory each."""
+        """Counts by seed. Metrics are computed when asked for: of many episodes they take 8 times the memory each."""
         return tuple(r.counts().compact() for r in self.results)
 
     @property
@@ -146,7 +146,7 @@ class Row:
 
     @cached_property
     def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
-        """By seed: what resamples of the validation episodes would have made of it."""
+        """Counts by seed: what resamples of the validation episodes would have made of it."""
         both = zip(self.results, self._counts, strict=True)
         return tuple(
             resampled_sums(r.calibration, r.choice, c)
@@ -183,7 +183,7 @@ class Row:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those that the results of all seeds have."""
+        """The metrics that the results of all seeds have."""
         first, *rest = (counts.metrics for counts in self._counts)
         return tuple(name for name in first if all(name in names for names in rest))
 
@@ -209,7 +209,7 @@ class Row:
         return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
 
     def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
-        """In sessions, a metric for each of these seeds, order and support set, [seeds, orders, supports]."""
+        """A metric in sessions for each of these seeds, order and support set, [seeds, orders, supports]."""
         counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and not isinstance(c, Counts)]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
         values = np.stack([c.of_sequence(metric) for c in counts])
@@ -222,12 +222,12 @@ class Row:
         return [estimate(values, 0.0, self.quantile) for values in self.orders_after(metric).T]
 
     def orders_after(self, metric: str = "acc") -> np.ndarray:
-        """The same for each order, [orders, T + 1]; [0, 0] in episodes."""
+        """The accuracy after each session for each order, [orders, T + 1]; [0, 0] in episodes."""
         of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if not isinstance(c, Counts)]
         return np.mean(of_seeds, axis=0) if of_seeds else np.empty((0, 0))
 
     def triangle(self) -> np.ndarray:
-        """In sessions, the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
+        """The accuracy, in sessions, after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
         return np.mean([c.triangle().mean(0) for c in self._counts if not isinstance(c, Counts)], axis=0)
 
     def spread(self, metric: str = "acc") -> float:

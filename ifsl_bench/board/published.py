@@ -74,7 +74,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def marks(self) -> str:
-        """The same as letters of :data:`LETTERS`."""
+        """The flags as letters of :data:`LETTERS`."""
         holds = (self.chosen_on_test, bool(self.images), self.knows_classes, self.novel_seen != "no")
         return "".join(letter for letter, held in zip(LETTERS, holds, strict=True) if held)
 

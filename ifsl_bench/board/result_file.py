@@ -172,7 +172,7 @@ class Result(Part, frozen=True):
 
 
 class SessionResult(Result, frozen=True):
-    """The same of sequences of sessions."""
+    """A result on sequences of sessions."""
 
     episodes: SequenceCounts  # type: ignore[assignment]
 

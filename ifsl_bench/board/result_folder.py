@@ -63,7 +63,7 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
 
 
 def read_once(path: Path) -> Result:
-    """As :func:`read`; a file that is as it was when this process read it last is not read again.
+    """Reads as :func:`read`; a file that is as it was when this process read it last is not read again.
 
     A notebook asks for one table after another, of some hundred files. What comes back is shared: whoever hands it out
     hands out what is :func:`copied`.
@@ -107,7 +107,7 @@ class OwnRow:
 
 
 def measured(result: Result) -> datetime:
-    """When a result was made, as it says; long ago where it says nothing that is a time."""
+    """The time when a result was made, as it says; long ago where it says nothing that is a time."""
     try:
         time = datetime.fromisoformat(str(result.provenance.get("time", "")))
     except ValueError:

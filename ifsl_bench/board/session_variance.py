@@ -44,7 +44,7 @@ class MeanSquare:
 
     @classmethod
     def over_orders(cls, parts: np.ndarray, degrees: float) -> MeanSquare:
-        """From what each order contributes, [orders].
+        """Variance over orders, from what each of them contributes, [orders].
 
         Of normal effects a mean square S has the variance 2 S^2 / degrees. Here it is read off the spread of the parts,
         and where it is larger, the effective degrees are so many as would give it.

@@ -73,7 +73,7 @@ def row_table(row: Row) -> Table[str]:
 
 
 def session_tables(row: Row) -> list[Table[int]]:
-    """In sessions, all that is measured after each: plain, and with one bias where one was chosen."""
+    """Tables, in sessions, of all that is measured after each: plain, and with one bias where one was chosen."""
     if row.units != "orders":
         return []
     tables = [_sessions(row, "after each session", "")]

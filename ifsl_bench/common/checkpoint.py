@@ -48,7 +48,7 @@ class CheckpointFolder:
         return self.put(save(_on_host(tensors)), info)
 
     def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
-        """The same, of tensors as the content of a safetensors file."""
+        """Replaces the state, given its tensors as the content of a safetensors file."""
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]

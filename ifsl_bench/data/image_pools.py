@@ -1,4 +1,4 @@
-"""From lists of image files to pools: decodes them, reports progress, deals with bad and duplicate images."""
+"""The way from lists of image files to pools: decodes them, reports progress, deals with bad and duplicate images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From pickles of arrays to pools: images in one large array, or in a list of encoded ones, with labels beside them."""
+"""Pools from pickles of arrays: images in one large array, or in a list of encoded ones, with labels beside them."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def grey_beside_colour(shape: Sequence[int], grey: Sequence[int]) -> bool:
 
 
 def short(fingerprint: str) -> str:
-    """As much of a fingerprint as names of files have."""
+    """The part of a fingerprint that names of files have."""
     return fingerprint[:12]
 
 

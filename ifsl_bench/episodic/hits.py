@@ -53,7 +53,7 @@ Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndar
 
 
 def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
-    """In one pass over the logits, see `ifsl_bench.kernels.counting`."""
+    """Counts in one pass over the logits, see `ifsl_bench.kernels.counting`."""
     from ifsl_bench.kernels import counting
 
     inputs = (prediction.logits, batch.masked, batch.labels, batch.novel)

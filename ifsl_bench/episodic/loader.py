@@ -1,4 +1,4 @@
-"""From indices to features: what a method is given of an episode, and what is kept from it."""
+"""The way from indices to features: what a method is given of an episode, and what is kept from it."""
 
 from __future__ import annotations
 

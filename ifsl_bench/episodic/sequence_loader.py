@@ -1,4 +1,4 @@
-"""From indices to features: what a method is given of a sequence of sessions, and what is kept from it."""
+"""The way from indices to features: what a method is given of a sequence of sessions, and what is kept from it."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class Sessions:
 
 
 def _margin(base: Tensor, novel: Tensor) -> Tensor:
-    """In single precision; +inf where all novel classes are at -inf, whatever the base classes are at."""
+    """Margins in single precision; +inf where all novel classes are at -inf, whatever the base classes are at."""
     return torch.where(novel == -torch.inf, torch.inf, base - novel).float()
 
 

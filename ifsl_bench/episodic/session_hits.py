@@ -37,7 +37,7 @@ class Answers(NamedTuple):
     novel_there: Tensor
 
     def margins(self) -> Margins:
-        """Those that a bias on novel logits may move, after sessions 1 to T: [E, B T] and [E, T M T]."""
+        """Margins that a bias on novel logits may move, after sessions 1 to T: [E, B T] and [E, T M T]."""
         met = torch.ones(self.novel.shape[1], self.novel.shape[3], dtype=torch.bool, device=self.novel.device).triu()
         base = self.base.masked_fill(~(self.base_right & self.base_there.unsqueeze(-1)), torch.nan)
         novel = self.novel.masked_fill(~(self.novel_right & self.novel_there.unsqueeze(-1)), torch.nan)

@@ -199,7 +199,7 @@ class Pretrain(Stage):
         return self.task.pretraining_seed(self.seed)
 
     def key(self, home: Home, fingerprint: str = "?") -> str:
-        """On data of that fingerprint, where they are neither prepared nor pinned."""
+        """The key on data of that fingerprint, where they are neither prepared nor pinned."""
         return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
 
     def features_key(self, home: Home) -> str:

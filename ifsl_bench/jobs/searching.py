@@ -308,7 +308,7 @@ def counted_on_test(job: Job, choice: dict[str, Any], counts: Counts, work: Work
 
 
 def kept_choice(job: Job, home: Home) -> Job | None:
-    """The same, from trials that are there; None where one is missing, or all have failed."""
+    """The choice from trials that are there; None where one is missing, or all have failed."""
     if not job.searched:
         return job
     accuracy = kept_accuracies(home)

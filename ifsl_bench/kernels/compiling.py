@@ -53,7 +53,7 @@ def _name_apart(dispatcher: Any) -> None:
 
 
 def compiled(function: F) -> F:
-    """For what is called from outside: its machine code is kept."""
+    """Compiles what is called from outside: its machine code is kept."""
     settings = vars(numba.config)
     before = settings["CACHE_DIR"]
     settings["CACHE_DIR"] = str(FOLDER or "")

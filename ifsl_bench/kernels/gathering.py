@@ -34,7 +34,7 @@ def gather(begin: int, end: int, rows: Indices, bank: Array, out: Array, there: 
 def gather_from_two(
     begin: int, end: int, rows: Indices, second: Flags, bank: Array, second_bank: Array, out: Array, there: Flags
 ) -> None:  # fmt: skip
-    """The same, of `other` where `second` [E, R]."""
+    """Gathers from two banks: from `second_bank` where `second` [E, R]."""
     for e in range(begin, end):
         good = True
         for i in range(rows.shape[1]):

@@ -70,7 +70,7 @@ def descent(at: Kernel) -> Kernel:
 
     @part
     def descend(data: tuple, rate: float, path: Array, gradient: Array) -> None:
-        """From path [steps + 1, P], its first row, to the last."""
+        """Descends from the first row of path [steps + 1, P] to the last."""
         for step in range(path.shape[0] - 1):
             at(data, path[step], gradient)
             for i in range(gradient.shape[0]):

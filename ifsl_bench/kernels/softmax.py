@@ -37,7 +37,7 @@ def scaled(x: Array, factors: Array) -> Array:
 
 @inlined
 def softmax(f: Array, rest: Array, p: Array, spare: Array) -> None:
-    """Over the N scores f [N, S] and the fixed class, whose share comes last in p [N+1, S]; spare [S]."""
+    """The softmax over the N scores f [N, S] and the fixed class, whose share comes last in p [N+1, S]; spare [S]."""
     ways, size = f.shape
     for i in range(size):
         spare[i] = rest[i]

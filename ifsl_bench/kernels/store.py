@@ -30,7 +30,7 @@ _announced = False
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
-    """From now on; too late for what is loaded already. say: is told of a compilation, which takes a while."""
+    """Keeps compiled code from now on; too late for what is loaded already. ``say`` is told of a compilation."""
     global _wanted, _say
     _wanted, _say = folder, say
 

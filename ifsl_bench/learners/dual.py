@@ -241,8 +241,8 @@ def score_tolerance(dtype: torch.dtype) -> float:
 def at(
     a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: Regression
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """For dual numbers a and scores f [E, N, S]: V [E, N, D+1]; [E] each the gradient's norm at V, L, the square of the
-    gradient in the norm of P^-1, and how far V is off f.
+    """The end of a search, for dual numbers a and scores f [E, N, S]: V [E, N, D+1]; [E] each the gradient's norm at V,
+    L, the square of the gradient in the norm of P^-1, and how far V is off f.
 
     A search adds its scores up step by step, and where rows are nearly equal its dual numbers may run away along what K
     does not see. What counts is where V is, so this looks afresh: at the gradient itself, whose length cannot come

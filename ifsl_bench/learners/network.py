@@ -95,7 +95,7 @@ class TanhNetwork(Shape, Objective):
         return grads
 
     def search(self, solver: LBFGS, args: Tree) -> Outcome | None:
-        """In dual numbers by compiled kernels, where they serve."""
+        """Searches in dual numbers by compiled kernels, where they serve."""
         x = args.features
         if not compiled.serves(x):
             return None

@@ -69,13 +69,13 @@ class Asked:
         return masked_logits(self.answer(support, query, method), self.masked)
 
     def exactly(self) -> Asked:
-        """The same in double precision."""
+        """The same question in double precision."""
         method = copy.deepcopy(self.method).double()
         method.base = method.base.to(dtype=torch.float64)
         return replace(self, method=method, support=_each(self.support, _double), query=_each(self.query, _double))
 
     def looked_at(self) -> Asked:
-        """With what one answer says of :attr:`searches`."""
+        """The same method asked, with what one answer says of :attr:`searches`."""
         return replace(self, searches=any(key.startswith("solver_") for key in self.answer().statistics))
 
     def part(self, episode: int) -> Asked:

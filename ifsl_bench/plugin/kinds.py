@@ -28,7 +28,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def spelled(kind: Any) -> str:
-    """As a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
+    """Spells a type as a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
     return "|".join(
         "none" if k is type(None) else "|".join(map(str, typing.get_args(k))) if is_literal(k) else k.__name__
         for k in alternatives(kind)

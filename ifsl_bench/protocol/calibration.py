@@ -188,7 +188,7 @@ class Bias:
         return Calibrated(self.value, self.validation_episodes, *joint, curve, self.resampled_hits(test))
 
     def applied_to_sequences(self, test: Margins, sessions: int) -> Calibrated:
-        """The same of sequences with margins [n, ..., T] after each session, whose own hits are counted elsewhere."""
+        """The resampled hits of sequences with margins [n, ..., T] after each session; others are counted elsewhere."""
         none = np.empty(0, np.int64)
         parts = [part.reshape(len(part), -1, sessions) for part in (test.base, test.novel)]
         after = [self.resampled_hits(Margins(*(part[..., t] for part in parts))) for t in range(sessions)]

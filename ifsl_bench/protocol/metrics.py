@@ -49,7 +49,7 @@ class Counts:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those of the task's kind, as far as they are known."""
+        """The metrics of the task's kind, as far as they are known."""
         return kind_of(self.base_queries).metrics_of(self.columns())
 
     def per_episode(self) -> dict[str, np.ndarray]:
@@ -98,7 +98,7 @@ class Counts:
         return {name: values for name in (*COUNTS, *MORE_COUNTS) if (values := getattr(self, name)) is not None}
 
     def compact(self) -> Counts:
-        """The same in as few bytes as the counts need, for many results at once."""
+        """The counts in as few bytes as they need, for many results at once."""
         small: dict[str, Any] = {
             name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
         }

@@ -110,7 +110,7 @@ class SessionCounts:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those of the kind of tasks, as far as they are known."""
+        """The metrics of the kind of tasks, as far as they are known."""
         return SESSIONS.metrics_of(self.columns())
 
     def per_episode(self) -> dict[str, np.ndarray]:
@@ -172,7 +172,7 @@ class SessionCounts:
         return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
     def compact(self) -> SessionCounts:
-        """The same in as few bytes as the counts need, for many results at once."""
+        """The counts in as few bytes as they need, for many results at once."""
         small: dict[str, Any] = {name: _smallest(values) for name, values in self.columns().items()}
         return replace(self, **small)
 
@@ -195,7 +195,7 @@ def _base(counts: SessionCounts) -> np.ndarray:
 
 
 def _novel(counts: SessionCounts) -> np.ndarray:
-    """Over all novel queries of the classes met so far, each query alike."""
+    """The accuracy over all novel queries of the classes met so far, each query alike."""
     return _percent(counts._square[:, :, 1:].sum(2), _novel_queries(counts))
 
 

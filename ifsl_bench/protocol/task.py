@@ -53,7 +53,7 @@ class Schedule(Strict, frozen=True):
         return self.rate * 0.1 ** sum(step >= drop for drop in self.drops)
 
     def stretched(self, factor: float) -> Schedule:
-        """The same for ``factor`` times as many steps."""
+        """The schedule for ``factor`` times as many steps."""
         drops = tuple(sorted({max(1, round(drop * factor)) for drop in self.drops}))
         return msgspec.structs.replace(self, drops=drops, warmup=round(self.warmup * factor))
 
@@ -98,7 +98,7 @@ class Pretraining(Strict, frozen=True):
         return batch, max(1, images // max(1, batch))
 
     def stretched(self, steps: int) -> Pretraining:
-        """The same with so many steps; with few, running averages follow sooner, to forget where they began."""
+        """The pretraining with so many steps; with few, running averages follow sooner, to forget where they began."""
         if steps == self.steps:
             return self
         schedule = self.schedule.stretched(steps / max(1, self.steps))
@@ -173,11 +173,11 @@ class SessionSpec(Strict, frozen=True):
         return self.orders * self.supports
 
     def within(self, classes: int) -> SessionSpec:
-        """The same with as many sessions as so many novel classes suffice for; for validation."""
+        """The specification with as many sessions as so many novel classes suffice for; for validation."""
         return msgspec.structs.replace(self, count=min(self.count, classes // self.ways))
 
     def hiding(self, base_classes: int) -> SessionSpec:
-        """The same with so many sessions that novel classes, hidden among the base classes, have their share of all.
+        """The specification with so many sessions that novel classes, hidden as base classes, have their share of all.
 
         For validation where every class is either a base class or one of the test: K base and C novel classes become
         K - C' base and C' novel ones with C' at most K C / (K + C).

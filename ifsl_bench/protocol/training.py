@@ -40,7 +40,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Training:
-        """From strings or values.
+        """Reads the changes from strings or values.
 
         Raises:
             UserError: unknown name (with the nearest ones), or an impossible value.

@@ -1,1 +1,1 @@
-"""From a name and a path to a prepared data set, and what commands say of data sets."""
+"""The way from a name and a path to a prepared data set, and what commands say of data sets."""

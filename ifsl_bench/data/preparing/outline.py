@@ -68,7 +68,7 @@ def fingerprint_of(task: Task, home: Home) -> str | None:
 
 
 def novel_fingerprint(task: Task, home: Home) -> str:
-    """The same of the data set that novel classes come from; "" where that is the task's own, or it is not known."""
+    """The fingerprint of the data set that novel classes come from; "" where that is the task's own, or unknown."""
     return next((_fingerprint(spec, home) or "" for spec in data_of(task, home)[1:]), "")
 
 

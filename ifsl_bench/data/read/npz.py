@@ -29,7 +29,7 @@ def reading(failed: str, remedy: str = "") -> Iterator[None]:
 
 
 def reading_file(kind: str, where: str) -> AbstractContextManager[None]:
-    """The same for a file of some kind, which is then damaged."""
+    """Makes one line of what is raised on a file of some kind, which is then damaged."""
     return reading(f"{where} is no readable {kind} file: it is damaged", "; download or copy it again")
 
 

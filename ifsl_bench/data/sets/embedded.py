@@ -76,7 +76,7 @@ class EmbeddedFeatures(DatasetSource):
 
 
 def checksum(pools: dict[str, np.ndarray]) -> str:
-    """Over names and bytes of the pools, in the order of :data:`POOLS`."""
+    """A checksum over names and bytes of the pools, in the order of :data:`POOLS`."""
     digest = hashlib.sha256()
     for pool in (name for name in POOLS if name in pools):
         digest.update(f"{pool} {pools[pool].shape}\n".encode())

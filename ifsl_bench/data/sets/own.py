@@ -142,7 +142,7 @@ class OwnData(DatasetSource):
 
 
 class OwnObjects(OwnData):
-    """The same, made from objects of another library in memory; how they are divided is no option."""
+    """Data of one's own from objects of another library in memory; how they are divided is no option."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, OwnOptions())
