@@ -91,10 +91,11 @@ class CEC(Method):
         size, eps = h.shape[-1], 1e-5  # that of PyTorch's layer normalisation
         value = self.to_output @ self.to_value
         asks, keys, values = (means @ m.T for m in (self.to_query, self.to_key, value))  # of classes, [E, M, D]
-        own_asks, own_keys, own_values = (h @ m.T for m in (self.to_query, self.to_key, value))  # of queries, [E, Q, D]
+        own_values = h @ value.T  # of queries, [E, Q, D]
         # A query's own node: v_0.
-        of_classes = (own_asks @ keys.mT).masked_fill(out.unsqueeze(1), -torch.inf)  # [E, Q, M]
-        scores = torch.cat([of_classes, (own_asks * own_keys).sum(-1, keepdim=True)], -1) / math.sqrt(size)
+        of_classes = (h @ (keys @ self.to_query).mT).masked_fill(out.unsqueeze(1), -torch.inf)  # [E, Q, M]
+        own = (h @ (self.to_query.T @ self.to_key) * h).sum(-1, keepdim=True)
+        scores = torch.cat([of_classes, own], -1) / math.sqrt(size)
         share = scores.softmax(-1)  # [E, Q, M + 1]
         taken = share[..., :-1] @ values + share[..., -1:] * own_values
         node = nn.functional.layer_norm(h + taken + self.output_bias, (size,), self.gain, self.bias, eps)
@@ -102,7 +103,7 @@ class CEC(Method):
         # A class's node before the norm, less the mean over dimensions, is c + beta (f - a): a is what it takes up from
         # classes alone, f from the query alone, and beta [E, Q, M] the query's share.
         scores = (asks @ keys.mT / math.sqrt(size)).masked_fill(out.unsqueeze(1), -torch.inf)  # [E, M, M]
-        beta = (own_keys @ asks.mT / math.sqrt(size) - scores.logsumexp(-1).unsqueeze(1)).sigmoid()
+        beta = (h @ (asks @ self.to_key).mT / math.sqrt(size) - scores.logsumexp(-1).unsqueeze(1)).sigmoid()
         a = scores.softmax(-1) @ values
         c, a, f = (x - x.mean(-1, keepdim=True) for x in (means + a + self.output_bias, a, own_values))
 
