@@ -131,7 +131,7 @@ def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
     )
 
 
-def described() -> dict[str, str]:
+def descriptions() -> dict[str, str]:
     """Each registered name, and the first line of what it says of itself; or why it cannot be used."""
     plugins = {name: registry.load(BACKBONES, name) for name in registry.names(BACKBONES)}
     texts = {name: plugin.problem or (plugin.value.__doc__ or "").strip() for name, plugin in plugins.items()}

@@ -323,7 +323,7 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
 
 
 @lru_cache
-def features_of(backbone: str, shape: tuple[int, ...]) -> int:
+def feature_count(backbone: str, shape: tuple[int, ...]) -> int:
     """The number of features that a network gives an image [H, W, C], or features [D]."""
     return make_backbone(backbone, shape).features
 

@@ -69,7 +69,7 @@ class Row:
 
     @property
     def images_kept(self) -> str:
-        """What the method was asked with of all sessions: "supports", "all images", or ""."""
+        """The images of all sessions that the method was asked with: "supports", "all images", or ""."""
         counts = [r.episodes for r in self.results if isinstance(r, SessionResult)]
         if any(c.every_image for c in counts):
             return "all images"

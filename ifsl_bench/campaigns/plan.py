@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.backbone.networks import features_of
+from ifsl_bench.backbone.networks import feature_count
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Mute
@@ -156,7 +156,7 @@ def _size(stage: Stage, data: Outline) -> int:
     if isinstance(stage, PrepareData):
         return math.prod(data.shape) * sum(data.images(pool) for pool in data.starts)
     if isinstance(stage, Features) and stage.backbone.task.pretraining.backbone != NO_BACKBONE:
-        width = features_of(stage.backbone.task.pretraining.backbone, data.shape)
+        width = feature_count(stage.backbone.task.pretraining.backbone, data.shape)
         return 4 * width * stage.views * data.images(stage.pool)
     return 0
 

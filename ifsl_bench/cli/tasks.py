@@ -131,9 +131,9 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
 @tasks.command("reference", epilog=examples("ifsl-bench tasks reference", "ifsl-bench tasks reference > task-file.md"))
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
-    from ifsl_bench.backbone.contract import described
+    from ifsl_bench.backbone.contract import descriptions
     from ifsl_bench.protocol.reference import page
     from ifsl_bench.protocol.task import NO_BACKBONE
 
     none = {NO_BACKBONE: "The data are features: only the base classifier is trained."}
-    click.echo(page({**described(), **none}), nl=False)
+    click.echo(page({**descriptions(), **none}), nl=False)

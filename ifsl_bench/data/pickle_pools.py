@@ -163,7 +163,7 @@ def _copy_rows(
         to.bytes_read += images.nbytes
 
 
-def listed(where: str, groups: Rows) -> dict[str, list[ListItem]]:
+def items_of(where: str, groups: Rows) -> dict[str, list[ListItem]]:
     """Class -> its items in a list, as ``import_images`` wants them."""
     return {name: [ListItem(where, row) for row in group] for name, group in groups.items()}
 

@@ -68,7 +68,7 @@ class Import:
         Raises:
             UserError: they differ, and the user has not allowed it; both counts stand in the message.
         """
-        if wrong := "; ".join(differences(expected, counts)):
+        if wrong := "; ".join(count_differences(expected, counts)):
             self.accept_less(wrong, f"{self.origin} does not give all of {what}: {wrong}. Get the whole", "partial: ")
 
     def accept_less(self, told: str, refused: str, kind: str = "") -> None:
@@ -207,7 +207,7 @@ def count_files(pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, C
     return {pool: Count(len(files), sum(map(len, files.values()))) for pool, files in pools.items()}
 
 
-def differences(expected: Counts, there: Counts) -> list[str]:
+def count_differences(expected: Counts, there: Counts) -> list[str]:
     """Lists the pools whose counts differ, with the counts side by side."""
     counts = [(pool, expected.get(pool, Count(0, 0)), there.get(pool, Count(0, 0))) for pool in EVERY_POOL]
     return [f"{pool} should have {should} and has {does}" for pool, should, does in counts if should != does]

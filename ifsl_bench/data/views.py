@@ -119,7 +119,7 @@ class Crossed(Dataset):
         return self.base.partial or self.novel.partial
 
     def origin(self, pool: str) -> str:
-        return short(self.novel.fingerprint) if pool in NOVEL else ""
+        return prefix_of(self.novel.fingerprint) if pool in NOVEL else ""
 
     def pool(self, name: str) -> Pool:
         if name not in NOVEL:
@@ -138,7 +138,7 @@ def grey_beside_colour(shape: Sequence[int], grey: Sequence[int]) -> bool:
     return len(shape) == 3 and tuple(grey) == (*shape[:2], 1) and shape[2] == 3
 
 
-def short(fingerprint: str) -> str:
+def prefix_of(fingerprint: str) -> str:
     """The part of a fingerprint that names of files have."""
     return fingerprint[:12]
 

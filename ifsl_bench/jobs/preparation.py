@@ -31,7 +31,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores
 from ifsl_bench.data.datasets import is_prepared, rough_seconds
 from ifsl_bench.data.preparing.outline import Outline, data_of, fingerprint_of, novel_fingerprint
-from ifsl_bench.data.views import NOVEL, short
+from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.protocol.episodes import task_stream
@@ -266,7 +266,7 @@ class Features(Stage):
     def key(self, home: Home) -> str:
         task, origin = self.backbone.task, ""
         if task.novel_from and self.pool in NOVEL:
-            origin = short(novel_fingerprint(task, home)) or "?"
+            origin = prefix_of(novel_fingerprint(task, home)) or "?"
         folder = bank_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
         return folder.relative_to(home.features).as_posix()
 

@@ -17,7 +17,7 @@ from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Stage
-from ifsl_bench.jobs.training import JobStage, MetaTrain, backbone_of, features_of, fresh, key_of, to_evaluate
+from ifsl_bench.jobs.training import JobStage, MetaTrain, backbone_of, features_stages, fresh, key_of, to_evaluate
 from ifsl_bench.plugin.episode_contract import Asked
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.calibration import Bias, find_bias
@@ -150,7 +150,7 @@ class EvaluationStage(JobStage):
         """The stages before an evaluation: checks of episodes, features, and what gives the method."""
         job = self.job
         # Every row has calibrated numbers beside its own; validation episodes that cannot be drawn are no hindrance.
-        more = features_of(job, (*job.sides, "val") if job.task.kind.has_base else job.sides)
+        more = features_stages(job, (*job.sides, "val") if job.task.kind.has_base else job.sides)
         if job.searched and self.model is None:
             from ifsl_bench.jobs.searching import TrainChosen, trials_of
 

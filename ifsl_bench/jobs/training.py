@@ -193,7 +193,7 @@ def say_place(work: Workspace, stage: Stage, place: Place) -> None:
         work.reporter.say(f"{stage}, on {place}")
 
 
-def features_of(job: Job, sides: Iterable[Side]) -> list[Stage]:
+def features_stages(job: Job, sides: Iterable[Side]) -> list[Stage]:
     """The backbone of a job, and the features under it that the episodes of these sides need."""
     backbone, pools = backbone_of(job), {("base/train", 1): None}
     if job.task.pretraining.backbone == NO_BACKBONE:
@@ -205,4 +205,4 @@ def features_of(job: Job, sides: Iterable[Side]) -> list[Stage]:
 
 def prepared_for(job: Job, sides: Sequence[Side]) -> list[Stage]:
     """Lists the stages that work on the episodes of these sides begins with."""
-    return [*(CheckEpisodes(job.task, side) for side in sides), *features_of(job, sides)]
+    return [*(CheckEpisodes(job.task, side) for side in sides), *features_stages(job, sides)]

@@ -27,7 +27,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def spelled(kind: Any) -> str:
+def type_text(kind: Any) -> str:
     """Spells a type as a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
     return "|".join(
         "none" if k is type(None) else "|".join(map(str, typing.get_args(k))) if is_literal(k) else k.__name__
@@ -46,7 +46,7 @@ def read(kind: Any, value: Any) -> Any:
             return _read(alternative, value)
         except (ValueError, msgspec.ValidationError):
             continue
-    raise ValueError(f"{value!r} is not {spelled(kind)}")
+    raise ValueError(f"{value!r} is not {type_text(kind)}")
 
 
 def _read(kind: Any, value: Any) -> Any:
@@ -76,7 +76,7 @@ def typed(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
         try:
             typed_values.append(_strictly(kind, value))
         except msgspec.ValidationError:
-            raise ValueError(f"{value!r} is not {spelled(kind)}") from None
+            raise ValueError(f"{value!r} is not {type_text(kind)}") from None
     return tuple(typed_values)
 
 
@@ -95,4 +95,4 @@ def typed_spread(kind: Any, offer: Range | Choices) -> Range | Choices:
         low, high = typed(kind, (low, high))
         return Range(low, high, offer.log)
     except ValueError:
-        raise ValueError(f"{offer} is no range of {spelled(kind)}") from None
+        raise ValueError(f"{offer} is no range of {type_text(kind)}") from None

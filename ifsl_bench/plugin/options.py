@@ -29,7 +29,7 @@ class Option:
     @property
     def spelled(self) -> str:
         """The type as a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
-        return kinds.spelled(self.kind)
+        return kinds.type_text(self.kind)
 
 
 def options_of(method: type[Method]) -> dict[str, Option]:

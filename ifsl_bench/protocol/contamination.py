@@ -17,7 +17,7 @@ MARKS = {"no": "", "may": "novel classes perhaps seen in pretraining", "yes": "n
 
 
 @lru_cache(maxsize=1)
-def facts() -> Mapping[str, Any]:
+def seen_facts() -> Mapping[str, Any]:
     """The table: ``corpora``, by name, each with what it ``contains``; ``pairs`` of a corpus and a data set."""
     text = resources.files("ifsl_bench.protocol").joinpath("contamination.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
@@ -37,7 +37,7 @@ def seen(corpora: Iterable[str] | None, dataset: str) -> str:
 
 def _verdict(corpus: str, dataset: str) -> str:
     """The worst that is known of one corpus and of what it contains; "may" where it says nothing itself."""
-    pairs = [pair for pair in facts()["pairs"] if dataset in pair["datasets"]]
+    pairs = [pair for pair in seen_facts()["pairs"] if dataset in pair["datasets"]]
     own = [pair["seen"] for pair in pairs if corpus in pair["corpora"]]
-    inner = [_verdict(part, dataset) for part in facts()["corpora"].get(corpus, {}).get("contains", ())]
+    inner = [_verdict(part, dataset) for part in seen_facts()["corpora"].get(corpus, {}).get("contains", ())]
     return max([own[0] if own else "may", *inner], key=SEEN.index)

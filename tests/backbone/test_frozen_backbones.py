@@ -25,7 +25,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.registry import is_installed
-from ifsl_bench.protocol.contamination import facts, seen
+from ifsl_bench.protocol.contamination import seen, seen_facts
 from ifsl_bench.protocol.task_files import find, parse
 from ifsl_bench.protocol.variants import Change, changed, make_change
 
@@ -323,8 +323,8 @@ def test_what_may_have_been_seen(corpora, dataset, verdict):
 
 
 def test_the_table_of_what_was_seen_names_corpora_that_it_describes_with_sources():
-    corpora = facts()["corpora"]
-    for pair in facts()["pairs"]:
+    corpora = seen_facts()["corpora"]
+    for pair in seen_facts()["pairs"]:
         assert set(pair["corpora"]) <= corpora.keys()
         assert pair["why"]
         assert pair["source"]
@@ -339,7 +339,7 @@ def test_every_name_of_timm_is_of_a_set_that_the_table_describes_and_a_strange_o
     from ifsl_bench.backbone.timm_zoo import corpora
 
     for name in timm.list_models(pretrained=True):
-        assert set(corpora(name)) <= facts()["corpora"].keys()
+        assert set(corpora(name)) <= seen_facts()["corpora"].keys()
     for tag in ("no_such_tag", "x_in1k", "clip_in1k", ""):
         assert corpora(f"resnet50.{tag}")[-1] == "unknown"
         assert seen(corpora(f"resnet50.{tag}"), "glyphs") == "may"

@@ -119,7 +119,7 @@ def task_listing(home: Home) -> list[dict[str, str]]:
     ]
 
 
-def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
+def open_or_make(home: Home, name: str, reporter: Reporter) -> Dataset:
     """A prepared data set; one that needs no source is made now."""
     if (ready := prepared(home, name)) is not None:
         return ready
@@ -222,7 +222,7 @@ def _pools_of(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Map
 
 def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
     """The paper's "Dataset Statistics" for any data set."""
-    dataset = opened(home, name, reporter)
+    dataset = open_or_make(home, name, reporter)
     rows: list[dict[str, object]] = []
     for pool, (classes, images, each), entry in _pools_of(dataset):
         part, side = pool.split("/")
@@ -245,7 +245,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
     if (kind := FORMS.get(path.suffix.lower())) is None:
         raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
     check_out(path)
-    dataset = opened(home, name, reporter)
+    dataset = open_or_make(home, name, reporter)
     if not dataset.pictures:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
     pools = [dataset.pool(pool) for pool in EVERY_POOL if dataset.has(pool)]

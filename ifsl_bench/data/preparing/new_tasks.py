@@ -12,7 +12,7 @@ import msgspec
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, disk_errors, write_bytes
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.preparing.catalogue import opened
+from ifsl_bench.data.preparing.catalogue import open_or_make
 from ifsl_bench.data.sets.own import suggested, task_file
 from ifsl_bench.protocol.task_files import own, packaged, parse
 from ifsl_bench.protocol.task_limits import NAME, RULE
@@ -36,7 +36,7 @@ def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) 
                         f"ifsl-bench tasks new {plain or 'NAME'} --data {data}")  # fmt: skip
     if os.path.exists(path):
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
-    dataset = opened(home, data, reporter)
+    dataset = open_or_make(home, data, reporter)
     tasks_there = {**packaged(), **own(home)}
     content: dict[str, Any] = suggested(dataset)
     like = next((task for task in tasks_there.values() if task.dataset.name == data and task.kind.has_base), None)

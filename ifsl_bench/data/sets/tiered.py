@@ -18,8 +18,8 @@ from ifsl_bench.data.pickle_pools import (
     SIZE,
     Rows,
     integers,
+    items_of,
     list_items,
-    listed,
     load_dict,
     names_of,
     required,
@@ -135,7 +135,7 @@ class _Files(Form):
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
         import_images(
             to,
-            {pool: listed(images[source[pool]].name, pools[pool]) for pool in source},
+            {pool: items_of(images[source[pool]].name, pools[pool]) for pool in source},
             ImageSpec(SIZE),
             lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
         )
