@@ -92,21 +92,21 @@ def task_names(words: Iterable[str], home: Home) -> list[str]:
         changes = name[len(plain) :] if change.parts() else ""
         file, _, inside = plain.rpartition(".toml:")
         if plain == ALL:
-            names: Sequence[str] = [task.name for task in _known(home) if _has_data(task, home)]
+            names: Sequence[str] = [task.name for task in _tasks_here(home) if _has_data(task, home)]
         elif plain in sets:
             names = sets[plain][1]
         elif file and is_glob(inside):
             tasks = [task.name for task in find(f"{file}.toml", home=home)]
             names = [f"{file}.toml:{fitting}" for fitting in _fitting(inside, tasks, "task")]
         elif is_glob(plain) and not plain.endswith(".toml"):
-            names = _fitting(plain, [task.name for task in _known(home)], "task")
+            names = _fitting(plain, [task.name for task in _tasks_here(home)], "task")
         else:
             names = [plain]
         expanded += [name_of_task + changes for name_of_task in names]
     return list(dict.fromkeys(expanded))
 
 
-def _known(home: Home) -> list[Task]:
+def _tasks_here(home: Home) -> list[Task]:
     return list({**packaged(), **own(home)}.values())
 
 
