@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from ifsl_bench.campaigns.watching import Watch, watching
 from ifsl_bench.common.errors import UserError, unknown
@@ -153,33 +150,12 @@ def workers_for(
 
         check_sendable(jobs)
         return DaskWorkers(cluster, setting, jobs, work.reporter)
-    numbers = numbers_in(devices) if devices else None
-    if numbers and device not in ("auto", "cuda"):
-        raise UserError(f"--devices says which accelerators there are, and --device {device} which one to use: "
-                        f"leave one of them out")  # fmt: skip
-    if numbers and count and count < len(numbers):
-        raise UserError(f"--jobs {count} leaves some of --devices {devices} without a worker: leave --jobs out, for "
-                        "one worker each, or name fewer devices")  # fmt: skip
-    if (count or 1) == 1 and not numbers:
+    if (count or 1) == 1 and not devices:
         return None
-    from ifsl_bench.scheduler.local_workers import LocalWorkers
+    from ifsl_bench.scheduler.local_workers import local_workers
 
     check_sendable(jobs)
-    if numbers is None and work.device.type == "cuda" and work.device.index is None and count:
-        numbers = list(range(min(count, torch.cuda.device_count())))
-    return LocalWorkers(setting, count or len(numbers or ()), numbers)
-
-
-def numbers_in(listed: str) -> list[int]:
-    """``0-2,5`` as [0, 1, 2, 5]; raises :class:`UserError` for what is no such list."""
-    numbers: list[int] = []
-    for part in listed.split(","):
-        if not (ends := re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part)):
-            raise UserError(f"--devices takes numbers, as in 0-7 or 0,2, not {listed!r}")
-        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    if not numbers or len(set(numbers)) != len(numbers):
-        raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {listed!r}")
-    return numbers
+    return local_workers(setting, work.device, count, devices)
 
 
 def check_data(data: Mapping[str, Path], tasks: Iterable[Task], home: Home) -> None:

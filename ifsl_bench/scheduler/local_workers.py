@@ -147,3 +147,38 @@ def visible(device: int) -> str:
         raise UserError(f"--devices {device}: PyTorch sees {there} CUDA devices here, numbered from 0")
     names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return names[device].strip() if names else str(device)
+
+
+def local_workers(setting: Setting, device: torch.device, count: int | None, devices: str | None) -> LocalWorkers:
+    """The workers of this machine that a user asks for.
+
+    Args:
+        device: of the run.
+        count: of processes; one for each device by default.
+        devices: numbers of accelerators, ``0-7`` or ``0,2``.
+
+    Raises:
+        UserError: no such devices, or more of them than workers.
+    """
+    numbers = numbers_in(devices) if devices else None
+    if numbers and setting.device not in ("auto", "cuda"):
+        raise UserError(f"--devices says which accelerators there are, and --device {setting.device} which one to use: "
+                        f"leave one of them out")  # fmt: skip
+    if numbers and count and count < len(numbers):
+        raise UserError(f"--jobs {count} leaves some of --devices {devices} without a worker: leave --jobs out, for "
+                        "one worker each, or name fewer devices")  # fmt: skip
+    if numbers is None and device.type == "cuda" and device.index is None and count:
+        numbers = list(range(min(count, torch.cuda.device_count())))
+    return LocalWorkers(setting, count or len(numbers or ()), numbers)
+
+
+def numbers_in(listed: str) -> list[int]:
+    """``0-2,5`` as [0, 1, 2, 5]; raises :class:`UserError` for what is no such list."""
+    numbers: list[int] = []
+    for part in listed.split(","):
+        if not (ends := re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part)):
+            raise UserError(f"--devices takes numbers, as in 0-7 or 0,2, not {listed!r}")
+        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {listed!r}")
+    return numbers

@@ -18,7 +18,7 @@ import pytest
 from loky.backend import resource_tracker
 
 from ifsl_bench.campaigns import api
-from ifsl_bench.campaigns.run import numbers_in, run_campaign
+from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.campaigns.status import read_log
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -29,7 +29,7 @@ from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.scheduler.executors import Setting, check_sendable
 from ifsl_bench.scheduler.graph import Node, Wants
-from ifsl_bench.scheduler.local_workers import LocalWorkers
+from ifsl_bench.scheduler.local_workers import LocalWorkers, numbers_in
 from ifsl_bench.scheduler.logs import Log, log_path
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that
