@@ -80,7 +80,7 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
         @contextmanager
         def of(self, count):
             with super().of(count):
-                self.most_held = max(self.most_held, self.most - self.left)
+                self.most_held = max(self.most_held, self.most - self.available)
                 yield
 
     budget = Watched(2_000)
@@ -94,7 +94,7 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
     assert result.bad == []
     assert (result.enlarged, result.smallest) == (40, 20)
     assert 900 < budget.most_held <= 2_000
-    assert budget.left == 2_000
+    assert budget.available == 2_000
     for row, content in enumerate(contents):
         np.testing.assert_array_equal(out[row], decode(content, ImageSpec(24, "stretch")))
 

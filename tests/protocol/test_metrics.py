@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from ifsl_bench.episodic.evaluation import evaluate
-from ifsl_bench.episodic.loader import Batch
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.metrics import Counts, estimate, paired, summarise
 from ifsl_bench.protocol.task_kind import METRICS
@@ -55,7 +55,7 @@ class _Stored(Method):
         return Prediction(query.features, {"steps": support.features.sum((1, 2))})
 
 
-class _Loader:
+class _Loader(EpisodeLoader):
     """Random logits and labels in the place of episodes."""
 
     def __init__(self, episodes: int, classes: int, ways: int, spec) -> None:
