@@ -26,7 +26,7 @@ class RanPAC(Method):
 
     McDonnell, Gong, Parvaneh, Abbasnejad & van den Hengel, RanPAC: Random Projections and Pre-trained Models for
     Continual Learning (NeurIPS 2023), its second phase; there is no first one, for the backbone stays as it is. The
-    base session's sums are over all images of base/train, which no other method here is given, so a data set with their
+    base session's sums are over all images of base/train, so a data set with their
     means alone is refused. Differences: M is 10,000 there, and ``ridge`` is chosen on a fifth of
     the training images. The base classes that an episode hides have no logit, but their images are in G.
 
