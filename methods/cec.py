@@ -32,7 +32,7 @@ class CEC(Method):
 
     Since a class attends to the query, its v_i is another for each query; the code below gets all cosines from products
     of matrices. A session moves the classifiers of all classes, so logits of earlier ones change. Hidden base classes
-    are attended to by nobody.
+    are attended to by nobody, but in A_0 of validation on the session lists.
 
     Differences: the backbone is frozen, theirs is trained on at a rate of its own; they train with SGD on tasks of 15
     base classes with one image each and 15 more that are images of these, rotated, which frozen features do not allow.

@@ -97,8 +97,7 @@ class LDA(GrowingMethod):
                 metrics = torch.stack([own_metric(x, shrinkage).to(base.weight.dtype) for x in images])  # [K, D, D]
                 self.register_buffer("metrics", metrics, persistent=False)
                 return
-            scatters = [(x - x.mean(0)).T @ (x - x.mean(0)) for x in images]
-            covariance = torch.stack(scatters).sum(0) / counts.sum()
+            covariance = sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in images) / counts.sum()
         shrunk = fecam(covariance, shrinkage) if form == "fecam" else slda(covariance, counts.sum(), shrinkage)
         if not bool(shrunk.isfinite().all()):
             raise UserError("the covariance of the base features has no inverse: some feature never varies, or is not "

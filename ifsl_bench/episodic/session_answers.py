@@ -64,7 +64,7 @@ class Sessions:
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
         """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""
-        if isinstance(method, GrowingMethod) and not self.supports_kept:
+        if isinstance(method, GrowingMethod) and not self.supports_kept and not method.every_image:
             return self._grown(method, batch)
         return self._by_session(method, batch)
 

@@ -22,10 +22,11 @@ def _is_filled(values: Any) -> bool:
 
 
 # What each attribute of a class must be, and that in words.
+FLAG: tuple[Callable[[Any], bool], str] = (lambda flag: isinstance(flag, bool), "True or False")
 ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
     "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
-    "transductive": (lambda flag: isinstance(flag, bool), "True or False"),
+    **dict.fromkeys(("transductive", "every_image", "order_free", "parallel_copies"), FLAG),
     "revision": (lambda number: type(number) is int, "a whole number"),
     "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
     "requires": (

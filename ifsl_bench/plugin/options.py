@@ -199,10 +199,10 @@ def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 def _small(method: type[Method], options: Mapping[str, Any]) -> Method:
     """The method beside a small base classifier."""
-    small = torch.ones(6, 8)
+    small, counts = torch.ones(6, 8), torch.full((6,), 2)
     with torch.random.fork_rng(devices=[]):
-        images = small, torch.arange(6)
-        base = Base(small, torch.zeros(6), small, 1.0, torch.ones(6), torch.eye(8), lambda: images)
+        images = torch.rand(12, 8), torch.arange(6).repeat_interleave(2)  # classes vary, as covariances need it
+        base = Base(small, torch.zeros(6), small, 1.0, counts, torch.eye(8), lambda: images)
         return make_method(method, base, 5, options)
 
 

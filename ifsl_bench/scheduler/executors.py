@@ -59,8 +59,8 @@ class Executor(ABC):
     """The base of those that run nodes; they say how one is sent to a place, and what becomes of one that is lost."""
 
     in_order = False
-    """Returns whether nodes are handed out job by job, so that one job ends before the next begins, and tell of
-    themselves; else by how many results wait for them, and their logs are read."""
+    """True where nodes are handed out job by job, so that one job ends before the next begins, and tell of themselves;
+    False where they go by how many results wait for them, and their logs are read."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)

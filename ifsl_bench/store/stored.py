@@ -110,7 +110,9 @@ def store(job: Job, work: Workspace, result: Result) -> None:
 def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
     """Renames what a stage has made, but for what ``renewed`` names already: what jobs share is trained anew once."""
     for artefact, path in stage.artefacts(work.home):
+        if path in renewed:  # before the lock, which a worker that was given up may hold
+            continue
         with locked(path, work.reporter.warn):
-            if path not in renewed and path.exists():
+            if path.exists():
                 work.reporter.say(f"{artefact}: what was there is kept as {set_aside(path, 'replaced')}")
         renewed.add(path)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ifsl_bench.methods.lda import inverse
+from ifsl_bench.methods.lda import LDA, inverse
 from scipy.stats import multivariate_normal
 from sklearn.covariance import OAS
 from torch import nn
@@ -23,6 +23,7 @@ from ifsl_bench.backbone.features import Moments
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
+from ifsl_bench.plugin.options import trains
 
 K, N = 12, 5
 HIDDEN = (2, 7, 8)  # base classes
@@ -115,6 +116,12 @@ def test_lda_in_the_form_of_fecam(oracle, run):
     found = made(*episode(z, base)).logits[0]
     expected = -z[f"{run}/distances"] / 2
     close(found - found[:, :1], expected - expected[:, :1], 1e-7)  # their unit vectors are off by 1e-8
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_the_parts_of_fecam_can_be_asked_for_in_a_run(per_class):
+    """The class is made beside a small base classifier before a job is: its images must have a covariance."""
+    assert not trains(LDA, {"form": "fecam", "tukey": 0.5, "per_class": per_class})
 
 
 @pytest.mark.parametrize("tukey", [0.5, 1.0])

@@ -30,9 +30,9 @@ def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) 
     """
     if not re.fullmatch(NAME, name):
         raise UserError(f"{name!r} is no name for tasks: {RULE}")
-    if ending := re.search(r"-\d+shot$", name):
+    if ending := re.search(r"-(\d+shot|sessions)$", name):
         plain = name.removesuffix(ending[0])
-        raise UserError(f"the tasks are called NAME-1shot and NAME-5shot; leave out {ending[0]!r}: "
+        raise UserError(f"the tasks are called NAME-1shot, NAME-5shot and NAME-sessions; leave out {ending[0]!r}: "
                         f"ifsl-bench tasks new {plain or 'NAME'} --data {data}")  # fmt: skip
     if os.path.exists(path):
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
