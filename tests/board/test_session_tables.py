@@ -116,8 +116,9 @@ def test_full_tables_have_the_accuracy_after_each_session(call):
 def test_each_a_0_has_its_lazy_row_which_has_no_rank(command, call):
     _, out, _ = call(*command, "tiny-features-sessions", "--format", "json")
     rows = {row["method"]: row for row in json.loads(out)}
-    assert {name for name in rows if name.startswith("lazy")} == {"lazy (lr)", "lazy (imprint)", "lazy (protonet)"}
-    for name, of in (("lazy (lr)", ["lr"]), ("lazy (imprint)", ["imprint", "ncm", "teen"])):
+    named = {f"lazy ({method})" for method in ("lr+a", "imprint", "protonet", "lda", "lwof")}
+    assert {name for name in rows if name.startswith("lazy")} == named
+    for name, of in (("lazy (lr+a)", ["lr", "lr+a", "lr+s"]), ("lazy (imprint)", ["imprint", "ncm", "teen"])):
         assert {rows[label]["first"] for label in of} == {rows[name]["first"]}
         assert rows[name].get("rank_first") is None
     _, text, _ = call(*command, "tiny-features-sessions")
@@ -180,14 +181,19 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
 
 
 def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
-    """The bias of every row, the options of LR alone, which a grid chose, and models where no seed is drawn."""
-    bias, options = "the bias on novel logits", "the chosen options of lr"
-    task = ("--task", "tiny-features-sessions")
-    assert f"the base and novel classes, {bias} and {options}." in call("compare", "lr", "teen", *task)[1]
-    assert f"the base and novel classes and {bias}." in call("compare", "ncm", "teen", *task)[1]
+    """The bias of LR, measured before resamples were recorded, and the options that grids chose; models in a table."""
+    bias, options, task = (
+        "the bias on novel logits of lr",
+        "the chosen options of",
+        ("--task", "tiny-features-sessions"),
+    )
+    assert f"the base and novel classes, {bias} and {options} lr." in call("compare", "lr", "teen", *task)[1]
+    assert "every interval holds fixed the base and novel classes." in call("compare", "ncm", "teen", *task)[1]
+    rows = "lr.memory=supports, lr"
     for command in ("table", "leaderboard"):
         _, out, _ = call(command, "tiny-features-sessions")
-        assert f"Intervals hold fixed the trained models, the base and novel classes, {bias} and {options}." in out
+        fixed = f"the base and novel classes, the bias on novel logits of {rows} and {options} lda, {rows}."
+        assert f"Intervals hold fixed the trained models, {fixed}" in out
     assert options not in call("table", "tiny-features-sessions", "--method", "ncm,teen")[1]
 
 
