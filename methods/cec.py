@@ -12,7 +12,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, Learned, Method, Prediction, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 
-ROWS = 8192  # queries computed at once, of which there are some copies
+ROWS = 1024  # queries computed at once: their numbers for each class, of which there are ten, stay in the cache
 
 
 class CEC(Method):
@@ -79,8 +79,13 @@ class CEC(Method):
         means = torch.cat([self.base.prototypes.expand(len(novel), -1, -1), novel], 1)  # [E, M, D]
         out = nn.functional.pad(state["hidden"], (0, novel.shape[1]))  # [E, M]
         few = max(1, ROWS // query.features.shape[1])
-        parts = zip(*(x.split(few) for x in (means, out, query.features)), strict=True)
-        return Prediction(torch.cat([self.logits(*part) for part in parts]))
+        logits = [
+            torch.cat([self.logits(means_of_some, out_of_some, h) for h in queries.split(ROWS, 1)], 1)
+            for means_of_some, out_of_some, queries in zip(
+                *(x.split(few) for x in (means, out, query.features)), strict=True
+            )
+        ]
+        return Prediction(torch.cat(logits))
 
     def logits(self, means: Tensor, out: Tensor, h: Tensor) -> Tensor:
         """Logits [E, Q, M] of queries h [E, Q, D] for classes with means [E, M, D].
