@@ -172,9 +172,11 @@ def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
-            if job.supports_kept and task.sessions and task.sessions.memory == "none":
-                raise UserError(f"{job.label} keeps the supports of all sessions, and {task.name} is for methods that "
-                                f"keep none (memory = \"none\" in its [sessions])")  # fmt: skip
+            every = chosen.method.every_image
+            if (every or job.supports_kept) and task.sessions and task.sessions.memory == "none":
+                keeps = "is trained on every image of all classes" if every else "keeps the supports of all sessions"
+                raise UserError(f"{job.label} {keeps}, and {task.name} is for methods that keep none (memory = "
+                                f"\"none\" in its [sessions])")  # fmt: skip
             if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
                 raise UserError(f"--train sessions={training.sessions}: {job.label} does not learn one session after "
                                 "the other; leave it out")  # fmt: skip

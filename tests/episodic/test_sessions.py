@@ -300,6 +300,9 @@ def test_a_published_task_refuses_methods_that_keep_supports(call, tmp_path, mon
     status, _, err = call("run", "--method", "lr", "--set", "memory=supports", "--task", "mini-sessions-published")
     assert status == 2
     assert "lr.memory=supports keeps the supports of all sessions, and mini-sessions-published is for methods" in err
+    status, _, err = call("run", "--method", "upper-bound", "--task", "mini-sessions-published", "--device", "cpu")
+    assert status == 2
+    assert "upper-bound is trained on every image of all classes, and mini-sessions-published is for methods" in err
 
 
 class Forward(Method):
