@@ -31,7 +31,7 @@ class Ridge(GrowingMethod):
     Options:
         learner: ``lr`` or ``mlp``.
         weight_decay: of all fast weights, biases included; chosen on validation episodes unless given, from a grid of
-            this suite: 1e-13 to 1e-1 by half powers of ten. The authors' code has one number each: 1e-5 for LR at
+            this suite: 1e-13 to 10 by half powers of ten. The authors' code has one number each: 1e-5 for LR at
             1 shot on mini-ImageNet and 0 on tiered-ImageNet, 1e-5 for MLP at 1 shot, 1e-3 at 5 shots.
         memory: in sessions, ``none`` keeps the fast weights of earlier sessions as they are; ``supports`` keeps all
             supports, and solves for all novel classes anew in each session. In episodes they are the same.
