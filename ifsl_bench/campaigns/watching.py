@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ifsl_bench.common.processor import cores
@@ -18,26 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 TOLD = 0.05  # part of a piece of work from which its pace says how long it takes
-
-
-@dataclass
-class Running:
-    """A node at work.
-
-    Attributes:
-        since: when its piece of work began.
-        first: the share of it that an earlier run has done.
-        share: that is done.
-    """
-
-    since: float
-    first: float = 0.0
-    share: float = 0.0
-
-    def seconds(self, now: float) -> float | None:
-        """The time that it still takes, by its pace; None while nobody can say."""
-        done = self.share - self.first
-        return (now - self.since) * (1 - self.share) / done if done >= TOLD else None
 
 
 class Watch:
@@ -53,11 +32,10 @@ class Watch:
         self.start, self.workers = time.monotonic(), 1
         self.graph = Graph((), {})
         self.to_do: dict[str, Node] = {}
-        self.running: dict[str, Running] = {}
+        self.paces: dict[str, tuple[float, float, float]] = {}  # since when; share done then, and now
         self.failed: set[int] = set()
         self.finished = 0  # jobs with a result
         self.warned: set[str] = set()
-        self._took: dict[type, list[float]] = {}
 
     def begin(self, graph: Graph, workers: int) -> None:
         """Hears what there is to do before anything begins."""
@@ -76,9 +54,9 @@ class Watch:
     def hear(self, node: Node, event: Event) -> None:
         """Hears an event of a node, as :class:`ifsl_bench.scheduler.loop.Loop` tells it."""
         if event.kind in (BEGUN, "stage"):
-            self.running[node.key] = Running(time.monotonic(), event.share, event.share)
+            self.paces[node.key] = time.monotonic(), event.share, event.share
         elif event.total:
-            self.running[node.key].share = event.share
+            self.paces[node.key] = *self.paces[node.key][:2], event.share
         if event.kind in (DONE, FAILED, LOST):
             self._ended(node, event)
         elif event.kind == "say":
@@ -93,7 +71,7 @@ class Watch:
             self.reporter.say(str(event))
 
     def _ended(self, node: Node, event: Event) -> None:
-        self.running.pop(node.key, None)
+        self.paces.pop(node.key, None)
         if event.kind == LOST:
             self.reporter.warn(f"{node}: {event.text}; it is run again, from its last checkpoint")
             return
@@ -104,7 +82,6 @@ class Watch:
             if not self.alone:
                 self.reporter.say(f"{node} failed: {event.text}")  # and once more in the list at the end
             return
-        self._took.setdefault(type(node.stage), []).append(event.seconds)
         self.finished += node.last
         if node.last and self.lines:
             self.reporter.say(str(self))
@@ -119,13 +96,11 @@ class Watch:
         return seconds_together(timed, self.workers, cores()) if len(timed) == len(remaining) else None
 
     def _seconds_of(self, key: str, node: Node) -> float | None:
-        """The time that a node still takes: by its own pace; else as stages like it took, on this machine or in this
-        run."""
-        running = self.running.get(key)
-        if running is not None and (seconds := running.seconds(time.monotonic())) is not None:
-            return seconds
-        durations = self._took.get(type(node.stage))
-        return node.seconds if node.measured else sum(durations) / len(durations) if durations else None
+        """The time that a node still takes: by its own pace, once there is one; else what the plan says."""
+        since, first, share = self.paces.get(key, (0.0, 0.0, 0.0))
+        if share - first >= TOLD:
+            return (time.monotonic() - since) * (1 - share) / (share - first)
+        return node.seconds
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text

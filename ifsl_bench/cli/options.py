@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class Group(click.Group):
     """Suggests the nearest command for an unknown one; alone, prints its help."""
 
+    what = "command"
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), color=ctx.color)
@@ -36,7 +38,8 @@ class Group(click.Group):
         if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
             from ifsl_bench.common.errors import unknown
 
-            raise unknown("command", args[0], names, see=f"{ctx.command_path} --help")
+            see = f"{ctx.command_path} --help" if self.what == "command" else ""
+            raise unknown(self.what, args[0], names, see=see)
         return super().resolve_command(ctx, args)
 
 
@@ -165,8 +168,9 @@ def _is_method(name: str) -> bool:
     return name in rows() or name in registered(METHODS)
 
 
-def gathered(command: Any, name: str, kind: Callable[..., Any], fields: Iterable[str]) -> Any:
-    """The command with several options as one argument, made by ``kind``."""
+def gathered(command: Any, name: str, kind: Callable[..., Any], fields: Iterable[str] = ()) -> Any:
+    """The command with several options as one argument, made by ``kind``; by default those that are its fields."""
+    fields = fields or [field.name for field in dataclasses.fields(cast("Any", kind))]
 
     @functools.wraps(command)
     def with_argument(**arguments: Any) -> Any:
@@ -214,11 +218,8 @@ def job_options(command: Any) -> Any:
     return decorated
 
 
-def data_option(command: Any) -> Any:
-    return click.option("--data", "data", multiple=True, callback=pairs, metavar="NAME=PATH",
-                        help="Files to make a data set from, if it is not prepared yet.")(command)  # fmt: skip
-
-
+data_option = click.option("--data", multiple=True, callback=pairs, metavar="NAME=PATH",
+                           help="Files to make a data set from, if it is not prepared yet.")  # fmt: skip
 log_option = click.option("--log", metavar="KIND", help="tensorboard: loss, accuracy and learning rate of trainings.")
 log_dir_option = click.option(
     "--log-dir", metavar="DIR", help="Where the logs go [logs/tensorboard in the home folder]."
@@ -263,7 +264,7 @@ def machine_options(*options: Any) -> Callable[[Any], Any]:
     """Gathers some of the options of :class:`Machine` into the argument ``machine``."""
 
     def with_options(command: Any) -> Any:
-        decorated = gathered(command, "machine", Machine, [field.name for field in dataclasses.fields(Machine)])
+        decorated = gathered(command, "machine", Machine)
         for option in reversed(options):
             decorated = option(decorated)
         return decorated

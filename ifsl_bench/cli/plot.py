@@ -22,17 +22,12 @@ from ifsl_bench.cli.options import (
     results_option,
     verbose_option,
 )
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task_limits import MOST_SEEDS
 
 
 class Kinds(Group):
-    """Suggests the nearest kind for an unknown one."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            raise unknown("kind of figure", args[0], self.commands)
-        return super().resolve_command(ctx, args)
+    what = "kind of figure"
 
 
 @click.group(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,11 +91,6 @@ class How:
             raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs, --devices, --cluster")
 
 
-def _how(command: Callable[..., int]) -> Callable[..., int]:
-    decorated: Callable[..., int] = gathered(command, "how", How, [field.name for field in dataclasses.fields(How)])
-    return decorated
-
-
 @click.command(
     epilog=examples(
         "ifsl-bench run --method imprint --task glyphs-5shot",
@@ -119,7 +115,7 @@ def _how(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--cluster", metavar="WHERE", help="Hand the stages to Dask: tcp://HOST:PORT, or a TOML file.")
 @style_option
 @machine_options(log_option, log_dir_option, device_option, home_option, results_option, quiet_option, verbose_option)
-@_how
+@partial(gathered, name="how", kind=How)
 def run(campaign: str | None, request: Request, machine: Machine, how: How) -> int:
     """Train and evaluate methods on tasks, and show the rows.
 

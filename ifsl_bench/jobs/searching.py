@@ -20,7 +20,7 @@ from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmness, read_trial, tried_with, write_trial
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
-from ifsl_bench.episodic.trained import Diverged, Model, training_threads
+from ifsl_bench.episodic.trained import Diverged, Model
 from ifsl_bench.jobs.candidates import Candidate, later_rounds, rounds_of
 from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import Stage
@@ -88,7 +88,7 @@ class Trial(JobStage):
         return both(training_place(self.job, work), evaluation) if self.job.trains else evaluation
 
     def threads(self) -> int:
-        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
+        return MetaTrain(self.job).threads()
 
     def amount(self, data: Outline, work: Workspace) -> Amount:
         """Meta-training, beside which the episodes take little; without it these."""
@@ -222,11 +222,8 @@ def kept_accuracies(home: Home) -> Callable[[Candidate], float | None]:
 
 
 @dataclass(frozen=True)
-class TrainChosen(JobStage):
+class TrainChosen(MetaTrain):
     """The best of a job's candidates, meta-trained with a seed that is not the trials'."""
-
-    kind = "meta-training"
-    trains = True
 
     def told(self, seeds: str) -> str:
         return f"meta-training the choice for {self.job.told(seeds)}: {self.job.schedule.steps:,} steps"
@@ -245,15 +242,6 @@ class TrainChosen(JobStage):
 
     def cached(self, home: Home) -> bool:
         return False  # what is chosen is known where all trials are
-
-    def place(self, work: Workspace) -> Place:
-        return training_place(self.job, work)
-
-    def threads(self) -> int:
-        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
-
-    def amount(self, data: Outline, work: Workspace) -> Amount:
-        return MetaTrain(self.job).amount(data, work)
 
     def compute(self, work: Workspace) -> Model:
         best, _ = chosen(self.job, work, Mute())

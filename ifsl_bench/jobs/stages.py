@@ -7,7 +7,7 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
 
 
-def stages_of(job: Job, command: str = "") -> list[Stage]:
+def stages_of(job: Job) -> list[Stage]:
     """The stages of a job, each after those it waits for: its data first, what gives the result last.
 
     The checks of its episodes are part of the first.
@@ -27,5 +27,5 @@ def stages_of(job: Job, command: str = "") -> list[Stage]:
             add(needed)
         stages.append(stage)
 
-    add(Evaluate(job, command=command))
+    add(Evaluate(job))
     return stages

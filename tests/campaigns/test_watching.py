@@ -28,7 +28,8 @@ class Dig:
 
 
 def graph_of_digs(count: int) -> Graph:
-    nodes = [Node(f"dig/{n}", Dig(f"hole number {n}" * 3), (), Wants(), (n,), last=True) for n in range(count)]  # type: ignore[arg-type]
+    nodes = [Node(f"dig/{n}", Dig(f"hole number {n}" * 3), (), Wants(), (n,), last=True, seconds=40.0)  # type: ignore[arg-type]
+             for n in range(count)]  # fmt: skip
     return Graph((None,) * count, {node.key: node for node in nodes})  # type: ignore[arg-type]
 
 
@@ -82,7 +83,7 @@ def test_lines_have_the_last_loss_and_each_warning_once():
     assert f"\n{second} failed: no ground\n" in text
 
 
-def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):
+def test_the_time_left_is_by_a_stages_pace_and_of_the_others_what_is_planned(monkeypatch):
     now = 100.0
     monkeypatch.setattr(watching.time, "monotonic", lambda: now)
     graph = graph_of_digs(9)
@@ -90,12 +91,12 @@ def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):
     watch = Watch(Mute())
     watch.begin(graph, 2)
     watch.hear(nodes[0], event("begun"))
-    assert watch.seconds() is None, "nobody knows yet"
+    assert watch.seconds() == pytest.approx(9 * 40 / 2)
     watch.hear(nodes[0], event("stage", "dig", 20, 120))  # resumed
     now = 110.0
     watch.hear(nodes[0], event("advance", "dig", 45, 120))
     assert watch._seconds_of(nodes[0].key, nodes[0]) == pytest.approx(10 / 25 * 75)
-    watch.hear(nodes[0], event_now("done", seconds=40.0))
+    watch.hear(nodes[0], event_now("done", seconds=14.0))
     assert watch.seconds() == pytest.approx(8 * 40 / 2)
     watch.hear(nodes[1], event_now("failed"))
     assert watch.seconds() == pytest.approx(7 * 40 / 2)
