@@ -17,25 +17,41 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
 
 
 @click.command(
-    epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a", "ifsl-bench methods --check my_method.py:MyMethod")
-)
-@click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_methods)
+    epilog=examples("ifsl-bench methods lr+a", "ifsl-bench methods new my-method",
+                    "ifsl-bench methods --check my_method.py:MyMethod")
+)  # fmt: skip
+@click.argument("names", nargs=-1, metavar="[NAME | new NAME]", shell_complete=complete_methods)
 @click.option("--check", "checked", metavar="NAME", shell_complete=complete_methods,
               help="Check this method against the contract, on made-up episodes.")  # fmt: skip
+@click.option("--package", is_flag=True, help="With 'new': a folder with an entry point and a test.")
 @style_option
-def methods(name: str | None, checked: str | None, style: str) -> None:
-    """List the methods; or show one with its options and paper.
+def methods(names: tuple[str, ...], checked: str | None, package: bool, style: str) -> None:
+    """List the methods; show one with its options and paper; or begin one of your own.
 
-    NAME is what --method takes: a name of the list, or FILE.py:CLASS. What --tune tries is shown too.
+    NAME is what --method takes: a name of the list, or FILE.py:CLASS. What --tune tries is shown too. 'new NAME' writes
+    a method that runs at once, NAME.py, or with --package a folder NAME to install.
     """
-    if name is not None and checked is not None:
+    if names and checked is not None:
         raise UserError("methods NAME shows a method, methods --check NAME checks it; say one of them")
+    new = names[:1] == ("new",)
+    if (package and not new) or (names and len(names) != 1 + new):
+        raise UserError("methods takes one NAME, or 'new NAME', which alone has --package")
     if checked is not None:
         _check(checked, style)
-    elif name is not None:
-        _describe(name, style)
+    elif new:
+        _begin(names[1], package)
+    elif names:
+        _describe(names[0], style)
     else:
         _list(style)
+
+
+def _begin(name: str, package: bool) -> None:
+    from ifsl_bench.plugin.new_method import new_method
+
+    path = new_method(name, package)
+    then = f"pip install -e ./{path} && pytest {path}" if package else f"ifsl-bench methods --check {path}"
+    click.echo(f"wrote {path}; next: {then} && ifsl-bench run --method {path} --task tiny-features-5shot")
 
 
 def _list(style: str) -> None:
@@ -51,7 +67,7 @@ def _list(style: str) -> None:
     if style in READERS:
         named = "; ".join(f"{name} is {' or '.join(also)}" for name, also in shorthands_of().items())
         say(f"\nBy options: {named}", style)
-        say("\nDetails of a method: ifsl-bench methods NAME", style)
+        say("\nDetails of a method: ifsl-bench methods NAME; one of your own: ifsl-bench methods new NAME", style)
 
 
 def _describe(name: str, style: str) -> None:

@@ -222,10 +222,11 @@ def in_sessions(task: Task, spec: SessionSpec) -> Task:
 
 def _sessions(task: Task, change: Change) -> SessionSpec | None:
     """The sessions of a task with a change."""
-    if task.sessions is None:
-        return SessionSpec(count=change.sessions, ways=change.ways or task.episode.ways) if change.sessions else None
+    if task.sessions is None and change.sessions is None:
+        return None
     new = {"count": change.sessions, "ways": change.ways, "queries": change.queries}
-    return msgspec.structs.replace(task.sessions, **{name: value for name, value in new.items() if value is not None})
+    spec = task.sessions or SessionSpec(count=1, ways=task.episode.ways)
+    return msgspec.structs.replace(spec, **{name: value for name, value in new.items() if value is not None})
 
 
 def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:

@@ -248,3 +248,55 @@ def test_implicit_gradients_are_finite_differences(example):
         # central differences over 1e-3 are off by its square, times a third derivative
         assert found["implicit"][name] == pytest.approx((ends[1] - ends[0]) / 2e-3, rel=1e-4), name
     assert found["rbp"]["log_length"] != pytest.approx(found["implicit"]["log_length"], rel=1e-2), "truncated, damped"
+
+
+def test_a_new_method_runs_in_episodes_and_sessions_and_overwrites_nothing(call, here):
+    status, out, err = call("methods", "new", "near-means")
+    assert (status, err) == (0, "")
+    (line,) = out.splitlines()
+    assert 10 <= len((here / "near_means.py").read_text().splitlines()) <= 30
+    for command in line.partition("next: ")[2].split(" && "):
+        words = ["clusters.toml:clusters-5shot" if word == "tiny-features-5shot" else word for word in command.split()]
+        status, out, err = call(*words[1:])
+        assert status == 0, err
+    # means of clusters far apart; chance is 1 of 13 classes
+    assert float(re.search(r"NearMeans +([\d.]+)", out)[1]) > 40
+    sessions = ("--task", "clusters.toml:clusters-5shot", "--sessions", "2", "--ways", "2", "--queries", "9")
+    status, out, err = call("run", "--method", "near_means.py", *sessions, "--set", "bias=1")
+    assert status == 0, err
+    assert "NearMeans.bias=1" in out
+    assert "keeps supports" not in out, "its state is the means"
+    written = (here / "near_means.py").read_bytes()
+    status, _, err = call("methods", "new", "near-means")
+    assert (status, (here / "near_means.py").read_bytes()) == (2, written)
+    assert "near_means.py is there already" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("lr+a", "no name"), ("../x", "no name"), ("class", "no name"), ("Prediction", "no name"), ("imprint", "a method"),
+     ("Upper-Bound", "a method"), ("torch", "a Python module"), ("json", "a Python module")],
+)  # fmt: skip
+def test_names_that_a_new_method_cannot_have(name, why, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for package in ([], ["--package"]):
+        status, _, err = call("methods", "new", name, *package)
+        assert status == 2
+        assert why in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow("pip installs a package")
+def test_a_new_package_is_found_and_passes_its_test(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("methods", "new", "near-means", "--package")[0] == 0
+    offline = ["--no-build-isolation", "--no-deps", "--no-index", "-q", "--target", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "pip", "install", *offline, "-e", "./near-means"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = child(["-m", "pytest", "-q", "-p", "no:cacheprovider", "near-means"], tmp_path / "site", tmp_path)
+    assert re.search(r"^2 passed", told, re.M), told
+    assert "near-means" in child(["-m", "ifsl_bench", "methods"], tmp_path / "site", tmp_path)
+    before = sorted((tmp_path / "near-means").rglob("*.py"))
+    assert call("methods", "new", "near-means", "--package")[0] == 2
+    assert sorted((tmp_path / "near-means").rglob("*.py")) == before

@@ -1,0 +1,113 @@
+"""``ifsl-bench methods new``: the first file of a method of one's own, or a package of it."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import disk_errors
+from ifsl_bench.plugin.registry import METHODS, all_shorthands, names
+
+TAKEN = ("Learned", "Method", "Prediction", *keyword.kwlist)  # classes that the file would not work with
+METHOD = '''\
+"""$name: what the method does, and whose it is. How such a file works: docs/writing-a-method.md of ifsl_bench."""
+
+import torch
+from torch.nn.functional import normalize
+
+from ifsl_bench import Learned, Method, Prediction
+
+
+class $kind(Method):
+    """Cosines to the means of all classes met so far; ``bias`` is added for novel ones."""
+
+    def __init__(self, base, ways, *, bias: float = 0.0):  # keyword-only arguments are options: --set bias=0.1
+        super().__init__(base, ways)
+        self.bias = bias
+
+    def base_logits(self, query):  # [E, Q, K] of E episodes with Q queries each, and K base classes
+        return 10 * normalize(query.features, dim=-1) @ normalize(self.base.prototypes, dim=-1).mT
+
+    def learn(self, support, before=None):  # from one session's supports, and the state after the session before
+        means = normalize(support.class_means(self.ways), dim=-1)  # [E, N, D], of this session's N classes
+        return Learned(means if before is None else torch.cat([before, means], 1))
+
+    def answer(self, state, query):  # [E, Q, K + t N] after t sessions; an episode is one session
+        novel = 10 * normalize(query.features, dim=-1) @ state.mT + self.bias
+        return Prediction(torch.cat([self.base_logits(query), novel], -1))
+'''
+PROJECT = """\
+[build-system]
+requires = ["setuptools>=61"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "$name"
+version = "0.1"
+description = "$kind, a method for ifsl_bench."
+requires-python = ">=3.11"
+dependencies = ["ifsl_bench"]
+
+[project.entry-points."ifsl_bench.methods"]
+$name = "$module:$kind"
+
+[tool.setuptools]
+py-modules = ["$module"]
+"""
+TEST = '''\
+"""Run by pytest once the package is installed: pip install -e ."""
+
+import torch
+from $module import $kind
+
+from ifsl_bench import Base, Query, Support
+from ifsl_bench.cli.main import cli
+
+
+def test_it_keeps_the_rules_of_the_suite():
+    cli(["methods", "--check", "$name"], standalone_mode=False)  # an error says which rules it breaks
+
+
+def test_an_image_like_the_supports_of_a_class_is_of_that_class():
+    corners = torch.eye(5)  # the features of 3 base classes, and of the 2 novel ones of an episode
+    method = $kind(Base(corners[:3], torch.zeros(3), corners[:3]), ways=2)
+    support = Support(corners[None, 3:], torch.tensor([[0, 1]]), torch.zeros(1, 3).bool(), torch.zeros(1, 2, 3))
+    logits = method(support, Query(corners[None], torch.zeros(1, 5, 3))).logits  # [1, 5, 3 + 2]
+    assert logits.argmax(-1).tolist() == [[0, 1, 2, 3, 4]]
+'''
+
+
+def new_method(name: str, package: bool = False) -> Path:
+    """Writes a method that runs at once into the current folder: a file, or a package with entry point and test.
+
+    Returns:
+        The file, or the package's folder.
+
+    Raises:
+        UserError: something of that name is there, a method or module has it, or it is no name.
+    """
+    module, kind = name.replace("-", "_"), "".join(word[:1].upper() + word[1:] for word in re.split("[-_]", name))
+    if not re.fullmatch("[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", name) or {module, kind} & {*TAKEN}:
+        raise UserError(f"methods new: {name[:80]!r} is no name for a method; choose letters and digits, as my-method")
+    path = Path(name if package else f"{module}.py")
+    if path.exists() or path.is_symlink():
+        raise UserError(f"methods new: {path} is there already; remove it, or choose another name")
+    if {name.lower(), kind.lower()} & {taken.lower() for taken in (*names(METHODS), *all_shorthands())}:
+        raise UserError(f"methods new: there is a method {name!r} ('ifsl-bench methods'); choose another name")
+    if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place
+        raise UserError(f"methods new: there is a Python module {module!r}; choose another name")
+    files = {f"{module}.py": METHOD}
+    if package:
+        files |= {"pyproject.toml": PROJECT, f"test_{module}.py": TEST}
+    with disk_errors(path, "cd"):
+        if package:
+            path.mkdir()
+        for file, text in files.items():
+            with open(path / file if package else path, "x", encoding="utf-8") as written:
+                written.write(Template(text).substitute(name=name, module=module, kind=kind))
+    return path
