@@ -15,7 +15,7 @@ from ifsl_bench.campaigns.expansion import method_names, task_names
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import in_notebook, progress_here
-from ifsl_bench.common.training_curves import curves_folder
+from ifsl_bench.common.training_curves import curve_logs
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
@@ -86,7 +86,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         rerun: evaluate again even if the same result is stored.
         retrain: train again even if the model is stored, which is kept under another name.
         progress: show what is done, and how long it takes; None: in a notebook, unless ``work`` says where.
-        log: "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
+        log: "csv" or "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
         home, results: folders of caches and of results, as ``--home`` and ``--results``.
         work: folders, device and progress display; see :func:`workspace`; not together with ``home`` or ``results``.
 
@@ -99,7 +99,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if progress is None:
         progress = work is None and in_notebook()
     work = work or workspace(home, results)
-    work = replace(work, curves=curves_folder(log, log_dir, work.home) or work.curves)
+    work = replace(work, curves=curve_logs(log, log_dir, work.home) or work.curves)
     if progress:
         work = replace(work, reporter=progress_here())
     _check_call(method, task, seed, seeds)

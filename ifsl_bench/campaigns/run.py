@@ -144,7 +144,7 @@ def workers_for(
     Raises:
         UserError: no such devices, or more of them than workers; a method that other processes cannot load.
     """
-    setting = Setting(work.home, device, cores(), uuid.uuid4().hex, str(work.curves or ""))
+    setting = Setting(work.home, device, cores(), uuid.uuid4().hex, work.curves)
     if cluster:
         from ifsl_bench.scheduler.dask_workers import DaskWorkers
 

@@ -220,10 +220,8 @@ def job_options(command: Any) -> Any:
 
 data_option = click.option("--data", multiple=True, callback=pairs, metavar="NAME=PATH",
                            help="Files to make a data set from, if it is not prepared yet.")  # fmt: skip
-log_option = click.option("--log", metavar="KIND", help="tensorboard: loss, accuracy and learning rate of trainings.")
-log_dir_option = click.option(
-    "--log-dir", metavar="DIR", help="Where the logs go [logs/tensorboard in the home folder]."
-)
+log_option = click.option("--log", metavar="KIND", help="Losses and accuracies of trainings: csv or tensorboard.")
+log_dir_option = click.option("--log-dir", metavar="DIR", help="Where the logs go [logs/KIND in the home folder].")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
 device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto].")
@@ -255,9 +253,9 @@ class Machine:
         work = workspace(self.home, self.results_dir or results, device or self.device, reporter)
         if self.log is None and self.log_dir is None:
             return work
-        from ifsl_bench.common.training_curves import curves_folder
+        from ifsl_bench.common.training_curves import curve_logs
 
-        return dataclasses.replace(work, curves=curves_folder(self.log, self.log_dir, work.home))
+        return dataclasses.replace(work, curves=curve_logs(self.log, self.log_dir, work.home))
 
 
 def machine_options(*options: Any) -> Callable[[Any], Any]:

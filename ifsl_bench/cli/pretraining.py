@@ -49,13 +49,13 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
 
         find(task, home=folders)  # a wrong name is told before torch is imported
     from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.common.training_curves import curves_folder
+    from ifsl_bench.common.training_curves import curve_logs
     from ifsl_bench.jobs.pretraining import file_of_weights, pretrain_for
 
     keep_freed_memory()
     reporter, curves = (
         reporter_for(machine.quiet, machine.verbose),
-        curves_folder(machine.log, machine.log_dir, folders),
+        curve_logs(machine.log, machine.log_dir, folders),
     )
     pretrained = pretrain_for(
         task, head=head, seed=seed, device=machine.device, home=folders, reporter=reporter, compiled=compiled,

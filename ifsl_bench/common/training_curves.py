@@ -1,67 +1,130 @@
-"""Loss, accuracy and learning rate of trainings as TensorBoard logs."""
+"""Loss, accuracy and learning rate of trainings, as CSV files or TensorBoard logs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from ifsl_bench.common.errors import Lacking, UserError, unknown
-from ifsl_bench.common.files import Home, disk_errors
-from ifsl_bench.common.progress import Relay, Reporter, Stage
+from ifsl_bench.common.files import Home, disk_errors, write_bytes
+from ifsl_bench.common.progress import RATE, Relay, Reporter, Stage
 
-KINDS = ("tensorboard",)
+COLUMNS = ("step", "loss", "accuracy", RATE, "validation accuracy")  # of CSV files; accuracy is in percent
 INSTALL = 'pip install "ifsl_bench[tensorboard]"'
 
 
-def curves_folder(log: str | None, folder: str | Path | None, home: Home) -> Path | None:
-    """Finds the folder for the logs of trainings; None where no logs are asked for.
+class CsvWriter:
+    """A file with a line for each step that figures are told of.
 
     Args:
-        log: "tensorboard" or None.
-        folder: ``tensorboard`` among the logs of the home by default.
+        path: without its ending. Lines beyond the step ``done`` that a training goes on from are removed, and so is a
+            last one that a killed process wrote half of.
+    """
+
+    def __init__(self, path: Path, done: int) -> None:
+        path = path.with_name(f"{path.name}.csv")
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[1:] if path.exists() else []
+        steps = [line.partition(",")[0] if line.endswith("\n") else "" for line in lines]
+        lines = [line for line, step in zip(lines, steps, strict=True) if step.isdigit() and int(step) <= done]
+        write_bytes(path, "".join([",".join(COLUMNS) + "\n", *lines]).encode(), "--log-dir")
+        self.file = FileIO(path, "r+")
+        self.line_start, self.line = self.file.seek(0, 2), dict[str, float]()
+
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
+        """Writes the figures of a step; those of the last one again, if more is told of it."""
+        if self.line.get("step") != step:
+            self.line_start, self.line = self.file.seek(0, 2), {"step": step}
+        self.line |= figures
+        self.file.seek(self.line_start)
+        values = (f"{self.line[name]:.9g}" if name in self.line else "" for name in COLUMNS)
+        self.file.write((",".join(values) + "\n").encode())
+        self.file.truncate()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoardWriter:
+    """A TensorBoard log, which hides what was written beyond the step that a training goes on from."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(path), purge_step=done + 1)
+
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+KINDS: Mapping[str, Callable[[Path, int], CsvWriter | TensorBoardWriter]]
+KINDS = {"csv": CsvWriter, "tensorboard": TensorBoardWriter}
+
+
+@dataclass(frozen=True)
+class CurveLogs:
+    """The logs that somebody asks for.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        folder: where trainings have a file or a folder each, by their names.
+    """
+
+    kind: str
+    folder: Path
+
+
+def curve_logs(log: str | None, folder: str | Path | None, home: Home) -> CurveLogs | None:
+    """Finds kind and folder of the logs of trainings; None where no logs are asked for.
+
+    Args:
+        log: "csv", "tensorboard" or None.
+        folder: one of the kind's name among the logs of the home by default.
 
     Raises:
         UserError: another kind of log, a folder without a kind, or a package that is not installed.
     """
     if log is None:
         if folder is not None:
-            raise UserError("--log-dir says where logs go, and --log which: add --log tensorboard")
+            raise UserError("--log-dir says where logs go, and --log which: add --log csv or --log tensorboard")
         return None
     if log not in KINDS:
         raise unknown("kind of log", log, KINDS)
-    if find_spec("tensorboard") is None:
+    if log == "tensorboard" and find_spec("tensorboard") is None:
         raise Lacking(f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL}")
-    return Path(folder).expanduser().absolute() if folder is not None else home.logs / "tensorboard"
+    return CurveLogs(log, Path(folder).expanduser().absolute() if folder is not None else home.logs / log)
 
 
 class Curves(Relay):
-    """Writes the figures of trainings, stages that tell a loss, as scalars by step; hands everything on.
+    """Writes the figures of trainings, stages that tell a loss, by step; hands everything on.
 
-    A training that is resumed goes on in the same folder, and TensorBoard then hides what was written beyond the
-    checkpoint that it goes on from.
+    A training that is resumed goes on in the same log, and what was told beyond the checkpoint is told once.
     """
 
-    def __init__(self, folder: Path, to: Reporter) -> None:
+    def __init__(self, logs: CurveLogs, training: str, to: Reporter) -> None:
         super().__init__(to)
-        self.folder = folder
+        self.open, self.path = KINDS[logs.kind], logs.folder / training
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
-        writer: Any = None
+        writer: CsvWriter | TensorBoardWriter | None = None
 
         def hear(amount: int, figures: Mapping[str, float]) -> None:
             nonlocal writer
             told.advance(amount, **figures)
             if writer is None and "loss" in figures:
-                from torch.utils.tensorboard import SummaryWriter
-
-                with disk_errors(self.folder):
-                    writer = SummaryWriter(str(self.folder), purge_step=done + 1)
-            for name, value in figures.items() if writer else ():
-                writer.add_scalar(name, value, stage.done)
+                with disk_errors(self.path, "--log-dir"):
+                    writer = self.open(self.path, done)
+            if writer and figures:
+                writer.add(stage.done, figures)
 
         with super().stage(title, total, done) as told:
             stage = Stage(title, total, done, hear)

@@ -31,6 +31,7 @@ from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.processor import cores, evaluating, share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
+from ifsl_bench.common.training_curves import CurveLogs
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.outline import ensure_of
 from ifsl_bench.episodic.loader import EpisodeLoader
@@ -56,14 +57,14 @@ class Workspace:
     Attributes:
         forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbone.device` says
             which stages are, and the others are computed on the host.
-        curves: where trainings write their curves, a folder for each; None where nobody asks for them.
+        curves: where trainings write their curves; None where nobody asks for them.
     """
 
     home: Home = field(default_factory=Home.locate)
     device: torch.device = field(default_factory=lambda: choose_device("auto"))
     reporter: Reporter = field(default_factory=Reporter)
     forced: bool = False
-    curves: Path | None = None
+    curves: CurveLogs | None = None
     _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

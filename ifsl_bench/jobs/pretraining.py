@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.torchrun import Launch
-from ifsl_bench.common.training_curves import Curves
+from ifsl_bench.common.training_curves import CurveLogs, Curves
 from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
@@ -38,7 +38,7 @@ def pretrain_for(
     compiled: bool = False,
     launched: Launch | None = None,
     anew: bool = False,
-    curves: Path | None = None,
+    curves: CurveLogs | None = None,
 ) -> Pretrained:
     """The backbone and base classifier that runs on a task begin with: from the cache or the package, resumed, or new.
 
@@ -80,9 +80,8 @@ def pretrain_for(
             return prepared.pretrained
         dataset = prepared.dataset
         if curves and world.first:
-            listener = Curves(
-                curves / "pretraining" / pretraining_key(chosen, dataset.fingerprint, kind, seed), listener
-            )
+            key = pretraining_key(chosen, dataset.fingerprint, kind, seed)
+            listener = Curves(curves, f"pretraining/{key}", listener)
         return pretrain(home, chosen, dataset, kind, seed, where, listener, world.on(where), compiled)
 
 

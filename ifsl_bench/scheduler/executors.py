@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, plainly
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
+from ifsl_bench.common.training_curves import CurveLogs, Curves
 from ifsl_bench.episodic.prepared import Workspace, workspace
 from ifsl_bench.jobs.evaluating import Evaluate
 from ifsl_bench.jobs.job import Job
@@ -175,14 +175,14 @@ class Setting:
         device: what the user said: "auto", "cpu", "cuda", "cuda:1".
         cores: of work that takes the whole machine, see :mod:`ifsl_bench.common.processor`.
         run: tells this run from others, so that a worker that serves several keeps nothing from one to the next.
-        curves: as of the workspace; "" for none.
+        curves: as of the workspace.
     """
 
     home: Home
     device: str
     cores: int
     run: str
-    curves: str = ""
+    curves: CurveLogs | None = None
 
 
 def packed(node: Node) -> bytes:
@@ -221,9 +221,7 @@ def attempt(node: Node, work: Workspace, log: Log, reporter: Reporter) -> tuple[
     """
     log.to = reporter
     if work.curves:
-        from ifsl_bench.common.training_curves import Curves
-
-        log.to = Curves(work.curves / node.key, reporter)
+        log.to = Curves(work.curves, node.key, reporter)
     with log.of(node.key, str(node)):
         try:
             with processor.evaluating():
@@ -243,7 +241,7 @@ def _opened(setting: Setting) -> tuple[Workspace, Log]:
     """The workspace of a run, kept from one node to the next with what it has open, and its reporter."""
     log = Log(setting.home, Mute())
     work = workspace(setting.home.cache, setting.home.results, setting.device, log)
-    return replace(work, curves=Path(setting.curves) if setting.curves else None), log
+    return replace(work, curves=setting.curves), log
 
 
 def check_sendable(jobs: Iterable[Job]) -> None:

@@ -1,7 +1,8 @@
-"""Curves of trainings as TensorBoard logs: what was told, at its step, once."""
+"""Curves of trainings, as TensorBoard logs and CSV files: what was told, at its step, once."""
 
 from __future__ import annotations
 
+import csv
 import shutil
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from ifsl_bench.board import result_file
 from ifsl_bench.common.errors import Lacking, UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.common.training_curves import Curves, curves_folder
+from ifsl_bench.common.progress import RATE, Reporter
+from ifsl_bench.common.training_curves import COLUMNS, CurveLogs, Curves, curve_logs
 
 pytest.importorskip("tensorboard", reason='the extra is not installed: pip install "ifsl_bench[tensorboard]"')
 
@@ -27,14 +28,26 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
+def columns(file: Path) -> dict[str, list[tuple[int, float]]]:
+    """What a CSV file holds, in the same form."""
+    with file.open(newline="") as text:
+        lines = list(csv.DictReader(text))
+    assert all(tuple(line) == COLUMNS for line in lines)
+    found = {name: [(int(line["step"]), float(line[name])) for line in lines if line[name]] for name in COLUMNS[1:]}
+    return {name: values for name, values in found.items() if values}
+
+
+READ = {"tensorboard": scalars, "csv": columns}
 WORKERS = pytest.param(("--jobs", "2"), id="two workers", marks=pytest.mark.slow("two processes are started"))
 
 
+@pytest.mark.parametrize("kind", READ)
 @pytest.mark.parametrize("jobs", [pytest.param((), id="here"), WORKERS])
-def test_a_run_writes_the_curves_of_each_training(call, here, jobs):
+def test_a_run_writes_the_curves_of_each_training(call, here, jobs, kind):
+    scalars = READ[kind]
     task = "clusters.toml:clusters-5shot"
     given = ("--method", "lwof,imprint", "--task", task, "--train", "steps=40", "--episodes", "20", "-q")
-    status, _, err = call("run", *given, "--log", "tensorboard", "--log-dir", "curves", *jobs)
+    status, _, err = call("run", *given, "--log", kind, "--log-dir", "curves", *jobs)
     assert status == 0, err
     (trained,) = (here / "curves" / "meta-training").iterdir()
     found = scalars(trained)
@@ -53,14 +66,30 @@ def test_a_run_writes_the_curves_of_each_training(call, here, jobs):
     assert not (here / "curves" / "evaluation").exists()
 
 
-def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path):
+@pytest.mark.parametrize("kind", READ)
+def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path, kind):
     for first, last in ((0, 30), (20, 40)):  # killed at 30, and the checkpoint was at 20
-        with Curves(tmp_path / "x", Reporter()).stage("training", 40, first) as stage:
+        with Curves(CurveLogs(kind, tmp_path), "x", Reporter()).stage("training", 40, first) as stage:
             for step in range(first + 1, last + 1):
                 stage.advance(1, loss=float(step + 100 * first))
-    assert scalars(tmp_path / "x")["loss"] == [(s, float(s)) for s in range(1, 21)] + [
-        (s, float(s + 2000)) for s in range(21, 41)
-    ]
+        if kind == "csv" and last == 30:  # in the middle of a line
+            with (tmp_path / "x.csv").open("a") as file:
+                file.write("1")
+    (log,) = tmp_path.iterdir()
+    told = [*((s, float(s)) for s in range(1, 21)), *((s, float(s + 2000)) for s in range(21, 41))]
+    assert READ[kind](log)["loss"] == told
+
+
+def test_what_a_killed_training_has_told_is_in_its_csv_file(tmp_path):
+    """Each line is on the disk once it is told, and what is told of a step later joins its line."""
+    with Curves(CurveLogs("csv", tmp_path), "x", Reporter()).stage("training", 40) as stage:
+        stage.advance(9)
+        stage.advance(1, loss=0.123456789, **{RATE: 1e-3})
+        stage.advance(0, **{"validation accuracy": 76.5})
+        stage.advance(10, loss=0.5, accuracy=50.0)
+        text = (tmp_path / "x.csv").read_text()
+    expected = "step,loss,accuracy,learning rate,validation accuracy\n10,0.123456789,,0.001,76.5\n20,0.5,50,,\n"
+    assert text == expected
 
 
 def test_the_command_and_a_run_write_the_curves_of_a_pretraining_to_one_folder(call, here):
@@ -79,21 +108,22 @@ def test_the_command_and_a_run_write_the_curves_of_a_pretraining_to_one_folder(c
 
 
 def test_what_is_no_training_writes_nothing(tmp_path):
-    with Curves(tmp_path / "x", Reporter()).stage("evaluating", 10) as stage:
+    with Curves(CurveLogs("csv", tmp_path / "x"), "y", Reporter()).stage("evaluating", 10) as stage:
         stage.advance(10, accuracy=50.0)
     assert not (tmp_path / "x").exists()
 
 
 def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
     home = Home.locate(tmp_path)
-    assert curves_folder(None, None, home) is None
-    assert curves_folder("tensorboard", None, home) == home.logs / "tensorboard"
+    assert curve_logs(None, None, home) is None
+    assert curve_logs("tensorboard", None, home) == CurveLogs("tensorboard", home.logs / "tensorboard")
     with pytest.raises(UserError, match="unknown kind of log 'wandb'"):
-        curves_folder("wandb", None, home)
-    with pytest.raises(UserError, match="add --log tensorboard"):
-        curves_folder(None, "x", home)
+        curve_logs("wandb", None, home)
+    with pytest.raises(UserError, match="add --log csv or --log tensorboard"):
+        curve_logs(None, "x", home)
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
     monkeypatch.setattr("ifsl_bench.common.training_curves.find_spec", lambda name: None)
     with pytest.raises(Lacking, match=r'tensorboard is not installed\): pip install "ifsl_bench\[tensorboard\]"'):
-        curves_folder("tensorboard", None, home)
+        curve_logs("tensorboard", None, home)
+    assert curve_logs("csv", tmp_path / "x", home) == CurveLogs("csv", tmp_path / "x"), "it needs no package"
