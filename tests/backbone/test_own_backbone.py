@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,16 +34,21 @@ def site(hues) -> Path:
 
 
 @pytest.fixture
-def command(site, hues):
-    """`ifsl-bench` in a process of its own that has the package; (status, standard output, standard error)."""
+def command(site, call, monkeypatch):
+    """`ifsl-bench` with the package as its files are now; (status, standard output, standard error)."""
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+            del sys.modules[name]
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
-        line = [sys.executable, "-m", "ifsl_bench", *arguments]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=hues, env=environment, timeout=300)
-        return done.returncode, done.stdout, done.stderr
+        forget()
+        return call(*arguments)
 
-    return run
+    yield run
+    forget()
 
 
 def stored(hues: Path) -> dict[str, dict]:
@@ -52,7 +56,7 @@ def stored(hues: Path) -> dict[str, dict]:
     return {name.partition("+backbone=")[2]: result for name, result in found.items()}
 
 
-@pytest.mark.slow("whole commands in processes of their own")
+@pytest.mark.slow("pretrains a network and asks a frozen one, three commands")
 def test_a_network_of_ones_own_is_pretrained_and_a_frozen_one_used_as_it_is(site, hues, command):
     status, _, err = command("run", "--method", "imprint", "--task", "hues.toml", "--backbone", "my-net", "-q")
     assert status == 0, err
@@ -61,9 +65,8 @@ def test_a_network_of_ones_own_is_pretrained_and_a_frozen_one_used_as_it_is(site
     assert "pretrained_on" not in trained
 
     # The source of the frozen one is a file here, by an address like any other.
-    code = "import torch, sys; from my_package.nets import MyNet; torch.save(MyNet().state_dict(), sys.argv[1])"
     weights = hues / "published.pth"
-    subprocess.run([sys.executable, "-c", code, str(weights)], check=True, env={**os.environ, "PYTHONPATH": str(site)})
+    torch.save(importlib.import_module("my_package.nets").MyNet().state_dict(), weights)
     zoo = site / "my_package" / "zoo.py"
     zoo.write_text(re.sub(r'URL = ".*"', f'URL = "{weights.as_uri()}"', zoo.read_text()))
     line = ("run", "--method", "imprint", "--task", "hues.toml", "--backbone", "my-frozen-net", "-q")
@@ -83,7 +86,6 @@ def test_a_network_of_ones_own_is_pretrained_and_a_frozen_one_used_as_it_is(site
     assert given["digest"] != frozen["digest"]
 
 
-@pytest.mark.slow("whole commands in processes of their own")
 def test_what_goes_wrong_in_ones_own_backbone_is_one_line(site, hues, command):
     line = ("run", "--method", "imprint", "--task", "hues.toml", "-q", "--backbone")
     status, out, err = command(*line, "my-frozen-net")  # example.org has no such file

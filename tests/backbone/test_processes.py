@@ -160,20 +160,18 @@ def told(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("ifsl-bench: ")]
 
 
-@pytest.mark.slow("torchrun five times")
+@pytest.mark.slow("torchrun three times")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"task": "norms"}, "the backbone has batch norm, which 2 processes cannot share on the CPU; "),
         ({"task": "nothing"}, "nothing.toml"),
         ({"KILL": "1:7"}, "another of the 2 processes ended; the same command goes on from where it stopped"),
-        ({"more": ["run", "--method", "protonet", "--task", "glyphs-5shot"]}, "ifsl-bench run is for one process, "),
     ],
-    ids=["batch norm", "no task", "killed", "run"],
+    ids=["batch norm", "no task", "killed"],
 )
 def test_what_goes_wrong_in_any_process_is_told_once(dots, arguments, said):
-    more = arguments.pop("more", [])
-    status, out, err = done(start(dots, "wrong", 2, *more, **arguments))
+    status, out, err = done(start(dots, "wrong", 2, **arguments))
     assert status != 0
     assert out == ""
     assert len(told(err)) <= 1, err

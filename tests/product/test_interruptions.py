@@ -170,19 +170,6 @@ def test_unwritable_homes_are_said_plainly(tmp_path):
     assert "cannot write" in done.stderr
 
 
-@pytest.mark.slow("a run on images after an undisturbed one")
-def test_augmented_views_from_the_command_line(undisturbed, tmp_path):
-    """``--train views=2`` meta-trains on augmented features, from the same pretraining."""
-    home = tmp_path / "home"
-    shutil.copytree(undisturbed / "home", home)
-    done = finish(start(home, f"{undisturbed / 'few.toml'}:few-shared-5shot", "--train", "views=2"))
-    assert "features of base/train, 2 views: done" in done
-    assert "pretraining resnet-small" not in done
-    (path,) = (home / "results" / "few-shared-5shot").glob("*.json")
-    assert path.name == "lwof.train.views=2.train.steps=40.seed-0.json"
-    assert (home / "features").exists()
-
-
 @pytest.mark.slow("a dozen runs, most of them disturbed")
 def test_signals_at_random_moments_change_no_count():
     """A few cases of ``python -m tests.fuzz --only kills``: at any time, at any write, and when a result is written."""

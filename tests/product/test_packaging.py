@@ -63,26 +63,23 @@ def test_the_page_of_licences_names_every_file_of_data_and_no_other():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(made_once) -> Path:
     """A wheel built from the files that git would ship."""
-    out = tmp_path_factory.mktemp("wheel")
-    source = out / "source"
-    names = ["README.md", "LICENSE", "DATA_LICENSES.md", "pyproject.toml", "ifsl_bench", "methods", "tasks", "results"]
-    source.mkdir()
-    subprocess.run(["cp", "-r", *(str(ROOT / n) for n in names), str(source)], check=True)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(source)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return next(out.glob("*.whl"))
+
+    def fill(out: Path) -> None:
+        names = ["README.md", "LICENSE", "DATA_LICENSES.md", "pyproject.toml", "ifsl_bench", *BESIDE.values()]
+        (out / "source").mkdir()
+        subprocess.run(["cp", "-r", *(str(ROOT / name) for name in names), str(out / "source")], check=True)
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(out / "source")]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+
+    return next(made_once("wheel", fill).glob("*.whl"))
 
 
 @pytest.mark.slow("builds a wheel")
-def test_an_index_takes_the_wheel(wheel):
-    """PyPI takes files of 100 MB; what is to come, weights of backbones above all, needs room beside these."""
+def test_an_index_takes_the_wheel_which_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
+    # PyPI takes files of 100 MB; what is to come, weights of backbones above all, needs room beside these.
     assert wheel.stat().st_size < 70_000_000
-
-
-@pytest.mark.slow("builds a wheel")
-def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ifsl_bench"}

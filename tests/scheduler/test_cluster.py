@@ -64,9 +64,9 @@ def counts(home: Path) -> dict[str, object]:
     return {str(f.relative_to(home)): json.loads(f.read_text())["episodes"] for f in files}
 
 
-def jobs_of(home: Path, methods: list[str], task: str, episodes: int | None = None):
+def jobs_of(home: Path, methods: list[str], tasks: list[str], episodes: int | None = None):
     work = workspace(home, device="cpu", reporter=Heard())
-    return make_jobs(Request(methods, [task], {}, {"steps": "30"}, episodes=episodes), work.home), work
+    return make_jobs(Request(methods, tasks, {}, {"steps": "30"}, episodes=episodes), work.home), work
 
 
 # -- what is asked of a worker
@@ -247,38 +247,24 @@ def dask_setup(worker):
 """
 
 
-def on_cluster(home: Path, methods: list[str], task: str, cluster: str, episodes: int | None = None):
-    jobs, work = jobs_of(home, methods, task, episodes)
+def on_cluster(home: Path, methods: list[str], tasks: list[str], cluster: str, episodes: int | None = None):
+    jobs, work = jobs_of(home, methods, tasks, episodes)
     workers = workers_for(jobs, work, "auto", cluster=read_cluster(cluster))
     return run_campaign(jobs, work, executor=workers), work.reporter
 
 
-@pytest.mark.slow("starts a cluster of two processes: 10 s")
-def test_counts_are_those_of_one_process_though_a_clock_is_an_hour_ahead(here, tmp_path):
+@pytest.mark.slow("starts a cluster of two processes, and trains 30 steps four times: half a minute")
+def test_counts_in_episodes_and_sessions_are_those_of_one_process_though_a_clock_is_an_hour_ahead(here, tmp_path):
     shutil.copytree("home", "alone")
-    jobs, work = jobs_of(here / "alone", ["imprint", "lwof"], "clusters.toml:clusters-5shot")
+    asked = (["ncm", "lwof"], ["clusters.toml:clusters-5shot", "tiny-features-sessions"])
+    jobs, work = jobs_of(here / "alone", *asked, episodes=12)
     assert not run_campaign(jobs, work).failed
     (tmp_path / "preload.py").write_text(PRELOAD)
     file = cluster_toml(tmp_path, f'n_workers = 2\npreload = ["{tmp_path}/preload.py"]')
-    ended, _ = on_cluster(here / "home", ["imprint", "lwof"], "clusters.toml:clusters-5shot", file)
+    ended, _ = on_cluster(here / "home", *asked, file, episodes=12)
     assert not ended.failed
+    assert len(counts(here / "home")) == 4
     assert counts(here / "home") == counts(here / "alone")
-
-
-@pytest.mark.slow("starts a cluster of two processes, and trains 30 steps twice: half a minute")
-def test_sequences_of_sessions_have_the_counts_of_one_process(tmp_path):
-    """Of a method that learns session by session, and one that is meta-trained before."""
-    asked = (["lr", "lwof"], "tiny-features-sessions")
-    jobs, work = jobs_of(tmp_path / "alone", *asked, episodes=12)
-    assert not run_campaign(jobs, work).failed
-    ended, _ = on_cluster(tmp_path / "home", *asked, cluster_toml(tmp_path, "n_workers = 2"), episodes=12)
-    assert not ended.failed
-    in_sessions = counts(tmp_path / "home")
-    assert [Path(name).name for name in in_sessions] == [
-        "lr.episodes=12.seed-0.json",
-        "lwof.train.steps=30.episodes=12.seed-0.json",
-    ]
-    assert in_sessions == counts(tmp_path / "alone")
 
 
 def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
@@ -286,17 +272,17 @@ def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tm
     versions = {"ifsl_bench": "9.9", "torch": "1.0", "numba": "0.1"}
     monkeypatch.setattr(worker_check, "version", lambda name: versions.get(name) or real(name))
     with pytest.raises(UserError) as error:
-        on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+        on_cluster(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"], cluster_toml(tmp_path))
     assert re.search(r"worker tcp://\S+ on \S+ has ifsl_bench \S+ \(the command: 9.9\), torch", str(error.value))
     assert "numpy" not in str(error.value)
     assert not (here / "home" / "logs").exists() or not list((here / "home" / "logs").rglob("result/*"))
 
 
 def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
-    jobs, work = jobs_of(here / "home", ["imprint"], "clusters.toml:clusters-5shot")
+    jobs, work = jobs_of(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"])
     run_campaign(jobs, work)
     monkeypatch.setattr(dask_workers, "connect", None)
-    ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+    ended, _ = on_cluster(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"], cluster_toml(tmp_path))
     assert ended.stored == jobs
 
 
@@ -372,24 +358,6 @@ def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "ifsl_bench", "run", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, env={**os.environ, **variables}, **pipes)
-
-
-@pytest.mark.slow("starts a scheduler, a worker and the command: 10 s")
-def test_a_method_that_only_the_client_has_is_told_in_one_line(running, here, tmp_path):
-    package = tmp_path / "client-only"
-    (package / "mine-1.0.dist-info").mkdir(parents=True)
-    (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[ifsl_bench.methods]\nmine = mine:Mine\n")
-    (package / "mine.py").write_text(
-        "from ifsl_bench.methods.imprint import Imprint\n\nclass Mine(Imprint):\n    pass\n"
-    )
-    cluster = running()
-    asked = ["--method", "mine", "--task", "clusters.toml:clusters-5shot"]
-    there = command(*asked, "--cluster", cluster.address, PYTHONPATH=str(package))
-    _, told = there.communicate(timeout=120)
-    assert there.returncode == 2
-    assert len(told.strip().splitlines()) == 1
-    assert "cannot load method mine (No module named 'mine'); install it there" in told
 
 
 @pytest.mark.slow("starts a scheduler, a worker and the command, twice, to train 6,000 steps: 40 s")
