@@ -1,7 +1,8 @@
 """The interface of a backbone plugin, and backbones by name. The entry point group is ``ifsl_bench.backbones``.
 
 There are two kinds. A subclass of :class:`Backbone` is a network that is pretrained here, on the base classes of each
-task. A subclass of :class:`Frozen` knows networks with weights from elsewhere, which are used as they are.
+task, unless the task names a file of weights. A subclass of :class:`Frozen` knows networks with weights from elsewhere,
+which are used as they are.
 """
 
 from __future__ import annotations
@@ -138,55 +139,62 @@ def descriptions() -> dict[str, str]:
     return {name: text.partition("\n")[0] for name, text in texts.items()}
 
 
-def frozen_backbone(name: str) -> tuple[Frozen, str] | None:
-    """The plugin and the network of a backbone with weights from elsewhere; None for one that is pretrained here.
+def is_frozen(spec: Pretraining) -> bool:
+    """Returns whether a backbone has weights from elsewhere: a file's, or its library's.
 
     Raises:
         UserError: as :func:`backbone_plugin`.
     """
-    if name in (NO_BACKBONE, INCLUDED):
-        return None
-    plugin, model = backbone_plugin(name)
-    return (plugin, model) if isinstance(plugin, Frozen) else None
+    plugin, _ = _registered(spec)
+    return isinstance(plugin, Frozen) or (plugin is not None and spec.weights is not None)
+
+
+def _registered(spec: Pretraining) -> tuple[type[Backbone] | Frozen | None, str]:
+    """As :func:`backbone_plugin`; None where the data are features."""
+    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else backbone_plugin(spec.backbone)
 
 
 def check_backbone(spec: Pretraining) -> Card | None:
-    """The description that a frozen backbone gives of itself, None for another one.
+    """The description that a :class:`Frozen` backbone gives of itself, None for another one.
 
     Raises:
-        UserError: no such backbone, or weights or centring for one that is pretrained here.
+        UserError: no such backbone; weights for data that are features; centring for a backbone that is pretrained
+            here; or a declaration of what was seen by weights that nobody gives.
     """
-    frozen = frozen_backbone(spec.backbone)
-    if frozen is None:
-        if spec.weights is not None:
-            raise UserError(f"backbone {spec.backbone!r} is pretrained here and takes no weights; leave them out")
-        if spec.centre is not None:
-            raise UserError(f"centre is for frozen backbones, and {spec.backbone!r} is pretrained here; leave it out")
-        return None
-    plugin, model = frozen
-    return plugin.card(model, spec.weights is not None)
+    if spec.pretrained_on is not None and spec.weights is None:
+        raise UserError("pretrained-on says what a file of weights has seen; give it with --weights FILE, or leave "
+                        "this out")  # fmt: skip
+    plugin, model = _registered(spec)
+    if plugin is None and spec.weights is not None:
+        raise UserError(f"backbone {spec.backbone!r} is for features and takes no weights; leave them out")
+    if spec.centre is not None and not is_frozen(spec):
+        raise UserError(f"centre is for frozen backbones, and {spec.backbone!r} is pretrained here; leave it out")
+    return plugin.card(model, spec.weights is not None) if isinstance(plugin, Frozen) else None
 
 
 def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
-    """Data that the backbone of a task was pretrained on elsewhere; None for one that has seen the task's data alone.
+    """Data that the backbone of a task was pretrained on elsewhere; None for one that is pretrained here.
 
-    Of weights that somebody gives nobody knows what else they have seen.
+    Of weights that somebody gives, what that person declares; else nobody knows what they have seen.
 
     Raises:
         UserError: as :func:`check_backbone`.
     """
     card = check_backbone(spec)
-    if card is None:
+    if not is_frozen(spec):
         return None
-    more = () if spec.weights is None and card.corpora else (UNKNOWN,)
-    return tuple(dict.fromkeys([*card.corpora, *more]))
+    if spec.pretrained_on is not None:
+        return tuple(spec.pretrained_on.split(":"))
+    named = card.corpora if card else ()
+    more = () if spec.weights is None and named else (UNKNOWN,)
+    return tuple(dict.fromkeys([*named, *more]))
 
 
 def libraries_of(spec: Pretraining) -> tuple[str, ...]:
-    """The distributions that a frozen backbone depends on; of another one none.
+    """The distributions that a :class:`Frozen` backbone depends on; of another one none.
 
     Raises:
         UserError: as :func:`backbone_plugin`.
     """
-    frozen = frozen_backbone(spec.backbone)
-    return frozen[0].libraries if frozen else ()
+    plugin, _ = _registered(spec)
+    return plugin.libraries if isinstance(plugin, Frozen) else ()

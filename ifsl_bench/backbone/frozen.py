@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ifsl_bench.backbone.base_head import accuracies, fit_head, head_of
-from ifsl_bench.backbone.contract import Card, Frozen, corpora_of, frozen_backbone
+from ifsl_bench.backbone.contract import Card, Frozen, backbone_plugin, check_backbone, corpora_of
 from ifsl_bench.backbone.device import choose_precision, describe_device
 from ifsl_bench.backbone.features import centred, compute_features
-from ifsl_bench.backbone.networks import FrozenNetwork, channels_last, make_head
+from ifsl_bench.backbone.networks import FrozenNetwork, channels_last, make_backbone, make_head, make_normalise
 from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, at_chance, features_key, pretraining_key
 from ifsl_bench.backbone.weights import ENDINGS, read_tensors
 from ifsl_bench.common.building import read_or_made
@@ -69,16 +71,14 @@ def pretrain_frozen(
         CorruptFile: the images to train on are not what was written.
     """
     spec = task.pretraining
-    frozen = frozen_backbone(spec.backbone)
-    assert frozen is not None
-    plugin, model = frozen
-    card = plugin.card(model, spec.weights is not None)
-    if len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3):
+    card = check_backbone(spec)  # None: the network of a registered Backbone
+    if card and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
         raise UserError(f"{spec.backbone} is for images of one or three channels, not for data {dataset.shape}")
-    file = weights_file(home, spec, plugin, model, card, reporter)
+    normalise = Preprocess(card, device) if card else make_normalise(task.dataset, dataset.shape, device)
+    file = weights_file(home, spec, card, reporter)
     digest = sha256_file(file)
     try:
-        network = _filled(plugin, model, file, device)
+        network = _filled(spec.backbone, dataset.shape, file, device)
     except UserError:
         used = any(finished_info(folder, weights=digest) for folder in home.pretrained.glob("*"))
         if spec.weights is not None and not used:  # a copy, which nothing was made with
@@ -98,7 +98,7 @@ def pretrain_frozen(
         key,
         network,
         make_head(head, network.features, classes),
-        Preprocess(card, device),
+        normalise,
         {"tensors": {"sha256": digest}, **facts},
     )
 
@@ -117,7 +117,7 @@ def pretrain_frozen(
         return replace(bare, head=classifier, info={**state.info, **facts}, mean=mean)
 
     def train() -> Pretrained:
-        _announce(card, dataset, spec.backbone, reporter)
+        _announce(card, task, dataset, reporter)
         tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
         # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
@@ -126,21 +126,44 @@ def pretrain_frozen(
     return read_or_made(folder, cached, train, reporter.warn, "it is trained again")
 
 
-def _filled(plugin: Frozen, model: str, file: Path, device: torch.device) -> FrozenNetwork:
+def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
     """The network with the weights of a file."""
-    weights = read_tensors(file)
+    weights, (plugin, model) = read_tensors(file), backbone_plugin(name)
     with torch.random.fork_rng(devices=[]):
-        body, width = plugin.network(model)
+        network = make_backbone(name, shape)
+        body = network.body if isinstance(network, FrozenNetwork) else network
         try:
-            plugin.fill(model, body, weights)
+            if isinstance(plugin, Frozen):
+                plugin.fill(model, body, weights)
+            else:
+                body.load_state_dict(tensors_of(body, weights))
         except Exception as error:  # a library's own, of many kinds
             raise UserError(
-                f"{file.name} holds the weights of another network than {model}: {one_line(str(error)).strip()[:200]}; "
+                f"{file.name} holds the weights of another network than {name}: {one_line(str(error)).strip()[:200]}; "
                 f"the network begins with {_first(body.state_dict())}, the file with {_first(weights)}"
             ) from error
-    network = channels_last(FrozenNetwork(body, width), device)
-    assert isinstance(network, FrozenNetwork)
-    return network
+    frozen = channels_last(FrozenNetwork(body, network.features), device)
+    assert isinstance(frozen, FrozenNetwork)
+    return frozen
+
+
+def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Finds a network's tensors among those of a file, where all their names may begin alike, as with ``encoder.``.
+
+    Raises:
+        ValueError: the file has several such networks, or a larger one.
+    """
+    names, parts = network.state_dict().keys(), {name for name, _ in network.named_children()}
+    needed = [name for name in names if not name.endswith(".num_batches_tracked")]  # older files lack these
+    pairs = ((given, given.removesuffix(own)) for own, given in itertools.product(needed, weights))
+    counts = Counter(start for given, start in pairs if start != given and f".{start}".endswith("."))
+    if len(whole := [start for start, count in counts.items() if count == len(needed)]) > 1:
+        raise ValueError(f"it has the network {len(whole)} times, under {' and '.join(map(repr, whole))}")
+    start = max(counts, key=counts.__getitem__, default="")
+    found = {name.removeprefix(start): x for name, x in weights.items() if name.startswith(start)}
+    if more := [name for name in found if name not in names and name.partition(".")[0] in parts]:
+        raise ValueError(f"{len(more)} of its tensors have no place in the network, such as {more[0]}")
+    return {name: x for name, x in found.items() if name in names}
 
 
 def _first(tensors: Mapping[str, Tensor]) -> str:
@@ -153,8 +176,13 @@ def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
     return min(shape[:2]) < min(card.size)
 
 
-def _announce(card: Card, dataset: Dataset, name: str, reporter: Reporter) -> None:
+def _announce(card: Card | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
     """Says what becomes of the images on their way into the network."""
+    name, data = task.pretraining.backbone, task.dataset
+    if card is None:
+        mean, std = list(data.mean), list(data.std)
+        reporter.say(f"{name}: images enter as (x / 255 - {mean}) / {std}; the weights should have learned from such")
+        return
     (height, width), (h, w) = dataset.shape[:2], card.size
     text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
     if enlarged(card, dataset.shape):
@@ -214,21 +242,23 @@ def take_weights(home: Home, file: Path) -> str:
     return digest
 
 
-def weights_file(home: Home, spec: Pretraining, plugin: Frozen, model: str, card: Card, reporter: Reporter) -> Path:
+def weights_file(home: Home, spec: Pretraining, card: Card | None, reporter: Reporter) -> Path:
     """The file of a frozen backbone's weights: the user's, the one in the home, or the source's.
 
     Raises:
         UserError: it is not there and cannot be got; says which file to get and where to put it.
     """
     name = spec.weights or spec.backbone
-    for ending in dict.fromkeys([*card.endings, *ENDINGS]):
+    for ending in dict.fromkeys([*(card.endings if card else ()), *ENDINGS]):
         if os.path.isfile(path := home.weights / f"{name}{ending}"):
             return path
-    if spec.weights is not None:
+    if spec.weights is not None or card is None:
         raise UserError(
             f"the weights {spec.weights} of {spec.backbone} are not in {home.weights}; give the file once more with "
             f"--weights FILE"
         )
+    plugin, model = backbone_plugin(spec.backbone)
+    assert isinstance(plugin, Frozen)
     target = home.weights / f"{name}{card.endings[0]}"
     reporter.say(f"weights of {spec.backbone}: {card.source}")
     with disk_errors(home.weights):

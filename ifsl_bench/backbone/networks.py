@@ -88,15 +88,22 @@ class _Block12(nn.Module):
 
     def __init__(self, inner: int, outer: int, norm: Norm) -> None:
         super().__init__()
-        self.shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, bias=False), norm(outer))
-        self.body = _convolutions(inner, outer, 3, norm)
+        self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, bias=False), norm(outer))
+        self.conv1, self.bn1 = nn.Conv2d(inner, outer, 3, padding=1, bias=False), norm(outer)
+        self.conv2, self.bn2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False), norm(outer)
+        self.conv3, self.bn3 = nn.Conv2d(outer, outer, 3, padding=1, bias=False), norm(outer)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(F.leaky_relu(self.body(x) + self.shortcut(x), 0.1), 2)
+        y = F.leaky_relu(self.bn1(self.conv1(x)), 0.1)
+        y = F.leaky_relu(self.bn2(self.conv2(y)), 0.1)
+        return F.max_pool2d(F.leaky_relu(self.bn3(self.conv3(y)) + self.downsample(x), 0.1), 2)
 
 
 class ResNet12(Backbone):
-    """The network of Lee et al. (CVPR 2019) without DropBlock: 640 features, 12,424,320 parameters with 3 channels."""
+    """The network of Lee et al. (CVPR 2019) without DropBlock: 640 features, 12,424,320 parameters with 3 channels.
+
+    Its tensors have the names of the authors' code (kjunelee/MetaOptNet), which those of others share.
+    """
 
     features = 640
 
@@ -104,10 +111,13 @@ class ResNet12(Backbone):
         super().__init__()
         norm = partial(nn.BatchNorm2d, momentum=norm_momentum)
         widths = (channels, 64, 160, 320, 640)
-        self.blocks = nn.Sequential(*(_Block12(a, b, norm) for a, b in itertools.pairwise(widths)))
+        for i, (inner, outer) in enumerate(itertools.pairwise(widths), 1):
+            self.add_module(f"layer{i}", nn.Sequential(_Block12(inner, outer, norm)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x).mean((2, 3))
+        for layer in self.children():
+            x = layer(x)
+        return x.mean((2, 3))
 
 
 def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:

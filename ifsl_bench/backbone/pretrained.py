@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbone.contract import Backbone, frozen_backbone
+from ifsl_bench.backbone.contract import Backbone, Frozen, backbone_plugin, is_frozen
 from ifsl_bench.backbone.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head, make_normalise
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.common.errors import CorruptFile
@@ -98,9 +98,9 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         "images": [task.dataset.mean, task.dataset.std],
         "pretraining": task.pretraining.definition(),
         "head": head,
-        "seed": 0 if frozen_backbone(task.pretraining.backbone) else task.pretraining_seed(seed),
+        "seed": 0 if is_frozen(task.pretraining) else task.pretraining_seed(seed),
     }
-    if frozen_backbone(task.pretraining.backbone):
+    if is_frozen(task.pretraining):
         made_of["centre"] = task.pretraining.centre or CENTRED
     if task.base_classes is not None:
         made_of["base_classes"] = task.base_classes
@@ -111,16 +111,20 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
 
 def on_linear(task: Task, head: HeadKind) -> bool:
     """Returns whether a head is fitted on the features of the linear pretraining, as tasks in sessions have it."""
-    own = task.pretraining.backbone == NO_BACKBONE or frozen_backbone(task.pretraining.backbone) is not None
+    own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
     return task.sessions is not None and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """Names the features under a pretraining on disk: a frozen backbone has the same for both heads."""
-    if frozen_backbone(task.pretraining.backbone) is None:
-        return pretraining_key(task, fingerprint, "linear" if on_linear(task, head) else head, seed)
     spec = task.pretraining
-    made_of = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights, "of": task.base_classes}
+    if not is_frozen(spec):
+        return pretraining_key(task, fingerprint, "linear" if on_linear(task, head) else head, seed)
+    made_of: dict[str, Any] = {
+        "data": fingerprint, "backbone": spec.backbone, "weights": spec.weights, "of": task.base_classes,
+    }  # fmt: skip
+    if not isinstance(backbone_plugin(spec.backbone)[0], Frozen):
+        made_of["images"] = [task.dataset.mean, task.dataset.std]
     data = task.dataset.name + (f"+base-classes={task.base_classes}" if task.base_classes is not None else "")
     return f"{data}-{spec.backbone}-{sha256_json(made_of)[:12]}"
 

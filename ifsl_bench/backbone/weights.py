@@ -407,7 +407,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} holds no weights: {why}; save its state_dict") from error
     except Exception as error:  # of many kinds, safetensors' own among them
         raise UserError(f"{path} holds no weights: {type(error).__name__}: {one_line(str(error))[:200]}") from error
-    for key in ("state_dict", "model"):  # as training scripts wrap them
+    for key in ("state_dict", "model", "params", "embedding"):  # as training scripts wrap them
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):

@@ -80,6 +80,8 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
                 f"On a backbone that {what} images of the novel classes when it was pretrained elsewhere, and ranked "
                 f"apart: {', '.join(rows)}."
             )
+    if measured and (corpora := board.task.pretraining.pretrained_on):
+        notes.append(f"That the backbone has seen {corpora} and nothing else is the word of whoever gave its weights.")
     notes += solve_notes({row.full_name: row.solves for row in measured})
     notes += [
         f"{row.full_name} takes nearly every base query for one of a novel class: its novel logits are larger "

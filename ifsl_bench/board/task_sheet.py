@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ifsl_bench.backbone.contract import corpora_of, frozen_backbone
+from ifsl_bench.backbone.contract import corpora_of, is_frozen
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -77,8 +77,9 @@ def _backbone(task: Task) -> str:
         return "none: the data are features, and a base classifier is trained on them"
     if name == INCLUDED:
         return "included: features and base classifiers come with the package"
-    if frozen_backbone(name):
-        return f"{name}, frozen; a base classifier is trained on its features"
+    if is_frozen(spec):
+        seen_by = f", pretrained on {spec.pretrained_on}, as its user says" if spec.pretrained_on else ""
+        return f"{name}, frozen{seen_by}; a base classifier is trained on its features"
     own = "one for each training seed" if spec.seed is None else "the same for all training seeds"
     return f"{name}, pretrained on the base classes for {spec.steps:,} steps, {own}"
 

@@ -99,7 +99,7 @@ def change_options(command: Any) -> Any:
     def with_change(**arguments: Any) -> Any:
         from ifsl_bench.protocol.variants import make_change
 
-        file, keys = arguments.pop("weights"), (*helps, "backbone", "centre")
+        file, keys = arguments.pop("weights"), (*helps, "backbone", "pretrained-on", "centre")
         changes = {key: arguments.pop(key.replace("-", "_")) for key in keys}
         if file is not None:
             from ifsl_bench.backbone.frozen import take_weights
@@ -110,8 +110,10 @@ def change_options(command: Any) -> Any:
 
     with_change = click.option("--centre", metavar="mean|none", help="Subtract the mean of base/train from "
                                "the features of such a backbone, or nothing [mean].")(with_change)  # fmt: skip
-    with_change = click.option("--weights", metavar="FILE", help="Weights of a backbone that is not pretrained here; a "
-                               "copy stays in the home.")(with_change)  # fmt: skip
+    with_change = click.option("--pretrained-on", metavar="NAME", help="What these weights have seen: base (the "
+                               "task's base/train alone), imagenet-1k, ... [unknown].")(with_change)  # fmt: skip
+    with_change = click.option("--weights", metavar="FILE", help="Weights for the backbone, which is not pretrained "
+                               "here then; a copy stays in the home.")(with_change)  # fmt: skip
     with_change = click.option("--backbone", metavar="NAME", help="Another backbone, such as timm:MODEL.TAG.")(
         with_change
     )

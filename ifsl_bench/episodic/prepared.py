@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
-from ifsl_bench.backbone.contract import frozen_backbone
+from ifsl_bench.backbone.contract import is_frozen
 from ifsl_bench.backbone.device import HOST, Kind, Place, choose_device, place_of
 from ifsl_bench.backbone.features import (
     FeaturePool,
@@ -119,7 +119,7 @@ class PreparedTask:
     def pretrained(self) -> Pretrained:
         work, device = self.work, self.work.place("pretraining").device
         with threads(host_threads(device)):
-            if frozen_backbone(self.task.pretraining.backbone):
+            if is_frozen(self.task.pretraining):
                 from ifsl_bench.backbone.frozen import pretrain_frozen
 
                 place = work.place("features")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ifsl_bench.backbone.contract import frozen_backbone
+from ifsl_bench.backbone.contract import is_frozen
 from ifsl_bench.backbone.device import Place
 from ifsl_bench.backbone.features import BATCH, bank_folder, is_computed
 from ifsl_bench.backbone.pretrained import (
@@ -236,7 +236,7 @@ class Pretrain(Stage):
         if not data.shape:
             return None
         seen = images + held_out  # by a frozen backbone, beside whose features the classifier costs little
-        if frozen_backbone(spec.backbone) is None:
+        if not is_frozen(spec):
             batch, each = spec.epoch(images)
             begun_at = begun(home.pretrained / self.key(home), "epoch") * each / max(1, spec.steps)
             seen = round(spec.steps * batch * (1 - min(1.0, begun_at))) + held_out // 3
@@ -287,13 +287,13 @@ class Features(Stage):
         return FORWARD * BATCH * math.prod(data.shape[:2]) if device.type == "cpu" else PREPARING
 
     def amount(self, data: Outline, work: Workspace) -> Amount | None:
-        images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
-        of_classifier = self.views == 1 and self.pool.startswith("base/") and frozen_backbone(backbone) is not None
+        images, spec = self.views * data.images(self.pool), self.backbone.task.pretraining
+        of_classifier = self.views == 1 and self.pool.startswith("base/") and is_frozen(spec)
         if of_classifier and not self.backbone.cached(work.home):
             images = 0  # the pretraining computes them, to train the classifier on
         if not data.shape:
             return None
-        return Amount(self.kind, _named(backbone, data, self.place(work)), images * math.prod(data.shape[:2]))
+        return Amount(self.kind, _named(spec.backbone, data, self.place(work)), images * math.prod(data.shape[:2]))
 
     def compute(self, work: Workspace) -> None:
         self.backbone.prepared(work).features(self.pool, self.views)

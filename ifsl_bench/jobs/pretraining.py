@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from ifsl_bench.backbone import weights
-from ifsl_bench.backbone.contract import check_backbone
+from ifsl_bench.backbone.contract import check_backbone, is_frozen
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, definition, pretraining_key
 from ifsl_bench.backbone.processes import device_name, together
@@ -63,7 +63,8 @@ def pretrain_for(
         where = choose_device(device_name(device, launched))
         if compiled and where.type == "cpu":
             raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
-        kind, frozen = head_kind(head), check_backbone(chosen.pretraining) is not None
+        check_backbone(chosen.pretraining)
+        kind, frozen = head_kind(head), is_frozen(chosen.pretraining)
         if frozen and (world.size > 1 or anew):
             raise UserError(
                 f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
@@ -103,7 +104,7 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         UserError: as of :func:`ifsl_bench.backbone.weights.export_weights`; or they are from elsewhere, or not here.
     """
     chosen, kind = one_task(find(task, home=home), task), head_kind(head)
-    if check_backbone(chosen.pretraining) is not None:
+    if is_frozen(chosen.pretraining):
         raise UserError(
             f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
             "--weights FILE"

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 SEEN = ("no", "may", "yes")  # the worse, the later
+BASE = "base"  # base/train of the task, as whoever gives weights may declare
 MARKS = {"no": "", "may": "novel classes perhaps seen in pretraining", "yes": "novel classes seen in pretraining"}
 
 
@@ -37,6 +38,8 @@ def seen(corpora: Iterable[str] | None, dataset: str) -> str:
 
 def _verdict(corpus: str, dataset: str) -> str:
     """The worst that is known of one corpus and of what it contains; "may" where it says nothing itself."""
+    if corpus == BASE:
+        return "no"
     pairs = [pair for pair in seen_facts()["pairs"] if dataset in pair["datasets"]]
     own = [pair["seen"] for pair in pairs if corpus in pair["corpora"]]
     inner = [_verdict(part, dataset) for part in seen_facts()["corpora"].get(corpus, {}).get("contains", ())]

@@ -37,7 +37,10 @@ MEANING = {
     "pretraining.flip": "mirror half of the images, left to right; wrong where a mirror image is of another class, "
     "as of letters",
     "pretraining.norm_momentum": "of batch norms' running averages: the weight of the new batch",
-    "pretraining.weights": "of a backbone that is not pretrained here: the checksum of the user's own file of weights",
+    "pretraining.weights": "the checksum of the user's own file of weights; the backbone is frozen with them, not "
+    "pretrained here",
+    "pretraining.pretrained_on": "what these weights have seen, as their user says: `base` for images of "
+    "this task's base/train alone; where absent, unknown",
     "pretraining.centre": "of a backbone that is not pretrained here: whether the mean of the features of base/train "
     "is subtracted from all; where absent, it is",
     "pretraining.seed": "one pretraining for all seeds of meta-training; where absent, each has its own",
@@ -76,6 +79,7 @@ MEANING = {
     "variants.[name].novel_from": "the data set of the novel classes, in validation and testing; not in training",
     "variants.[name].backbone": "another backbone, as in [pretraining]",
     "variants.[name].weights": "as in [pretraining]",
+    "variants.[name].pretrained_on": "as in [pretraining]",
     "variants.[name].centre": "as in [pretraining]",
 }
 
@@ -166,6 +170,8 @@ def _range(path: str, of: Any) -> str:
     """Says in words what a key may be, from where it is checked."""
     if path in ("pretraining.weights", "variants.[name].weights"):
         return task_limits.WEIGHTS_RULE
+    if path.endswith(".pretrained_on"):
+        return task_limits.CORPORA_RULE
     if path.endswith(".centre"):
         return '"mean" or "none"'
     if isinstance(of, msgspec.inspect.LiteralType):

@@ -65,8 +65,9 @@ class Pretraining(Strict, frozen=True):
     base classifier, and the augmentation of views concern it, and it is the same for every seed.
 
     ``seed`` is that of the one pretraining that every training seed starts from; None: each has its own. ``weights``
-    begins the checksum of a file of weights that the user gave for the backbone. ``centre`` is "none" where the
-    features of such a backbone are left as they are; else the mean of those of base/train is subtracted.
+    begins the checksum of a file of weights that the user gave for the backbone, which are used as they are, and
+    ``pretrained_on`` is what that user says they have seen: sets of images, joined by ":". ``centre`` is "none" where
+    the features of such a backbone are left as they are; else the mean of those of base/train is subtracted.
     """
 
     backbone: str
@@ -80,12 +81,13 @@ class Pretraining(Strict, frozen=True):
     norm_momentum: float = 0.1  # PyTorch's convention: the weight of the new batch
     seed: int | None = None
     weights: str | None = None
+    pretrained_on: str | None = None
     centre: Literal["mean", "none"] | None = None
 
     def definition(self) -> dict[str, Any]:
         """Everything that changes the weights, beside the seed."""
         value = msgspec.to_builtins(self)
-        del value["seed"]
+        del value["seed"], value["pretrained_on"]
         if self.weights is None:  # younger than the first pretrainings
             del value["weights"]
         if self.centre is None:
@@ -239,6 +241,8 @@ class Task(Strict, frozen=True):
             del value["pretraining"]["seed"]
         if self.pretraining.weights is None:
             del value["pretraining"]["weights"]
+        if self.pretraining.pretrained_on is None:
+            del value["pretraining"]["pretrained_on"]
         if self.pretraining.centre in (None, CENTRED):  # what backbones from elsewhere do, and no others can
             del value["pretraining"]["centre"]
         return value

@@ -19,6 +19,8 @@ NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
 BACKBONE = r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]*){0,2}"  # it is part of names of files
 WEIGHTS = r"[0-9a-f]{16}"
 WEIGHTS_RULE = "16 hexadecimal digits, the first of a file's SHA-256; --weights FILE finds them"
+CORPORA = rf"{NAME}(:{NAME})*"
+CORPORA_RULE = "base, a set such as imagenet-1k, or several joined by ':'"
 MOST_SEEDS = 1000  # of a command: each is a training, and all are listed before the first begins
 MOST_WORKERS = 1_000  # processes on one machine
 MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is tried
@@ -129,6 +131,9 @@ def check_task(task: Task, where: str) -> None:
     need(bool(re.fullmatch(BACKBONE, backbone)), f"pretraining.backbone {backbone!r:.80} is no name of a backbone")
     sound = weights is None or bool(re.fullmatch(WEIGHTS, weights))
     need(sound, f"pretraining.weights {weights!r:.80}: {WEIGHTS_RULE}")
+    corpora = task.pretraining.pretrained_on
+    sound = corpora is None or bool(re.fullmatch(CORPORA, corpora))
+    need(sound, f"pretraining.pretrained_on {corpora!r:.80}: {CORPORA_RULE}")
     need(len(task.dataset.mean) == len(task.dataset.std), "dataset.mean and dataset.std must have equal lengths")
     need(len(task.dataset.mean) <= LONG, f"dataset.mean must have at most {LONG:,} entries")
     need(all(map(math.isfinite, task.dataset.mean)), "dataset.mean must be finite")

@@ -15,7 +15,7 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining, SessionSpec, Task
-from ifsl_bench.protocol.task_limits import BACKBONE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
+from ifsl_bench.protocol.task_limits import BACKBONE, CORPORA, CORPORA_RULE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -33,6 +33,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             :mod:`ifsl_bench.data.views`; all training stays on the task's own.
         backbone: the name of another one.
         weights: the first digits of the checksum of weights that the user gives it.
+        pretrained_on: what these weights have seen.
         centre: of a backbone with weights from elsewhere: "mean" subtracts the mean of the features of base/train from
             all, "none" leaves them as they are.
         sessions: so many sessions after the base session, each of the task's ways; of a task in episodes it makes one
@@ -47,6 +48,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     novel_from: str | None = None
     backbone: str | None = None
     weights: str | None = None
+    pretrained_on: str | None = None
     centre: str | None = None
     sessions: int | None = None
 
@@ -69,6 +71,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     novel_from: str | None = None
     backbone: str | None = None
     weights: str | None = None
+    pretrained_on: str | None = None
     centre: str | None = None
     sessions: SessionSpec | None = None
     digest: str | None = None
@@ -82,6 +85,7 @@ TEXTS = {
     "novel-from": (NAME, "the name of a data set", RULE),
     "backbone": (BACKBONE, "the name of a backbone", "NAME or NAME:MODEL"),
     "weights": (WEIGHTS, "part of a checksum", WEIGHTS_RULE),
+    "pretrained-on": (CORPORA, "what weights have seen", CORPORA_RULE),
     "centre": ("mean|none", "mean or none", "the mean of base/train is subtracted from features, or nothing"),
 }
 
@@ -185,7 +189,8 @@ def changed(task: Task, change: Change) -> Task:
         queries = of.sessions.queries if of.sessions else shape.novel_queries
         changes = of.base_classes, shape.ways, of.shots, queries, spec.steps
         sessions = of.sessions.count if of.sessions else None
-        return *changes, of.novel_from, spec.backbone, spec.weights, spec.centre or CENTRED, sessions
+        given = spec.weights, spec.pretrained_on
+        return *changes, of.novel_from, spec.backbone, *given, spec.centre or CENTRED, sessions
 
     differs = [
         f"{key}={new}"
@@ -230,7 +235,8 @@ def _sessions(task: Task, change: Change) -> SessionSpec | None:
 
 
 def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
-    """Another backbone, or other weights for it; weights are those of one backbone, and go with it.
+    """Another backbone, or other weights for it; weights are those of one backbone, and go with it, as what is said of
+    them does.
 
     Raises:
         UserError: a backbone for data that are features.
@@ -238,9 +244,11 @@ def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
     if change.backbone not in (None, spec.backbone) and spec.backbone in (NO_BACKBONE, INCLUDED):
         raise UserError(f"backbone {change.backbone!r} is for images, and the data are features: leave it out")
     spec = msgspec.structs.replace(spec, centre=change.centre or spec.centre)
-    if change.backbone in (None, spec.backbone):
-        return msgspec.structs.replace(spec, weights=change.weights or spec.weights)
-    return msgspec.structs.replace(spec, backbone=change.backbone, weights=change.weights)
+    if change.backbone not in (None, spec.backbone):
+        spec = msgspec.structs.replace(spec, backbone=change.backbone, weights=None, pretrained_on=None)
+    if change.weights not in (None, spec.weights):
+        spec = msgspec.structs.replace(spec, weights=change.weights, pretrained_on=None)
+    return msgspec.structs.replace(spec, pretrained_on=change.pretrained_on or spec.pretrained_on)
 
 
 def derived(task: Task, name: str, entry: Variant) -> Task:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from ifsl_bench.backbone.base_head import fit_head
@@ -380,9 +381,108 @@ def test_what_was_seen_is_asked_of_the_data_set_that_novel_classes_are_from(home
     assert len(list(home.pretrained.glob("glyphs-*"))) == 1
 
 
-def test_weights_are_not_for_what_is_pretrained_here():
-    with pytest.raises(UserError, match="is pretrained here and takes no weights"):
-        check_backbone(glyphs("resnet10", "0123456789abcdef").pretraining)
+OF_NORMS = ("running_mean", "running_var", "weight", "bias")
+
+
+def by_lee(tensors, x):
+    """The network of Lee et al. (CVPR 2019, MetaOptNet) in evaluation, from the tensors of a file of their code."""
+
+    def normed(name, y):
+        mean, var, scale, shift = (tensors[f"{name}.{part}"] for part in OF_NORMS)
+        return ((y.movedim(1, -1) - mean) / (var + 1e-5).sqrt() * scale + shift).movedim(-1, 1)
+
+    for layer in ("layer1.0", "layer2.0", "layer3.0", "layer4.0"):
+        y = x
+        for i in (1, 2, 3):
+            y = normed(f"{layer}.bn{i}", F.conv2d(y, tensors[f"{layer}.conv{i}.weight"], padding=1))
+            y = F.leaky_relu(y, 0.1) if i < 3 else y
+        y = y + normed(f"{layer}.downsample.1", F.conv2d(x, tensors[f"{layer}.downsample.0.weight"]))
+        x = F.max_pool2d(F.leaky_relu(y, 0.1), 2)
+    return x.mean((2, 3))
+
+
+@pytest.fixture(scope="module")
+def lees():
+    """Tensors as their code names them, with statistics of batch norm that are not those of a new network."""
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for i, (inner, outer) in enumerate(itertools.pairwise((3, 64, 160, 320, 640)), 1):
+        shapes = (("conv1", inner, 3), ("conv2", outer, 3), ("conv3", outer, 3), ("downsample.0", inner, 1))
+        for part, wide, size in shapes:
+            weight = torch.randn(outer, wide, size, size, generator=generator) * (2 / (wide * size**2)) ** 0.5
+            tensors[f"layer{i}.0.{part}.weight"] = weight
+            norm = f"layer{i}.0." + {"downsample.0": "downsample.1"}.get(part, part.replace("conv", "bn"))
+            for name in OF_NORMS:
+                tensors[f"{norm}.{name}"] = 0.5 + torch.rand(outer, generator=generator)
+    return tensors
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda tensors: tensors,
+    lambda tensors: {"embedding": tensors, "head": {"scale": torch.ones(1)}},  # Lee et al.
+    lambda tensors: {"params": {f"module.encoder.{k}": v for k, v in tensors.items()} | {"fc.weight": torch.ones(2)}},
+])  # fmt: skip
+def test_a_registered_network_takes_the_weights_of_the_code_that_it_follows(home, tmp_path, lees, wrap):
+    torch.save(wrap(lees), tmp_path / "lee.pth")
+    task, data = glyphs("resnet12", take_weights(home, tmp_path / "lee.pth")), Images()
+    made = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
+    theirs = by_lee(lees, (images / 255 - task.dataset.mean[0]) / task.dataset.std[0]).numpy()
+    bank = np.load(home.features / made.features_key / "base-train" / "features.npy")
+    # float32 sums of up to 5,760 terms (640 channels of 3x3), twelve in a row
+    np.testing.assert_allclose(bank, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
+    assert made.features_key == features_key(task, data.fingerprint, "cosine", 3)
+    other = msgspec.structs.replace(task, dataset=msgspec.structs.replace(task.dataset, mean=(0.4,)))
+    assert features_key(other, data.fingerprint, "linear", 0) != made.features_key, "images enter otherwise"
+
+
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda v: v.pop("layer3.0.bn2.running_var"), "Missing.*layer3.0.bn2.running_var"),
+    (lambda v: v.update({"layer1.0.conv1.weight": torch.ones(64, 1, 3, 3)}), "size mismatch for layer1.0.conv1.weight"),
+    (lambda v: v.update({"layer2.1.conv1.weight": torch.ones(1)}), "no place in the network, such as layer2.1.conv1"),
+    (lambda v: v.update({f"ema.{name}": x for name, x in v.items()}), "the network 2 times, under '' and 'ema.'"),
+    (lambda v: [v.update({f"x{name}": v.pop(name)}) for name in list(v)], "Missing key.* the file with xlayer1.0"),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_a_registered_network_are_named_in_one_line(home, tmp_path, lees, change, named):
+    tensors = dict(lees)
+    change(tensors)
+    torch.save(tensors, tmp_path / "other.pth")
+    task = glyphs("resnet12", take_weights(home, tmp_path / "other.pth"))
+    with pytest.raises(UserError, match=named) as error:
+        pretrain_frozen(home, task, Images(), "linear", CPU, Heard())
+    assert "weights of another network than resnet12" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
+    digits = "0123456789abcdef"
+
+    def marked(backbone, corpora):
+        task = find("mini-5shot", Change(backbone=backbone, weights=digits, pretrained_on=corpora))[0]
+        assert find(task.name)[0] == task
+        return seen(corpora_of(task.pretraining), task.novel_data)
+
+    for backbone in ("resnet12", "torchvision:resnet18"):
+        said = [
+            marked(backbone, corpora) for corpora in (None, "base", "imagenet-1k", "base:photos-of-mine", "unknown")
+        ]
+        assert said == ["may", "no", "yes", "may", "may"]
+    plain, declared = (find("mini-5shot", Change(weights=digits, pretrained_on=x))[0] for x in (None, "base"))
+    assert declared.name == f"mini-5shot+weights={digits}+pretrained-on=base"
+    assert declared.hash != plain.hash
+    assert pretraining_key(declared, "f", "linear", 0) == pretraining_key(plain, "f", "linear", 5), "the same features"
+    assert "pretrained_on" not in plain.definition()["pretraining"]
+    other = changed(declared, Change(weights="f" * 16))
+    assert other.pretraining.pretrained_on is None, "what is said of one file is not said of another"
+    with pytest.raises(UserError, match="give it with --weights"):
+        check_backbone(find("mini-5shot", Change(pretrained_on="base"))[0].pretraining)
+    with pytest.raises(UserError, match=r"pretrained-on must be .* not 'Base classes'"):
+        make_change({"pretrained-on": "Base classes"})
+
+
+def test_weights_are_not_for_features(minimal_task):
+    (task,) = parse(minimal_task.replace('"none"', '"none"\nweights = "0123456789abcdef"'), "x.toml")
+    with pytest.raises(UserError, match="is for features and takes no weights"):
+        check_backbone(task.pretraining)
 
 
 @with_timm

@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -338,3 +339,39 @@ def test_stored_rows_are_on_the_backbones_that_come_with_the_package():
         else:  # of a changed task, whose backbone is trained anew
             assert "+" in path.parent.name, path
     assert {key.partition("-")[0] for key in found} == {"glyphs", "tiny"}
+
+
+def test_a_network_pretrained_here_and_its_exported_file_taken_as_weights_give_the_same_features_and_counts(hues, call):
+    """The classifier is another one, fitted until it converges; what novel classes alone get does not depend on it."""
+    task = (hues / "hues.toml").read_text().replace("steps = 2", "steps = 2\nseed = 0")
+    (hues / "hues.toml").write_text(task)
+    run = ("run", "--method", "protonet", "-q", "--task")
+    status, _, err = call(*run, "hues.toml", "--results", "trained")
+    assert status == 0, err
+    status, _, err = call("weights", "export", "--task", "hues.toml", "--to", "mine.safetensors")
+    assert status == 0, err
+    digits = hashlib.sha256((hues / "mine.safetensors").read_bytes()).hexdigest()[:16]
+    given = f'seed = 0\nweights = "{digits}"\npretrained_on = "base"\ncentre = "none"'
+    (hues / "given.toml").write_text(task.replace("seed = 0", given))
+    for corpora, marks in (("imagenet-1k", 1), ("base", 0)):
+        said = ("--weights", "mine.safetensors", "--pretrained-on", corpora)
+        status, out, err = call(*run, "hues.toml", *said, "--results", corpora)
+        assert status == 0, err
+        assert out.count("novel classes perhaps seen in pretraining") == marks
+        assert f"seen {corpora} and nothing else is the word of whoever gave its weights" in out
+        (path,) = Path(corpora).rglob("*.json")
+        assert path.parent.name == f"hues-1shot+weights={digits}+pretrained-on={corpora}"
+    status, _, err = call(*run, "given.toml", "--results", "given")
+    assert status == 0, err
+    results = {name: next(Path(name).rglob("*.json")) for name in ("trained", "given")}
+    trained, taken = (json.loads(path.read_text()) for path in results.values())
+    assert taken["pretraining"]["pretrained_on"] == ["base"]
+    assert taken["pretraining"]["seen"] == "no"
+    assert taken["episodes"]["novel_alone"] == trained["episodes"]["novel_alone"]
+    home = Home.locate(hues / "home")
+    banks = [np.load(path) for path in sorted(home.features.glob("*/novel-test/features.npy"))]
+    assert len(banks) == 2, "one with the training, one with the weights, whatever is said of them"
+    np.testing.assert_array_equal(*banks)
+    _, out, err = call("check", str(results["given"]), "--task", "given.toml")
+    assert "pretrained_on" not in out + err
+    assert "pretraining.seen" not in out + err
