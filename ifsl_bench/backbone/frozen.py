@@ -151,19 +151,25 @@ def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
     """Finds a network's tensors among those of a file, where all their names may begin alike, as with ``encoder.``.
 
     Raises:
-        ValueError: the file has several such networks, or a larger one.
+        ValueError: the file has several such networks, or tensors are missing, of another shape or of a larger network.
     """
-    names, parts = network.state_dict().keys(), {name for name, _ in network.named_children()}
-    needed = [name for name in names if not name.endswith(".num_batches_tracked")]  # older files lack these
+    own_tensors, parts = network.state_dict(), {name for name, _ in network.named_children()}
+    needed = [name for name in own_tensors if not name.endswith(".num_batches_tracked")]  # older files lack these
     pairs = ((given, given.removesuffix(own)) for own, given in itertools.product(needed, weights))
     counts = Counter(start for given, start in pairs if start != given and f".{start}".endswith("."))
     if len(whole := [start for start, count in counts.items() if count == len(needed)]) > 1:
         raise ValueError(f"it has the network {len(whole)} times, under {' and '.join(map(repr, whole))}")
     start = max(counts, key=counts.__getitem__, default="")
     found = {name.removeprefix(start): x for name, x in weights.items() if name.startswith(start)}
-    if more := [name for name in found if name not in names and name.partition(".")[0] in parts]:
-        raise ValueError(f"{len(more)} of its tensors have no place in the network, such as {more[0]}")
-    return {name: x for name, x in found.items() if name in names}
+    taken = {name: x for name, x in found.items() if name in own_tensors}
+    for fault, faulty in (
+        ("missing", [name for name in needed if name not in taken]),
+        ("of another shape", [name for name, x in taken.items() if x.shape != own_tensors[name].shape]),
+        ("too many", [name for name in found if name not in taken and name.partition(".")[0] in parts]),
+    ):
+        if faulty:
+            raise ValueError(f"tensors {fault}: {len(faulty)}, such as {faulty[0]}")
+    return taken
 
 
 def _first(tensors: Mapping[str, Tensor]) -> str:
