@@ -471,6 +471,12 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     assert declared.hash != plain.hash
     assert pretraining_key(declared, "f", "linear", 0) == pretraining_key(plain, "f", "linear", 5), "the same features"
     assert "pretrained_on" not in plain.definition()["pretraining"]
+    of = f'[variants.mine]\nof = "mini-5shot"\nweights = "{digits}"\npretrained_on = "base"\ncentre = "none"'
+    (mine,) = parse(of, "x.toml")
+    spec = mine.pretraining
+    assert (spec.backbone, spec.weights, spec.pretrained_on, spec.centre) == ("resnet10", digits, "base", "none")
+    with pytest.raises(UserError, match="pretrained-on must be"):
+        parse(of.replace('"base"', '"of base classes"'), "x.toml")
     other = changed(declared, Change(weights="f" * 16))
     assert other.pretraining.pretrained_on is None, "what is said of one file is not said of another"
     with pytest.raises(UserError, match="give it with --weights"):
@@ -483,6 +489,8 @@ def test_weights_are_not_for_features(minimal_task):
     (task,) = parse(minimal_task.replace('"none"', '"none"\nweights = "0123456789abcdef"'), "x.toml")
     with pytest.raises(UserError, match="is for features and takes no weights"):
         check_backbone(task.pretraining)
+    with pytest.raises(UserError, match=r"pretraining\.pretrained_on 'all of it': base, a set such as imagenet-1k"):
+        parse(minimal_task.replace('"none"', '"none"\npretrained_on = "all of it"'), "x.toml")
 
 
 @with_timm
