@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ifsl_bench.campaigns.api import workspace as workspace
     from ifsl_bench.common.errors import UserError as UserError
     from ifsl_bench.figures import plot as plot
+    from ifsl_bench.figures.confusions import class_accuracy as class_accuracy
     from ifsl_bench.jobs.interop import from_learn2learn as from_learn2learn
     from ifsl_bench.jobs.interop import to_learn2learn as to_learn2learn
     from ifsl_bench.plugin.method import Base as Base
@@ -45,6 +46,7 @@ _HOMES = {
     "ifsl_bench.board.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance"),
     "ifsl_bench.campaigns.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
+    "ifsl_bench.figures.confusions": ("class_accuracy",),
     "ifsl_bench.jobs.interop": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.plugin.method": ("Base", "GrowingMethod", "Learned", "Method", "Prediction", "Query", "Support"),
     "ifsl_bench.plugin.space": ("Choices", "Range"),

@@ -63,6 +63,7 @@ def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[
 
 OUT = click.option("--out", required=True, callback=_out, metavar="FILE", help="x.pdf, x.svg or x.png.")
 WIDE = click.option("--wide", is_flag=True, help="Two columns wide.")
+FIRST = click.option("--episodes", type=Whole(), help="Use only the first N test episodes [500].")
 INDEX = click.option("--index", type=Whole(), default=0, help="Which test episode [0].")
 OF_RESULTS = (
     OUT,
@@ -80,7 +81,7 @@ OF_STEPS = (
     click.option("--unrolled", default="20", callback=_numbers, metavar="N,...",
                  help="Numbers of steps that T-BPTT is trained with; one line each [20]."),
     click.option("--seeds", type=Whole(1, MOST_SEEDS), default=1, help="How many training seeds to average over [1]."),
-    click.option("--episodes", type=Whole(), help="Use only the first N test episodes [500]."),
+    FIRST,
 )  # fmt: skip
 
 
@@ -249,6 +250,18 @@ KINDS: Mapping[str, Kind] = {
             "ifsl-bench plot episode glyphs-5shot --index 3 --method lr --out x.pdf",
         ),
         (INDEX, *_of_models()),
+    ),
+    "confusions": Kind(
+        """Which base classes take novel queries.
+
+        The pairs with the largest shares of a novel class's queries that a base class takes; in sessions, after the
+        last one, of 100 sequences.
+        """,
+        (
+            "ifsl-bench plot confusions tiny-features-5shot --method imprint --out x.pdf",
+            "ifsl-bench plot confusions glyphs-5shot --method lr,lr+a --train --out x.pdf",
+        ),
+        (FIRST, *_of_models()),
     ),
 }
 

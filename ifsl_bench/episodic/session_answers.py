@@ -22,6 +22,7 @@ from ifsl_bench.plugin.method import (
     answering,
     check_form,
     check_numbers,
+    masked_logits,
 )
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.solve.tree import leaves, rebuild
@@ -67,6 +68,27 @@ class Sessions:
         if isinstance(method, GrowingMethod) and not self.supports_kept and not method.every_image:
             return self._grown(method, batch)
         return self._by_session(method, batch)
+
+    def last(self, method: Method, batch: SequenceBatch) -> Tensor:
+        """The joint labels that are answered after the last session, [E, B + T N q]: base queries first.
+
+        Raises:
+            UserError, NonFinite: as :meth:`answered`.
+        """
+        query, state = batch.queries(self.sessions), None
+        with answering(self.name, method):
+            if method.every_image:
+                prediction = self._of_every_image(method, batch)
+            elif self.supports_kept:
+                prediction = with_ways(method, self.sessions * self.ways)(batch.together(self.sessions), query)
+            else:
+                for support in batch.supports:
+                    state = method.learn(support, state).state
+                prediction = method.answer(state, query)
+        shape = len(batch), query.features.shape[1], self.classes + self.sessions * self.ways
+        logits = check_form(self.name, prediction, *shape).logits
+        self._check((logits,), len(batch))
+        return masked_logits(Prediction(logits), batch.hidden).argmax(-1)
 
     def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Best base logits [E, B] before any session, and whether they are those of the queries' classes."""

@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # what needs torch is imported for figures with trained model
     from ifsl_bench.jobs.job import Job
     from ifsl_bench.jobs.ready import Ready
 
-__all__ = ["Drawing", "attractors", "base_classes", "episode", "episode_pca", "forgetting", "inner_steps", "pairs",
-           "ranks", "seeds", "sessions", "tradeoff", "validation", "variance"]  # fmt: skip
+__all__ = ["Drawing", "attractors", "base_classes", "confusions", "episode", "episode_pca", "forgetting",
+           "inner_steps", "pairs", "ranks", "seeds", "sessions", "tradeoff", "validation", "variance"]  # fmt: skip
 
 MODEL = "lr+a"  # of figures that explain the attention attractor
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -209,6 +209,22 @@ def episode(
     check_images(dataset, jobs[0].task)
     answers = [Answered(label, episode_of(ready, index)) for label, ready in _opened(jobs, work, train)]
     return _drawing(draw(answers, dataset, jobs[0].task, wide))
+
+
+def confusions(
+    task: str, *, methods: Names, options: Mapping[str, Any] | None = None, episodes: int | None = None,
+    train: bool = False, wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """The base classes that take most of novel classes' queries; in sessions, after the last one.
+
+    Args:
+        episodes: only the first so many test episodes, 500 by default, or sequences, 100 by default.
+    """
+    from ifsl_bench.episodic.prepared import workspace
+    from ifsl_bench.figures.confusions import confusions, draw
+
+    of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
+    return _drawing(draw(of_methods, wide))
 
 
 def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:

@@ -19,9 +19,10 @@ from ifsl_bench.campaigns.api import run
 from ifsl_bench.cli.plot import plot
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.prepared import workspace
-from ifsl_bench.figures import attractors, episode_pca, episode_sheet, inner_steps
+from ifsl_bench.figures import attractors, confusions, episode_pca, episode_sheet, inner_steps
 from ifsl_bench.figures.models import Episode, check_trained, dataset_of, episode_of, jobs_of, open_model
-from ifsl_bench.figures.style import SMALLEST, as_bytes
+from ifsl_bench.figures.style import SMALLEST, as_bytes, style
+from ifsl_bench.figures.texts import short_names
 from ifsl_bench.learners.attractor import attention
 
 SINGLE = 1e-4  # float32's rounding, 1e-7, of logits of some tens, sums over 64 features
@@ -238,6 +239,144 @@ def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, cal
         assert (status, out, err.count("\n")) == (2, "", 1), err
         assert words in err
     assert not (tmp_path / "x.png").exists()
+
+
+def test_confusions_are_those_of_the_episodes_one_by_one(trained):
+    """And so are the intervals; all answers together are the counts that runs have stored."""
+    work, task, results = trained
+    one, other = confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
+    ready, shares = opened(trained, "imprint"), {}
+    for index in range(60):
+        episode = episode_of(ready, index)
+        novel = episode.drawn.query_novel[0]
+        names = [*episode.base_classes, *episode.classes]
+        for name in episode.classes:  # the queries of a class in an episode
+            said = [names[at] for at in episode.predicted[[names[label] == name for label in episode.labels]].tolist()]
+            shares.setdefault(name, []).append({base: 100 * said.count(base) / len(said) for base in names[:8]})
+        assert len(episode.labels[novel]) == 25
+    names, base = short_names(one.classes[one.base :]), short_names(one.classes[: one.base])
+    for of, answer in ((0, 0), (3, 5), (6, 7), *zip(*np.nonzero(one.shares > 1), strict=True)):
+        values = [share[base[answer]] for share in shares[names[of]]]
+        found = one.share(one.base + of, answer)
+        assert found.mean == pytest.approx(np.mean(values)) == one.shares[of, answer]
+        assert found.interval == pytest.approx(1.96 * np.std(values, ddof=1) / len(values) ** 0.5)
+    for of_method, name in ((one, "imprint"), (other, "static")):
+        counts = results[name].counts()
+        right, known = of_method.answers.diagonal(), of_method.base
+        assert right[:known].sum() == counts.base_joint.sum()
+        assert right[known:].sum() == counts.novel_joint.sum()
+        assert of_method.queries.sum() == 60 * (counts.base_queries + counts.novel_queries)
+        assert of_method.answers.sum() == of_method.queries.sum() + (of_method.queries - right).sum(), (
+            "wrong ones twice"
+        )
+
+
+def test_an_interval_of_a_class_with_more_queries_here_than_there_is_over_units():
+    """As of a ratio of means: the same from each unit's residual, h - r q."""
+    rng = np.random.default_rng(3)
+    unit, truth, said = (rng.integers(0, top, 900) for top in (20, 4, 4))
+    found = confusions.summed("m", "t", ["a", "b", "c", "d"], 2, unit, truth, said)
+    for of in range(4):
+        q = np.array([((unit == u) & (truth == of)).sum() for u in range(20)])
+        for answer in range(6):
+            like = said == answer if answer < 4 else (said != truth) & ((said >= 2) == (answer == 5))
+            h = np.array([((unit == u) & (truth == of) & like).sum() for u in range(20)])
+            share = found.share(of, answer)
+            residual = (h - h.sum() / q.sum() * q) / q.mean()
+            assert share.mean == pytest.approx(100 * h.sum() / q.sum())
+            assert share.interval == pytest.approx(196 * residual.std(ddof=1) / 20**0.5)
+
+
+SESSIONS = """
+[tasks.clusters-sessions]
+shots = 2
+sessions = { count = 3, ways = 2, orders = 4, supports = 2, queries = 9 }
+[variants.clusters-regular-5shot]
+of = "clusters-5shot"
+regular = true
+"""
+
+
+@pytest.fixture
+def in_sessions(here):
+    with (here / "clusters.toml").open("a") as file:
+        file.write(SESSIONS)
+    return workspace(here / "home", device="cpu"), f"{here / 'clusters.toml'}:clusters-sessions"
+
+
+@pytest.mark.parametrize("method", ["ncm", "lr", "subspace", "upper-bound"])
+def test_confusions_in_sessions_are_counted_after_the_last_one(method, in_sessions):
+    work, task = in_sessions
+    options = {"memory": "supports"} if method == "subspace" else {}
+    counts = run(method, task, options=options, work=work).counts()
+    (found,) = confusions.confusions([method], task, work, options=options)
+    known, right = found.base, found.answers.diagonal()
+    after = counts.hits[:, -counts.sessions - 1 :]  # of the classes of each session
+    assert right[:known].sum() == after[:, 0].sum()
+    assert right[known:].sum() == after[:, 1:].sum()
+    assert found.answers[known:, :known].sum() == counts.novel_as_base[:, -1].sum()
+    assert found.answers[:known, -1].sum() == counts.base_as_novel[:, -1].sum()
+    assert found.queries.sum() == counts.queries.sum()
+    assert found.units.max() == 4, "orders, of 8 sequences"
+
+
+def test_the_figure_of_confusions_has_the_largest_shares(trained, call, tmp_path):
+    work, task, _ = trained
+    of_methods = confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
+    figure, notes = confusions.draw(of_methods)
+    (axes,) = figure.axes
+    mean = (of_methods[0].shares + of_methods[1].shares) / 2
+    drawn = {container.get_label(): container.lines[0].get_xdata() for container in axes.containers}
+    names, base = (short_names(part) for part in (of_methods[0].classes[8:], of_methods[0].classes[:8]))
+    pairs = [tick.get_text().split(" as ") for tick in axes.get_yticklabels()]
+    at = [(names.index(novel), base.index(taker)) for novel, taker in pairs]
+    assert [mean[pair] for pair in at] == sorted(mean.ravel(), reverse=True)[: confusions.PAIRS]
+    for one in of_methods:
+        assert drawn[one.label] == pytest.approx([one.shares[pair] for pair in at])
+    taken = of_methods[0].answers[8:, :8].sum() / of_methods[0].queries[8:].sum()
+    assert notes[0].startswith(f"imprint: base classes take {100 * taken:.1f}% of the queries of novel classes, ")
+    with style():
+        figure.draw_without_rendering()
+        whole = figure.get_tightbbox()
+    assert whole.x0 >= -0.02
+    assert whole.x1 <= figure.get_figwidth() + 0.02
+    out, home = tmp_path / "x.pdf", ("--home", str(work.home.cache), "-q")
+    before = sorted(work.home.cache.rglob("*"))
+    status, said, err = call("plot", "confusions", task, "--method", "imprint,lr+s", "--out", str(out), *home)
+    assert (status, said.splitlines()) == (0, [f"wrote {out}", *notes]), err
+    assert sorted(work.home.cache.rglob("*")) == before, "nothing is stored"
+
+
+def test_the_accuracy_of_each_class_is_a_frame(trained):
+    work, task, _ = trained
+    (one,) = confusions.confusions(["imprint"], task, work, episodes=30)
+    frame = ifsl_bench.class_accuracy(task, "imprint", episodes=30, work=work)
+    rows = frame.records()
+    novel = [row for row in rows if row["novel"]]
+    assert len(rows) == np.count_nonzero(one.units)
+    assert [row["acc"] for row in novel] == sorted(row["acc"] for row in novel)
+    assert rows[: len(novel)] == novel
+    for row in rows:
+        at = one.classes.index(row["class"])
+        assert row["acc"] + row["as_base"] + row["as_novel"] == pytest.approx(100, abs=2e-4), "four digits each"
+        others = {name: n for name, n in zip(one.classes, one.answers[at], strict=False) if name != row["class"]}
+        assert row["taken"] == pytest.approx(100 * max(others.values()) / one.queries[at], abs=1e-4)
+        if row["taken"]:
+            assert others[row["taken_by"]] == max(others.values())
+    assert "as base" in repr(frame)
+    assert len(frame.to_pandas()) == len(rows)
+
+
+def test_what_has_no_confusions_is_one_line(in_sessions, call):
+    task = in_sessions[1]
+    for arguments, words in (
+        ((task.replace("sessions", "regular-5shot"),), "no base classes"),
+        ((task, "--episodes", "9"), "1 to 8"),
+        ((task.replace("sessions", "5shot"), "--episodes", "0"), "1 to 60"),
+    ):
+        status, _, err = call("plot", "confusions", *arguments, "--method", "ncm", "--out", "x.pdf", "-q")
+        assert (status, err.count("\n")) == (2, 1), err
+        assert words in err
 
 
 def sheet_of(queries: int, methods: int, wide: bool = False):
