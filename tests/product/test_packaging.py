@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 BESIDE = SETUPTOOLS["package-dir"]  # packages whose folder lies elsewhere
+SHIPPED = ["README.md", "LICENSE", "DATA_LICENSES.md", "pyproject.toml", "ifsl_bench", *BESIDE.values()]
 
 
 def folder_of(package: str) -> Path:
@@ -62,14 +64,43 @@ def test_the_page_of_licences_names_every_file_of_data_and_no_other():
     assert all(any(f"/{name}" in pattern for pattern in named) for name in of_weights)
 
 
+def test_the_dockerfile_installs_what_the_tests_of_the_wheel_do():
+    text = (ROOT / "docs" / "Dockerfile").read_text().replace("\\\n", "")
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    assert {words[0] for words in lines} == {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "ENTRYPOINT"}
+    copied = [words[1:] for words in lines if words[0] == "COPY"]
+    assert sorted(name for *names, _ in copied for name in names) == sorted(SHIPPED)
+    assert all(target in ("./", *names) for *names, target in copied), "each lies where it lay"
+    assert lines[0][0] == "FROM"
+    version = re.fullmatch(r"python:(\d+)\.(\d+)-slim", lines[0][1])
+    assert version
+    least = re.fullmatch(r">=(\d+)\.(\d+)", PYPROJECT["project"]["requires-python"])
+    assert tuple(map(int, version.groups())) >= tuple(map(int, least.groups()))
+    assert ["ENTRYPOINT", '["ifsl-bench"]'] in lines
+    assert "ifsl-bench" in PYPROJECT["project"]["scripts"]
+    assert lines.index(["RUN", "pip", "install", "--no-cache-dir", "."]) > max(
+        lines.index(words) for words in lines if words[0] == "COPY"
+    )
+
+
+def test_the_conda_environment_has_the_packages_that_pyproject_has():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    found = yaml.safe_load((ROOT / "docs" / "environment.yml").read_text())
+    assert (found["name"], found["channels"]) == (PYPROJECT["project"]["name"], ["conda-forge"])
+    theirs = {"torch": "pytorch", "matplotlib": "matplotlib-base"}  # names of conda-forge
+    wanted = [re.sub(r"^[a-z]+", lambda name: theirs.get(name[0], name[0]), one)
+              for one in PYPROJECT["project"]["dependencies"]]  # fmt: skip
+    more = [f"python{PYPROJECT['project']['requires-python']}", "pip", *PYPROJECT["build-system"]["requires"]]
+    assert sorted(found["dependencies"]) == sorted([*more, *wanted])
+
+
 @pytest.fixture(scope="module")
 def wheel(made_once) -> Path:
     """A wheel built from the files that git would ship."""
 
     def fill(out: Path) -> None:
-        names = ["README.md", "LICENSE", "DATA_LICENSES.md", "pyproject.toml", "ifsl_bench", *BESIDE.values()]
         (out / "source").mkdir()
-        subprocess.run(["cp", "-r", *(str(ROOT / name) for name in names), str(out / "source")], check=True)
+        subprocess.run(["cp", "-r", *(str(ROOT / name) for name in SHIPPED), str(out / "source")], check=True)
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(out / "source")]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
 
