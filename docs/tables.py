@@ -40,6 +40,7 @@ from pathlib import Path
 
 from click import ClickException
 
+from ifsl_bench.board import asked
 from ifsl_bench.board.claims import judged
 from ifsl_bench.cli.main import cli
 from ifsl_bench.common.errors import UserError, unknown
@@ -50,6 +51,7 @@ CLAIM = re.compile(r"<!-- claim: (\S+) -->")
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 START = re.compile(r"<!-- (?P<kind>tables|differences): (?P<told>.*?)-->\n", re.S)
 BLOCK = re.compile(rf"(?P<start>{START.pattern})(?P<body>.*?){END}", re.S)
+asked.load_board = functools.cache(asked.load_board)  # hundreds of commands read the same results
 GRID = re.compile(r"^(\S.*)\n\n((?:\|.*\n)+)", re.M)  # a title, an empty line, a table
 
 

@@ -181,7 +181,7 @@ class Row:
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
         return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
 
-    @property
+    @cached_property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that the results of all seeds have."""
         first, *rest = (counts.metrics for counts in self._counts)
