@@ -21,13 +21,7 @@ LETTERS = {
     "c": "the number of classes is known beforehand",
     "p": "the pretraining has, or may have, seen the novel classes",
 }
-KINDS = {
-    "paper": "paper",
-    "readme": "authors' README",
-    "log": "authors' log",
-    "cited": "cited",
-    "rerun": "rerun",
-}
+KINDS = {"paper": "paper", "readme": "authors' README", "log": "authors' log", "cited": "cited", "rerun": "rerun"}
 
 
 class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ HEADINGS = {ONE: "a single one", "order": "order", "support": "support", "seed":
             "seed by order": "seed by order", "rest": "rest"}  # fmt: skip
 NOTES = [
     "Standard deviations in points, with 95% intervals: of a single value (one order of the classes, one support set, "
-    "one seed), and of what it is made of. docs/statistics.md has the model.",
+    "one seed), and of what it is made of. docs/statistics.md has the model."
 ]
 SIGN = (
     "wrong sign: how likely a comparison on one order, one support set and one seed has another sign than the mean of "

@@ -53,10 +53,7 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
     from ifsl_bench.jobs.pretraining import file_of_weights, pretrain_for
 
     keep_freed_memory()
-    reporter, curves = (
-        reporter_for(machine.quiet, machine.verbose),
-        curve_logs(machine.log, machine.log_dir, folders),
-    )
+    reporter, curves = (reporter_for(machine.quiet, machine.verbose), curve_logs(machine.log, machine.log_dir, folders))
     pretrained = pretrain_for(
         task, head=head, seed=seed, device=machine.device, home=folders, reporter=reporter, compiled=compiled,
         launched=launched, anew=anew, curves=curves,

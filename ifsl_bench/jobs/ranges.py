@@ -33,12 +33,7 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.ready import EvaluationStage, Part
-from ifsl_bench.jobs.training import (
-    MetaTrain,
-    backbone_of,
-    evaluation_amount,
-    say_place,
-)
+from ifsl_bench.jobs.training import MetaTrain, backbone_of, evaluation_amount, say_place
 from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
 from ifsl_bench.protocol.calibration import Bias, Calibrated
 from ifsl_bench.protocol.metrics import Counts

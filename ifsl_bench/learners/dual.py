@@ -18,16 +18,7 @@ from ifsl_bench.solve.iterate import State, chosen, iterate, patience
 from ifsl_bench.solve.outcome import Outcome, relative_tolerance
 from ifsl_bench.solve.tree import column, dot, doubled
 
-from .softmax import (
-    Regression,
-    cross_entropy,
-    floored,
-    kernel,
-    misfit,
-    one_hot,
-    residual,
-    scores,
-)  # fmt: skip
+from .softmax import Regression, cross_entropy, floored, kernel, misfit, one_hot, residual, scores  # fmt: skip
 
 FORCING = 1e-2  # what is left of a Newton step's system, where there are enough steps for that
 LOOK = 4  # Newton steps before the first look at how far the episodes have come

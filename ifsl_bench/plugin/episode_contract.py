@@ -15,16 +15,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import (
-    Base,
-    Method,
-    Prediction,
-    Query,
-    Support,
-    ask,
-    check_prediction,
-    masked_logits,
-)
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support, ask, check_prediction, masked_logits
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
 TOLERANCE = 1e-4

@@ -37,9 +37,7 @@ def seen(feed, epoch) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize(
-    ("shape", "spec"),
-    [((8, 7, 3), SPEC), ((8, 7, 3), PLAIN), ((6,), PLAIN)],
-    ids=["augmented", "plain", "features"],
+    ("shape", "spec"), [((8, 7, 3), SPEC), ((8, 7, 3), PLAIN), ((6,), PLAIN)], ids=["augmented", "plain", "features"]
 )
 def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
     """Bit for bit, on a device that is the CPU."""

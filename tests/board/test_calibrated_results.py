@@ -19,13 +19,7 @@ from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.leaderboard import ranked_table, task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import PROGRAMS, render
-from ifsl_bench.board.result_file import (
-    SCHEMA,
-    Result,
-    read,
-    summary_entry,
-    write,
-)
+from ifsl_bench.board.result_file import SCHEMA, Result, read, summary_entry, write
 from ifsl_bench.board.show import facts_of, result_table
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.protocol.calibration import Margins, find_bias

@@ -49,11 +49,7 @@ def expanded(text: str, request: Request | None = None, folder: Path = Path("/th
     home = Home.locate()
     campaign = parse(text, "c.toml", folder)
     if request is not None:
-        campaign = replace(
-            campaign,
-            requests=[request.over(run) for run in campaign.requests],
-            only=request,
-        )
+        campaign = replace(campaign, requests=[request.over(run) for run in campaign.requests], only=request)
     return [str(job) for job in jobs(campaign, home)]
 
 

@@ -48,10 +48,7 @@ MISTAKES = [
     (["show", "a", "b", "c"], "show takes a result file, or a row's label and its task"),
     (["table", "a/b.json"], "ifsl-bench show a/b.json"),
     (["run", "--method", "imprint", *TASK, "--results", "file/x"], "part of the path is a file, not a folder"),
-    (
-        ["data", "show", "glyphs", "--out", "file/x/y.png"],
-        "choose another folder with --out",
-    ),
+    (["data", "show", "glyphs", "--out", "file/x/y.png"], "choose another folder with --out"),
     (["data", "show", "glyphs", "--out", "x.pdf"], "ends in .png, .jpg, .jpeg, .webp"),
     (["tasks", "new", "glyphs-5shot", "--data", "glyphs"], "leave out '-5shot': ifsl-bench tasks new glyphs"),
     (["methods", "lr", "--check", "lr"], "say one of them"),

@@ -77,13 +77,7 @@ def test_a_complete_cache_wants_no_lock(here, monkeypatch):
         assert folder.name == "results", f"locks {folder}"
         return locked(folder)
 
-    for room in (
-        "backbone.trainer",
-        "common.building",
-        "data.preparing.prepare",
-        "jobs.training",
-        "store.stored",
-    ):
+    for room in ("backbone.trainer", "common.building", "data.preparing.prepare", "jobs.training", "store.stored"):
         monkeypatch.setattr(f"ifsl_bench.{room}.locked", refuse)
     run(here)
     with pytest.raises(AssertionError, match=r"locks .*seed1"):

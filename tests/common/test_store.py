@@ -14,15 +14,7 @@ import torch
 from ifsl_bench.common.building import building, unfinished
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import (
-    Home,
-    disk_errors,
-    read_json,
-    set_aside,
-    sha256_json,
-    write_bytes,
-    write_json,
-)
+from ifsl_bench.common.files import Home, disk_errors, read_json, set_aside, sha256_json, write_bytes, write_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.owners import LONGEST, tagged, what
 

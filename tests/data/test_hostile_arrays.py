@@ -40,10 +40,7 @@ def _said(descr: str = "'<f4'", shape: str = "(4, 3)", order: str = "False") -> 
 HEADERS = {
     "no .npy at all": (b"PK\x03\x04 what is this", "the magic string is not correct"),
     "empty": (b"", "EOF: reading magic string"),
-    "shape of 10^18": (
-        npy(_said(shape="(1000000000, 1000000000)"), b"x" * 48),
-        "greater than file size",
-    ),
+    "shape of 10^18": (npy(_said(shape="(1000000000, 1000000000)"), b"x" * 48), "greater than file size"),
     "shape below zero": (npy(_said(shape="(-4, -3)"), b"x" * 48), "negative dimensions"),
     "shape of 5,000 digits": (npy(_said(shape=f"({'9' * 5000}, 1)")), "Exceeds the limit|damaged"),
     "shape that is a number": (npy(_said(shape="12"), b"x" * 48), "shape is not valid"),

@@ -165,10 +165,7 @@ WRONG = {
         lambda c: relabel(c, "val", label_specific_str=[called(TEST[0]), called(VAL[0])]),
         rf"has class {TEST[0]}, which tiered-ImageNet has on side test",
     ),
-    "one name twice": (
-        lambda c: relabel(c, "val", label_specific_str=[called(VAL[0])] * 2),
-        "two labels one name",
-    ),
+    "one name twice": (lambda c: relabel(c, "val", label_specific_str=[called(VAL[0])] * 2), "two labels one name"),
     "too few names": (
         lambda c: relabel(c, "val", label_specific_str=[called(VAL[0])]),
         "has images of label 1, which has no class name",

@@ -223,7 +223,4 @@ def read_npz(path: Path) -> None:
         raise refused
 
 
-FORMATS = [
-    Format("pickle", pickles, read_pickle, spoiled_pickle, 30),
-    Format("npz", npzs, read_npz, spoiled_npz, 20),
-]
+FORMATS = [Format("pickle", pickles, read_pickle, spoiled_pickle, 30), Format("npz", npzs, read_npz, spoiled_npz, 20)]

@@ -26,17 +26,7 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import standing
 from ifsl_bench.board.render import FORMATS as STYLES
 from ifsl_bench.board.render import render
-from ifsl_bench.board.result_file import (
-    SCHEMA,
-    Result,
-    file_name,
-    keep_old,
-    parse,
-    path_of,
-    read,
-    summary_entry,
-    write,
-)
+from ifsl_bench.board.result_file import SCHEMA, Result, file_name, keep_old, parse, path_of, read, summary_entry, write
 from ifsl_bench.board.show import comparison_table, facts_of, result_table
 from ifsl_bench.common import packed
 from ifsl_bench.common.errors import UserError, is_printable

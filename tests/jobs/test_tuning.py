@@ -74,10 +74,7 @@ def test_the_first_round_fills_the_space_and_is_the_same_for_everybody():
         {"a": 1.51e-09, "b": 9, "c": "x", "d": points[1]["d"]},
     ], "pinned: results of one budget are of the same points"
     assert {type(point["b"]) for point in points} == {int}
-    for share in (
-        (np.log10([p["a"] for p in points]) + 10) / 10,
-        (np.array([p["d"] for p in points]) + 1) / 2,
-    ):
+    for share in ((np.log10([p["a"] for p in points]) + 10) / 10, (np.array([p["d"] for p in points]) + 1) / 2):
         counts, _ = np.histogram(share, bins=8, range=(0, 1))
         assert counts.min() >= 5, "8 of 64 in each eighth, were they perfectly even"
     assert sum(point["c"] == "x" for point in points) in range(28, 37)

@@ -9,16 +9,7 @@ import torch
 from ifsl_bench.learners import DualNewton, Network, SoftmaxRegression, TanhNetwork
 from ifsl_bench.learners.network import activations
 from ifsl_bench.learners.softmax import scores
-from ifsl_bench.solve import (
-    LBFGS,
-    ConjugateGradient,
-    GradientDescent,
-    Implicit,
-    Neumann,
-    Unroll,
-    measured,
-    minimise,
-)
+from ifsl_bench.solve import LBFGS, ConjugateGradient, GradientDescent, Implicit, Neumann, Unroll, measured, minimise
 from tests.tolerances import rounding
 
 KINDS = ["none", "static", "attn"]

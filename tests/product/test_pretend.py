@@ -52,12 +52,7 @@ EVALUATION = {
     "lr+a": (1500, 12),
     "mlp+a": (10_000, 40),
 }
-TRAINING = {
-    "lwof": (150, 0),
-    "lr+a": (1500, 12),
-    "lr+a implicit": (1500, 12),
-    "mlp+a": (10_000, 40),
-}
+TRAINING = {"lwof": (150, 0), "lr+a": (1500, 12), "lr+a implicit": (1500, 12), "mlp+a": (10_000, 40)}
 # Of a step of pretraining the small network: copies to the device, waits and launches.
 PRETRAINING = (2, 1.2, 200)
 

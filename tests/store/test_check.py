@@ -111,10 +111,7 @@ def shorten(value: dict) -> None:
         (lambda v: v["provenance"].update(commit="abc+changes"), "measured with files changed since commit abc"),
         (lambda v: v["provenance"].pop("command"), "provenance: Object missing required field `command`"),
         (lambda v: v["pretraining"].pop("sha256"), "pretraining: Object missing required field `sha256`"),
-        (
-            lambda v: v["episodes"].update(base_queries=26),
-            "episodes.base_queries is 26, episodes of the task have 25",
-        ),
+        (lambda v: v["episodes"].update(base_queries=26), "episodes.base_queries is 26, episodes of the task have 25"),
         (shorten, "make it 'lwof.episodes=1999'"),
         (lambda v: v["cost"].update(seconds=math.nan), "it is not valid JSON (NaN is no finite number)"),
         (lambda v: v["training"].update(x=[-math.inf]), "it is not valid JSON (-Infinity is no finite number)"),
@@ -128,10 +125,7 @@ def shorten(value: dict) -> None:
         (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: Expected `array`, got `int`"),
         (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: Expected `object`, got `array`"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
-        (
-            lambda v: v["pretraining"].update(sha256="x"),
-            "pretraining.sha256: Expected 64 hexadecimal digits",
-        ),
+        (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected 64 hexadecimal digits"),
         (lambda v: v["pretraining"].update(sha256=["x"]), "pretraining.sha256: Expected `str`, got `array`"),
         (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
         (lambda v: v.update(digest="G" * 64), "digest: Expected 64 hexadecimal digits"),
@@ -148,14 +142,8 @@ def shorten(value: dict) -> None:
         (lambda v: v["provenance"].pop("commit"), "provenance: Object missing required field `commit`"),
         (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected a commit of Git"),
         (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: Expected `str`, got `object`"),
-        (
-            lambda v: v["provenance"].update(libraries={"torch": 2}),
-            "provenance.libraries[...]: Expected `str`, got",
-        ),
-        (
-            lambda v: v["provenance"].update(method_source="zzz"),
-            "provenance.method_source: Expected 16 hexadecimal",
-        ),
+        (lambda v: v["provenance"].update(libraries={"torch": 2}), "provenance.libraries[...]: Expected `str`, got"),
+        (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected 16 hexadecimal"),
         (
             lambda v: v["provenance"].update(version="99.9"),
             "provenance.version: '99.9' is newer than the one that checks",
@@ -297,10 +285,7 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     assert len(good) == 20 * 5
     for classes, told in (
         (good[5:10] + good[:5] + good[10:], "episodes.classes: others than those of the 20 episodes of clusters-5shot"),
-        (
-            [label for i, label in enumerate(good) if i % 5],
-            "episodes.classes has 80 entries, 20 episodes have 100",
-        ),
+        ([label for i, label in enumerate(good) if i % 5], "episodes.classes has 80 entries, 20 episodes have 100"),
     ):
         altered(path, lambda v, classes=classes: v["episodes"].update(classes=classes))
         assert check_file(path, tasks, home).failures == (told,)

@@ -28,10 +28,7 @@ from ifsl_bench.data.source import Import, count_files
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
 # Class of learn2learn -> the data set that its files make, and where they lie below the root that it was given.
-FILES = {
-    "MiniImagenet": ("mini-imagenet-held-out", "."),
-    "TieredImagenet": ("tiered-imagenet-2018", "tiered-imagenet"),
-}
+FILES = {"MiniImagenet": ("mini-imagenet-held-out", "."), "TieredImagenet": ("tiered-imagenet-2018", "tiered-imagenet")}
 _RELEASE = 1 << 28  # bytes written between two releases of the pool's pages
 _EXACT = 1e-3  # how far 255 times a float may be from a whole number
 

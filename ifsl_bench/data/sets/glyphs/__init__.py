@@ -27,14 +27,7 @@ VERSION = 1
 
 SIDES = ("base", "novel/train", "novel/val", "novel/test")
 # Images per class. The base pools follow each other in index, so no image is in two of them.
-PER_CLASS = {
-    "base/train": 100,
-    "base/val": 30,
-    "base/test": 30,
-    "novel/train": 80,
-    "novel/val": 60,
-    "novel/test": 60,
-}
+PER_CLASS = {"base/train": 100, "base/val": 30, "base/test": 30, "novel/train": 80, "novel/val": 60, "novel/test": 60}
 
 _LETTERS = Path(__file__).with_name("letters.tsv")
 _BLOCK = 128  # images drawn at once; any other number gives the same bytes
