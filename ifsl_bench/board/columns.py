@@ -298,10 +298,6 @@ def _trials(shown: bool) -> Column[Entry]:
     return Column("trials" if shown else None, text, fields, fold=8)
 
 
-def _seen_fields(entry: Entry) -> dict[str, str | None]:
-    return {"novel_seen": entry.measured.novel_seen if entry.measured else None}
-
-
 def _to_best(entry: Entry) -> str:
     """The difference to the best row, with a mark that :func:`ifsl_bench.board.notes.notes_of_ranks` explains, where it
     is over episodes alone."""
@@ -334,10 +330,6 @@ def _to_best_fields(entry: Entry) -> dict[str, float | None]:
     }
 
 
-def _printed(entry: Entry) -> dict[str, float | str | None]:
-    return {"plus_minus_as_printed": entry.printed, "note": entry.note or None}
-
-
 def _state(entry: Entry) -> float | None:
     return entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
 
@@ -363,6 +355,10 @@ SPREAD: Column[Entry] = Column(
     lambda entry: {"sd_of_seeds": rounded(entry.spread)},
     drop=DROP["spread"],
 )
-NOVEL_SEEN: Column[Entry] = Column(fields=_seen_fields)  # readers see it in words, with the source
+NOVEL_SEEN: Column[Entry] = Column(  # readers see it in words, with the source
+    fields=lambda entry: {"novel_seen": entry.measured.novel_seen if entry.measured else None}
+)
 PARTIAL_DATA: Column[Entry] = Column(fields=lambda entry: {"partial_data": entry.partial})
-PRINTED: Column[Entry] = Column(fields=_printed)
+PRINTED: Column[Entry] = Column(
+    fields=lambda entry: {"plus_minus_as_printed": entry.printed, "note": entry.note or None}
+)

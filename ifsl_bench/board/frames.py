@@ -61,7 +61,8 @@ class Frame:
             if room <= 0:
                 break
             grid = render([Table(table.columns, table.rows, order=table.order)]).split("\n")
-            lines += ["", *_above(table), *grid[: 2 + room]]
+            above = [one_line(text) for text in (table.title, table.lead) if text]
+            lines += ["", *above, *[""] * bool(above), *grid[: 2 + room]]
             room -= len(table.rows)
         return "\n".join([*lines[1:], *filter(None, [self._more(MOST)])])
 
@@ -73,11 +74,6 @@ class Frame:
             room -= len(table.rows)
         closing = (f"<p>{escape(one_line(text))}</p>" for text in (self._more(MOST_HTML), self._closing) if text)
         return "".join([*shown, *closing])
-
-
-def _above(table: Table[Any]) -> list[str]:
-    lines = [one_line(text) for text in (table.title, table.lead) if text]
-    return [*lines, ""] if lines else []
 
 
 def _html(table: Table[Any], most: int) -> str:

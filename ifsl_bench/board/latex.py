@@ -108,7 +108,8 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         for label, by_task in sorted(blocks[block].items(), key=lambda item: _place(item[1]), reverse=True):
             cells = [_cell(by_task.get(board.name), name, bold) for board in boards for name in columns]
             marks = next(iter(by_task.values())).marks
-            first = first_cell(escaped(label)) + (f"$^{{{','.join(marks)}}}$" if marks else "")
+            brace = "{}" * label.startswith(("[", "*"))  # else it would be an argument of the \\ before it
+            first = brace + escaped(label) + (f"$^{{{','.join(marks)}}}$" if marks else "")
             lines.append(" & ".join([first, *cells]) + r" \\")
     lines += _legend({mark for block in blocks.values() for by_task in block.values() for e in by_task.values()
                       for mark in e.marks}, 1 + len(columns))  # fmt: skip
@@ -214,11 +215,6 @@ def _not_shown(boards: Sequence[Board], bold: Collection[tuple[Entry, str]]) -> 
             lines.append(f"% None is bold among the measured rows of {board.name}: {one_line(names)} may be the best, "
                          "and is not shown.")  # fmt: skip
     return lines
-
-
-def first_cell(text: str) -> str:
-    """A cell that begins a line: what begins with [ or * would be an argument of the \\\\ before it."""
-    return f"{{}}{text}" if text.startswith(("[", "*")) else text
 
 
 def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -> str:

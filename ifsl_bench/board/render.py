@@ -80,12 +80,11 @@ def _text(table: Table[Any]) -> str:
 
 
 def _markdown(table: Table[Any]) -> str:
-    return _grid(table, "github", _markdown_text)
+    def write(cell: Cell) -> str:
+        text = _markdown_cell(one_line(cell.text))
+        return f"**{text}**" if cell.bold else text
 
-
-def _markdown_text(cell: Cell) -> str:
-    text = _markdown_cell(one_line(cell.text))
-    return f"**{text}**" if cell.bold else text
+    return _grid(table, "github", write)
 
 
 # What tabulate would escape in a cell, as characters for private use, and what becomes of them.

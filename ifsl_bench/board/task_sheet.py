@@ -36,7 +36,7 @@ def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
     yield ("sessions", _sessions(task, task.sessions)) if task.sessions else ("episode", _episode(task))
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
     yield "backbone", _backbone(task)
-    yield "seen", _seen(task)
+    yield "seen", MARKS[seen(corpora_of(task.pretraining), task.novel_data)]
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation
@@ -89,7 +89,3 @@ def _results(board: Board) -> str:
     counts = {"measured": measured, "published": len(board.papers)}
     text = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)
     return f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if text else "none yet"
-
-
-def _seen(task: Task) -> str:
-    return MARKS[seen(corpora_of(task.pretraining), task.novel_data)]

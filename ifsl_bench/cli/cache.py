@@ -91,15 +91,17 @@ def _table(items: Sequence[Item], title: str) -> Table[Any]:
     for item in items:
         groups.setdefault((item.kind, item.of), []).append(item)
     rows = [
-        {"what": kind, "of": of, "count": f"{len(group):,}", "size": _size(group), "last used": _last_used(group)}
+        {
+            "what": kind,
+            "of": of,
+            "count": f"{len(group):,}",
+            "size": _size(group),
+            "last used": time.strftime("%Y-%m-%d %H:%M", time.localtime(max(item.used for item in group))),
+        }
         for (kind, of), group in groups.items()
     ]
     total = {"what": "all", "of": "", "count": f"{len(items):,}", "size": _size(items), "last used": ""}
     return plain_table([*rows, total], title, fold={"of": 16}, drop=("last used", "count"))
-
-
-def _last_used(items: Sequence[Item]) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(max(item.used for item in items)))
 
 
 def _size(items: Sequence[Item]) -> str:

@@ -99,16 +99,12 @@ def _guarded(call: Callable[[], Any]) -> int:
         sys.stderr.close()
         return 141
     except (MemoryError, OSError) as error:
-        then = " (another home folder: --home or IFSL_BENCH_HOME)" if _of_no_use(error) else ""
+        refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        elsewhere = refused and getattr(error, "filename", None) is not None
+        then = " (another home folder: --home or IFSL_BENCH_HOME)" if elsewhere else ""
         click.echo(f"ifsl-bench: {plainly(error)}{then}", err=True)
         return 2
     return status if isinstance(status, int) else 0
-
-
-def _of_no_use(error: Exception) -> bool:
-    """Tells whether another folder, which the user may write to, would help."""
-    refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-    return refused and getattr(error, "filename", None) is not None
 
 
 def _standard_streams() -> None:

@@ -68,13 +68,11 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
     done = sum(count.images for name, count in counts.items() if to.writer.has(name))
     refused: list[Bad] = []
 
-    def of_files(pool: str, paths: Sequence[str]) -> Iterator[Item]:
-        return tree_items(to.files, paths)
-
     with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
         for name, files in pools.items():
             if not to.writer.has(name):
-                refused += _import_pool(to, name, files, spec, stage.advance, read or of_files)
+                items = read or (lambda _, paths: tree_items(to.files, paths))
+                refused += _import_pool(to, name, files, spec, stage.advance, items)
     if refused:
         raise refuse_bad(refused, total, to.partial_option)
     for name in pools:

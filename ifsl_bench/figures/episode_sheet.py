@@ -72,7 +72,8 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
     y = _key(sheet, y, len(answers))
     y = _support(sheet, y, episode, width, ROOMY if wide else NARROW)
     parts = _order(episode)
-    across = _across(max(map(len, parts)), width)
+    most = max(map(len, parts))
+    across = math.ceil(most / math.ceil(most / int((width - EDGE) / CELL)))  # evenly: the last line is not empty
     cell_width = min((width - EDGE) / across, 2 * CELL)
     for part, title in zip(parts, ("queries of novel classes", "queries of base classes"), strict=True):
         y = sheet.heading(y + GAP / 2, title) if len(part) else y
@@ -176,11 +177,6 @@ def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: floa
 def _small(label: str) -> dict[str, Any]:
     """The look of a method's mark beside a text."""
     return dots(label) | {"markersize": 3}
-
-
-def _across(most: int, width: float) -> int:
-    """The number of queries in a line, spread evenly over the lines so that the last one is not empty."""
-    return math.ceil(most / math.ceil(most / int((width - EDGE) / CELL)))
 
 
 def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:

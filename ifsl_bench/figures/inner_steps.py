@@ -182,12 +182,8 @@ def _panel(axes: Axes, courses: Sequence[Course]) -> None:
     for n in {course.unrolled for course in courses} - {0}:
         axes.axvline(n, color=FAINT, linestyle="dotted", linewidth=0.8, zorder=0)
     axes.set_xscale("log")
-    shown = [n for n in sorted({n for course in courses for n in course.at}) if _is_round(n)]
+    steps_shown = sorted({n for course in courses for n in course.at})
+    shown = [n for n in steps_shown if n in (1, 5, 20) or str(n).strip("0") == "1"]  # whose numbers have room
     axes.set_xticks([*shown, end], [f"{n:,}" for n in shown] + ["conv."])
     axes.set_xticks([], minor=True)
     grid(axes, "y")
-
-
-def _is_round(n: int) -> bool:
-    """True for 1, 5, 20 and the powers of ten, whose ticks have room for a number."""
-    return n in (1, 5, 20) or str(n).strip("0") == "1"

@@ -74,16 +74,16 @@ class Drawing:
 
 
 def _of_results(
-    name: str, draw: Callable[[Board, bool], tuple[Figure, Sequence[str]]], about: str
+    name: str, draw: Callable[..., tuple[Figure, Sequence[str]]], about: str, named: bool = False, papers: bool = False
 ) -> Callable[..., Drawing]:
-    """Makes the function that draws the board of a task."""
+    """Makes the function that draws the board of a task; ``draw`` is told if rows are ``named``, where it asks."""
 
     def figure(
         task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
         results: Folder = None,
     ) -> Drawing:  # fmt: skip
-        board = _board(task, methods, setting, home, results)
-        return _drawing(draw(board, wide), board)
+        board = _board(task, methods, setting, home, results, papers)
+        return _drawing(draw(board, wide, **({"named": bool(methods)} if named else {})), board)
 
     figure.__name__, figure.__doc__ = name, about
     return figure
@@ -110,6 +110,14 @@ tradeoff = _of_results(
 )
 seeds = _of_results("seeds", _seeds.draw, "The accuracy of each training seed.")
 validation = _of_results("validation", _validation.draw, "Validation accuracy over the course of meta-training.")
+pairs = _of_results("pairs", _pairs.draw, "Paired differences of all rows, a heat map.", named=True)
+sessions = _of_results(
+    "sessions",
+    _sessions.curves,
+    "The accuracy after each session, beside lazy models and published rows.",
+    named=True,
+    papers=True,
+)
 forgetting = _of_results(
     "forgetting",
     _sessions.forgetting,
@@ -141,15 +149,6 @@ def ranks(
     return _drawing(_ranks.draw(boards, wide), *boards)
 
 
-def pairs(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
-    results: Folder = None,
-) -> Drawing:  # fmt: skip
-    """Paired differences of all rows, a heat map."""
-    board = _board(task, methods, setting, home, results)
-    return _drawing(_pairs.draw(board, wide, named=bool(methods)), board)
-
-
 def base_classes(
     task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
     results: Folder = None,
@@ -158,15 +157,6 @@ def base_classes(
     folders = Home.locate(home, results)
     boards = _base_classes.boards_by_count(find_one(task, folders), folders)
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
-
-
-def sessions(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
-    results: Folder = None,
-) -> Drawing:  # fmt: skip
-    """The accuracy after each session, beside lazy models and published rows."""
-    board = _board(task, methods, setting, home, results, papers=True)
-    return _drawing(_sessions.curves(board, wide, named=bool(methods)), board)
 
 
 def inner_steps(

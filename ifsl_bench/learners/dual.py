@@ -103,7 +103,7 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
     target = hot[:, :-1].to(dtype) / size
     relative = relative_tolerance(tolerance, dtype, 1e-6, 1e-9)
     share = relative**2 * torch.maximum(first, eps**2 * dot(target, target @ k))
-    near = score_tolerance(dtype) / 10
+    near = 1e-6 if dtype == torch.float64 else 1e-3  # a tenth of how far a support score may be from its minimum's
     close = near**2 / largest.clamp_min(torch.finfo(dtype).tiny)
     converged = first <= torch.minimum(share, close)
     active = ~converged
@@ -222,11 +222,6 @@ def _blurred(k: Tensor) -> Tensor:
     distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
     distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
     return distance.amin((1, 2)) < 100 * torch.finfo(k.dtype).eps * own.amax(1)
-
-
-def score_tolerance(dtype: torch.dtype) -> float:
-    """The largest distance of a support score from its value at the minimum."""
-    return 1e-5 if dtype == torch.float64 else 1e-2
 
 
 def at(

@@ -173,7 +173,7 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
             table = ranked_table(view, full=True)
             entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
             if board.task.sessions and setting == PAPER:
-                papers = _of_papers(board)
+                papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
                 entries += papers
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in LETTERS.items())
                 notes = [*table.notes, *([*PUBLISHED, f"{legend}."] if papers else [])]
@@ -203,11 +203,6 @@ def _claim(judged: Judged, rows: Sequence[PageRow]) -> PageClaim:
 def _settings(board: Board) -> list[str]:
     """The settings of a board: "paper", then those that have rows of their own."""
     return [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]
-
-
-def _of_papers(board: Board) -> list[Entry]:
-    """The published rows of a task in sessions, which are ranked nowhere, by name."""
-    return sorted(published_entries(board), key=lambda entry: entry.label.lower())
 
 
 def _key(entry: Entry) -> object:

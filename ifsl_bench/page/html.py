@@ -64,7 +64,7 @@ def page_html(page: Page) -> str:
         classes_of=_classes,
         columns_of=_columns,
         flags_of=_flags,
-        breakable=_breakable,
+        breakable=lambda name: Markup(re.sub(r"([.=@])", r"\1<wbr>", str(escape(name)))),  # for narrow columns
         note_markup=_note_markup,
         symbols=_asset("marks.svg"),
     )
@@ -123,11 +123,6 @@ def _counts(page: Page) -> dict[str, int]:
         "tasks": len({row.task for row in measured}),
         "published": sum(not (row.origin or row.source == COMPUTED) for row in page.rows),
     }
-
-
-def _breakable(name: str) -> Markup:
-    """A name that a narrow column may break where an option of it begins, or its value."""
-    return Markup(re.sub(r"([.=@])", r"\1<wbr>", str(escape(name))))
 
 
 def _note_markup(note: str) -> Markup:

@@ -48,7 +48,7 @@ def citation_of_label(label: str) -> Citation:
 def citation_of_paper(source: str) -> Citation:
     """The citation of a paper, by the name of the file with its rows."""
     text = titles().get(source, source)
-    of_methods = [entry for title, entry in _papers() if text.lower().startswith(title.lower())]
+    of_methods = [p.bibtex for p in papers("methods") if text.lower().startswith(p.field("title").lower())]
     return Citation(text, "\n\n".join(of_methods) or bibtex().get(source, ""))
 
 
@@ -63,11 +63,6 @@ def _bibtex(name: str) -> str:
         return cite_method(name)
     except UserError:
         return ""
-
-
-def _papers() -> list[tuple[str, str]]:
-    """The papers of the package, by title."""
-    return [(paper.field("title"), paper.bibtex) for paper in papers("methods")]
 
 
 @lru_cache(maxsize=256)

@@ -180,12 +180,8 @@ def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Returns whether a method with these options has parameters, hence anything to meta-train; looked at once."""
     answers, key = _trains.setdefault(method, {}), repr(sorted(options.items()))
     if key not in answers:
-        answers[key] = _has_parameters(method, options)
+        answers[key] = any(parameter.requires_grad for parameter in _small(method, options).parameters())
     return answers[key]
-
-
-def _has_parameters(method: type[Method], options: Mapping[str, Any]) -> bool:
-    return any(parameter.requires_grad for parameter in _small(method, options).parameters())
 
 
 def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:

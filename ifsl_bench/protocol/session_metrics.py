@@ -173,21 +173,15 @@ class SessionCounts:
 
     def compact(self) -> SessionCounts:
         """The counts in as few bytes as they need, for many results at once."""
-        small: dict[str, Any] = {name: _smallest(values) for name, values in self.columns().items()}
+        small: dict[str, Any] = {
+            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
+        }
         return replace(self, **small)
-
-
-def _smallest(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.min_scalar_type(values.max(initial=0)))
 
 
 def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """100 hits / queries; NaN where there are no queries."""
     return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
-
-
-def _acc(counts: SessionCounts) -> np.ndarray:
-    return _percent(counts._square.sum(2), counts.queries.astype(np.int64).cumsum(1))
 
 
 def _base(counts: SessionCounts) -> np.ndarray:
@@ -244,7 +238,7 @@ def _base_as_novel(counts: SessionCounts) -> np.ndarray:
 
 
 _AFTER: dict[str, Callable[[SessionCounts], np.ndarray]] = {
-    "acc": _acc,
+    "acc": lambda counts: _percent(counts._square.sum(2), counts.queries.astype(np.int64).cumsum(1)),
     "base": _base,
     "novel": _novel,
     "harmonic": _harmonic,

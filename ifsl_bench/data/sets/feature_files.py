@@ -136,13 +136,9 @@ def _file(tree: FileTree, pool: str) -> Entry | None:
 # -- one file
 
 
-def _npz(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
-    return npz_arrays(file, where, "features", "labels")
-
-
 Values = np.ndarray | list[Any]
 READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
-    ".npz": _npz,
+    ".npz": lambda file, where: npz_arrays(file, where, "features", "labels"),
     ".safetensors": safetensors,
     ".pt": torch_file,
 }

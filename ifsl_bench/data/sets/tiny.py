@@ -19,7 +19,7 @@ from ifsl_bench.data.published_splits import check_pools, columns, find_images
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree, natural
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import, count_files
+from ifsl_bench.data.source import Counts, DatasetSource, Form, Import, count_files
 
 SIZE, PER_CLASS = 64, 500
 _SIDES = {"train_a": "base", "train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
@@ -51,13 +51,9 @@ class _TrainFolder(Form):
             images[wnid] = [paths[name] for name in sorted(paths, key=natural)][: self.most.get(sides()[wnid])]
         there = divide(images, sides())
         pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
-        check_pools(to, "Tiny-ImageNet", expected_counts(), pools)
+        whole = divide({wnid: [""] * PER_CLASS for wnid in sides()}, sides())
+        check_pools(to, "Tiny-ImageNet", count_files(whole), pools)
         import_images(to, pools, ImageSpec(SIZE))
-
-
-def expected_counts() -> dict[str, Count]:
-    """The pools that the whole of Tiny-ImageNet gives."""
-    return count_files(divide({wnid: [""] * PER_CLASS for wnid in sides()}, sides()))
 
 
 class TinyImageNet(DatasetSource):
