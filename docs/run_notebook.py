@@ -1,28 +1,29 @@
-"""Runs the notebook anew, in an empty home, and writes its outputs: ``python docs/run_notebook.py``."""
+"""Runs notebooks anew, each in an empty home, and writes their outputs: ``python docs/run_notebook.py [FILE...]``."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import nbclient
 import nbformat
 
-NOTEBOOK = Path(__file__).parent / "notebook.ipynb"
-ROOT = NOTEBOOK.parents[1]
+DOCS = Path(__file__).parent
 
 
-def run(home: str) -> None:
+def run(path: Path, home: str) -> None:
     os.environ["IFSL_BENCH_HOME"] = home
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    notebook = nbformat.read(NOTEBOOK, 4)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
+    notebook = nbformat.read(path, 4)
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # the time of day
-    nbformat.write(notebook, NOTEBOOK)
+    nbformat.write(notebook, path)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as home:
-        run(home)
+    for path in map(Path, sys.argv[1:]) if sys.argv[1:] else sorted(DOCS.glob("*.ipynb")):
+        with tempfile.TemporaryDirectory() as home:
+            run(path, home)
