@@ -149,15 +149,8 @@ def _only(jobs: Sequence[Job]) -> Job:
 
 
 def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = CALL) -> Result:
-    """Runs a job as a campaign of its own, in this process; returns the result, which is on disk then.
-
-    Args:
-        rerun: evaluate again even if a result is stored.
-        retrain: train again even if a model is stored, which is kept under another name; rerun follows.
-
-    Raises:
-        UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
-    """
+    """Runs a job as a campaign of its own, see :func:`~ifsl_bench.campaigns.run.run_campaign`, in this process; returns
+    the result, which is on disk then."""
     run_campaign([job], work, rerun=rerun, retrain=retrain, command=command)
     return result_file.read(job.result_path(work.home))
 

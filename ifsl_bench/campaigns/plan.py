@@ -33,24 +33,15 @@ LONG = 50  # lines, from which the tasks of a plan are together
 
 @dataclass(frozen=True)
 class Step:
-    """A stage; that of a job's result stands for a job that is done, or cannot be.
+    """A stage; that of a job's result stands for a job that is done, or cannot be."""
 
-    Attributes:
-        key: of its node in the graph; "" for such a job.
-        state: "cached", "to do", "missing" (data that have to be obtained first) or "cannot be run".
-        why: the result that is there is out of date, the data are missing, or the job cannot be run.
-        node: of the graph; None where nothing is to be done.
-        size: bytes of what it leaves on the disk, as far as they count.
-        row: the method's name in tables, without options.
-    """
-
-    key: str
+    key: str  # of its node in the graph; "" for such a job
     stage: Stage
-    state: str
-    why: str = ""
-    node: Node | None = None
-    size: int = 0
-    row: str = ""
+    state: str  # "cached", "to do", "missing" (data that have to be obtained first) or "cannot be run"
+    why: str = ""  # the result that is there is out of date, the data are missing, or the job cannot be run
+    node: Node | None = None  # of the graph; None where nothing is to be done
+    size: int = 0  # bytes of what it leaves on the disk, as far as they count
+    row: str = ""  # the method's name in tables, without options
 
     @property
     def seconds(self) -> float | None:
@@ -60,16 +51,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """See :func:`plan_of`.
-
-    Attributes:
-        steps: in the order of a run, each once.
-        workers: that the time is for.
-    """
+    """See :func:`plan_of`."""
 
     graph: Graph
-    steps: tuple[Step, ...]
-    workers: int = 1
+    steps: tuple[Step, ...]  # in the order of a run, each once
+    workers: int = 1  # that the time is for
 
     @property
     def to_do(self) -> list[Node]:

@@ -105,24 +105,19 @@ def _causes(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[
     """Says which jobs have no result, in which stage they failed, and why; what failed for many once."""
     names: dict[tuple[str, str], list[str]] = {}
     for failure in failures:
-        names.setdefault((failure.node.key if failure.node else "", failure.why), []).append(
-            str(graph.jobs[failure.job])
-        )
-    return [_some(of_cause) + _cause(graph.nodes.get(key), why, work) for (key, why), of_cause in names.items()]
-
-
-def _cause(node: Node | None, why: str, work: Workspace) -> str:
-    if node is None:
-        return f": {why}"
-    log = log_path(work.home, node.key)
-    return f", in {node.stage.kind}: {why}" + (f" (log: {log})" if log.exists() else "")
+        cause = failure.node.key if failure.node else "", failure.why
+        names.setdefault(cause, []).append(str(graph.jobs[failure.job]))
+    lines = []
+    for (key, why), of_cause in names.items():
+        where, log = f", in {graph.nodes[key].stage.kind}" if key else "", log_path(work.home, key)
+        lines.append(f"{_some(of_cause)}{where}: {why}" + (f" (log: {log})" if key and log.exists() else ""))
+    return lines
 
 
 def _some(names: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
-    if len(names) <= MOST_NAMED:
-        return "; ".join(names)
-    return "; ".join(names[: MOST_NAMED - 1]) + f"; and {len(names) - MOST_NAMED + 1} more"
+    few = names if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
+    return "; ".join(few)
 
 
 def workers_for(

@@ -28,37 +28,23 @@ MOST = 1 << 20  # bytes of a log that are read, from its end
 
 @dataclass(frozen=True)
 class LogState:
-    """The last run of a stage, as its log tells it.
+    """The last run of a stage, as its log tells it."""
 
-    Attributes:
-        state: "running", "failed", "done", or "interrupted", if by a signal that nobody wrote down.
-        begun: its first event.
-        last: the last event, in words.
-        silent: seconds since that.
-    """
-
-    state: str
-    begun: Event
-    last: str
-    silent: float
+    state: str  # "running", "failed", "done", or "interrupted", if by a signal that nobody wrote down
+    begun: Event  # its first event
+    last: str  # the last event, in words
+    silent: float  # seconds since that
 
 
 @dataclass(frozen=True)
 class JobState:
-    """A job, and what there is of it.
-
-    Attributes:
-        state: "done", "running", "failed", "out of date" or "missing".
-        why: why it failed (the last line of the log), or is out of date, or cannot be run.
-        stage: the stage that runs or failed.
-        file: the log of that.
-    """
+    """A job, and what there is of it."""
 
     job: Job
-    state: str
-    why: str = ""
-    stage: str = ""
-    log: LogState | None = None
+    state: str  # one of ORDER
+    why: str = ""  # it failed (the last line of the log), is out of date, or cannot be run
+    stage: str = ""  # that runs or failed
+    log: LogState | None = None  # of that stage, and its file
     file: Path | None = None
 
 

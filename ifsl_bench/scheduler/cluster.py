@@ -41,22 +41,15 @@ SHELL = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts in a job
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A cluster that runs, or one to start.
+    """A cluster that runs, or one to start."""
 
-    Attributes:
-        address: of a scheduler that runs; "" for a cluster to start.
-        kind: the class of a cluster to start; :data:`LOCAL`, or one of dask_jobqueue's.
-        arguments: of the class.
-        security: whether keys are made for this one cluster; else it has those of Dask's own settings, if any.
-    """
-
-    address: str = ""
+    address: str = ""  # of a scheduler that runs; "" for a cluster to start
     kind: Literal[
         "", "LocalCluster", "SLURMCluster", "PBSCluster", "SGECluster", "LSFCluster", "OARCluster", "MoabCluster",
         "HTCondorCluster",
     ] = msgspec.field(name="class", default="")  # fmt: skip
-    arguments: dict[str, Any] = {}
-    security: bool = False
+    arguments: dict[str, Any] = {}  # of the class
+    security: bool = False  # keys are made for this one cluster; else it has those of Dask's own settings, if any
 
     @property
     def name(self) -> str:

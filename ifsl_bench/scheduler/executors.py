@@ -34,25 +34,16 @@ HERE = "here"  # the device of places that see what this process sees
 
 @dataclass(eq=False)
 class Place:
-    """A process that runs one node at a time.
-
-    Attributes:
-        host: its machine.
-        threads, memory: its part of the machine, in cores and bytes.
-        device: the accelerator that it computes on; places that share one take turns. "" for none.
-        node: what it runs; None while it is idle.
-        last: key of the node before: what that has opened, the next one may use.
-        future: of its node.
-    """
+    """A process that runs one node at a time."""
 
     name: str
-    host: str = ""
+    host: str = ""  # its machine, of which it has so many cores and bytes:
     threads: int = 1
     memory: float = float("inf")
-    device: str = HERE
-    node: Node | None = None
-    last: str = ""
-    future: Any = None
+    device: str = HERE  # the accelerator that it computes on, "" for none; places that share one take turns
+    node: Node | None = None  # what it runs; None while it is idle
+    last: str = ""  # key of the node before: what that has opened, the next one may use
+    future: Any = None  # of its node
 
 
 class Executor(ABC):
@@ -168,21 +159,13 @@ class Here(Executor):
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings that all nodes of a run share; can be pickled.
+    """The settings that all nodes of a run share; can be pickled."""
 
-    Attributes:
-        home: with whole paths.
-        device: what the user said: "auto", "cpu", "cuda", "cuda:1".
-        cores: of work that takes the whole machine, see :mod:`ifsl_bench.common.processor`.
-        run: tells this run from others, so that a worker that serves several keeps nothing from one to the next.
-        curves: as of the workspace.
-    """
-
-    home: Home
-    device: str
-    cores: int
-    run: str
-    curves: CurveLogs | None = None
+    home: Home  # with whole paths
+    device: str  # what the user said: "auto", "cpu", "cuda", "cuda:1"
+    cores: int  # of work that takes the whole machine, see ifsl_bench.common.processor
+    run: str  # tells this run from others: a worker that serves several keeps nothing from one to the next
+    curves: CurveLogs | None = None  # as of the workspace
 
 
 def packed(node: Node) -> bytes:

@@ -23,46 +23,28 @@ PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it ha
 
 @dataclass(frozen=True)
 class Wants:
-    """The needs of a node: threads, memory, an accelerator.
+    """The needs of a node of the machine."""
 
-    Attributes:
-        threads: that it keeps busy. :func:`ifsl_bench.common.processor.cores` of them mean the whole machine.
-        memory: bytes, roughly.
-        accelerator: whether it computes on one.
-    """
-
-    threads: int = 1
-    memory: int = PROCESS
+    threads: int = 1  # that it keeps busy; ifsl_bench.common.processor.cores of them mean the whole machine
+    memory: int = PROCESS  # bytes, roughly
     accelerator: bool = False
 
 
 @dataclass(frozen=True)
 class Node:
-    """A stage to run; a description that can be pickled.
+    """A stage to run; a description that can be pickled."""
 
-    Attributes:
-        key: its kind and what its artefact is called; no two nodes of a graph have the same.
-        needs: keys of the nodes it waits for.
-        results: the jobs that wait for it, as indices of :attr:`Graph.jobs`.
-        anew: whether what was there is set aside before it starts.
-        last: whether it makes a job's result, and stores it.
-        amount: of work; None where nobody knows.
-        seconds: that it takes about; None where nobody knows.
-        measured: whether that is by stages like it that have run here.
-        place: where it runs, in words.
-    """
-
-    key: str
+    key: str  # its kind and what its artefact is called; no two nodes of a graph have the same
     stage: Stage
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # keys of the nodes it waits for
     wants: Wants
-    results: tuple[int, ...]
-    anew: bool = False
-    last: bool = False
-    amount: Amount | None = None
-    seconds: float | None = None
-    measured: bool = False
-    place: str = ""
+    results: tuple[int, ...]  # the jobs that wait for it, as indices of the graph's
+    anew: bool = False  # what was there is set aside before it starts
+    last: bool = False  # it makes a job's result, and stores it
+    amount: Amount | None = None  # of work; None where nobody knows
+    seconds: float | None = None  # that it takes about; None where nobody knows
+    measured: bool = False  # that is by stages like it that have run here
+    place: str = ""  # where it runs, in words
 
     def __str__(self) -> str:
         return str(self.stage)
@@ -75,21 +57,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """The stages to run for some jobs.
-
-    Attributes:
-        jobs: all of them.
-        nodes: by key, each after those it waits for; what is done already has none.
-        stored: indices of the jobs whose results are stored and current.
-        refused: index of a job that cannot be run -> why; it has no nodes.
-        outlines: hash of a task -> its data, of those that have nodes.
-    """
+    """The stages to run for some jobs."""
 
     jobs: tuple[Job, ...]
-    nodes: Mapping[str, Node]
-    stored: tuple[int, ...] = ()
-    refused: Mapping[int, UserError] = field(default_factory=dict)
-    outlines: Mapping[str, Outline] = field(default_factory=dict)
+    nodes: Mapping[str, Node]  # by key, each after those it waits for; what is done already has none
+    stored: tuple[int, ...] = ()  # indices of the jobs whose results are stored and current
+    refused: Mapping[int, UserError] = field(default_factory=dict)  # job that cannot be run -> why; it has no nodes
+    outlines: Mapping[str, Outline] = field(default_factory=dict)  # hash of a task with nodes -> its data
 
 
 def key_of(stage: Stage, home: Home) -> str:

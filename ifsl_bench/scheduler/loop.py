@@ -28,41 +28,25 @@ Hear = Callable[[Node, Event], None]
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a job has no result.
+    """The reason why a job has no result, in one line."""
 
-    Attributes:
-        job: its index in the graph.
-        node: that failed; None where the job was refused before anything ran.
-        why: one line.
-    """
-
-    job: int
-    node: Node | None
+    job: int  # its index in the graph
+    node: Node | None  # that failed; None where the job was refused before anything ran
     why: str
 
 
 @dataclass
 class _Attempts:
-    """A node that has been handed out.
-
-    Attributes:
-        tail: of its log.
-        count: how often, since an attempt came further than those before it.
-        reached: piece of work -> the share of it that was reached.
-        counted: the sum of these when an attempt last came further.
-    """
+    """A node that has been handed out, with the tail of its log."""
 
     tail: Tail
-    count: int = 0
-    reached: dict[str, float] = field(default_factory=dict)
-    counted: float = 0.0
+    count: int = 0  # how often, since an attempt came further than those before it
+    reached: dict[str, float] = field(default_factory=dict)  # piece of work -> the share of it that was reached
+    counted: float = 0.0  # the sum of these when an attempt last came further
 
-    def lost(self) -> bool:
-        """Tells whether the node has another attempt.
-
-        Counts anew if this one came further than those before it: a job of a queueing system that ends by its time
-        limit, again and again, goes on from a later checkpoint each time.
-        """
+    def has_another(self) -> bool:
+        """Counts anew if the last attempt came further than those before it: a job of a queueing system that ends by
+        its time limit, again and again, goes on from a later checkpoint each time."""
         if (reached := sum(self.reached.values())) >= self.counted + FURTHER:
             self.count, self.counted = 1, reached
         return self.count < TRIES
@@ -150,7 +134,7 @@ class Loop:
         end = self.executor.end(node, future)
         self._listen(node.key)
         self.running.discard(node.key)
-        if end.kind == LOST and not self.attempts[node.key].lost():
+        if end.kind == LOST and not self.attempts[node.key].has_another():
             end = event_now(FAILED, f"{end.text}, {TRIES} times")
         self.hear(node, end)
         if end.kind == DONE:

@@ -24,17 +24,11 @@ PACKAGES = ("ifsl_bench", "torch", "numpy", "numba", "distributed")  # that deci
 
 @dataclass(frozen=True)
 class MustHave:
-    """The folders, versions and code that every worker must have.
+    """The folders, versions and code that every worker must have."""
 
-    Attributes:
-        tokens: files in the home and results folders, and what is in them.
-        versions: of Python, packages and the code of this one.
-        methods: each method's name, its description pickled, and the identity of its code.
-    """
-
-    tokens: Mapping[str, str]
-    versions: Mapping[str, str]
-    methods: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)
+    tokens: Mapping[str, str]  # files in the home and results folders, and what is in them
+    versions: Mapping[str, str]  # of Python, packages and the code of this one
+    methods: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)  # name, pickled, identity of its code
 
 
 @contextmanager
