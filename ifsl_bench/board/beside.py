@@ -16,16 +16,12 @@ WITHIN, OUTSIDE = "within", "outside"
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A measured row and the printed one of the same label.
-
-    Attributes:
-        apart: why the two are not of the same task, episodes' rules and data; "" where they are.
-    """
+    """A measured row and the printed one of the same label."""
 
     board: Board
     row: Row
     paper: PublishedRow
-    apart: str = ""
+    apart: str = ""  # why the two are not of the same task, episodes' rules and data; "" where they are
 
     @property
     def difference(self) -> float:

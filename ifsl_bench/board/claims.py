@@ -81,19 +81,14 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A - B on one task.
-
-    Attributes:
-        by: the difference in the direction that the claim says.
-        fixed: what is held fixed; and the backbones, where those of A and B differ.
-    """
+    """A - B on one task."""
 
     a: Row
     b: Row
     task: str
     difference: Difference
-    by: float
-    fixed: str
+    by: float  # the difference in the direction that the claim says
+    fixed: str  # what is held fixed; and the backbones, where those of A and B differ
 
     @property
     def mean(self) -> float:
@@ -106,18 +101,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its evidence.
-
-    Attributes:
-        verdict: "supported", "not told apart" or "contradicted"; "equivalent within m" or "not shown".
-        holds: whether the verdict is what the claim says.
-    """
+    """A claim with its evidence."""
 
     name: str
     claim: Claim
     evidence: list[Evidence]
-    verdict: str
-    holds: bool
+    verdict: str  # "supported", "not told apart" or "contradicted"; "equivalent within m" or "not shown"
+    holds: bool  # whether the verdict is what the claim says
 
     @property
     def text(self) -> str:

@@ -121,19 +121,12 @@ def _published(board: Board, paper: PublishedRow) -> Entry:
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a metric in tables, and which of them have it.
+    """The heading of a metric in tables, and which of them have it."""
 
-    Attributes:
-        text: in all formats but LaTeX in the layout of papers.
-        paper: there; "" where it has no such column.
-        short: whether tables without ``--full`` have it.
-        paper_short: the same for LaTeX in the layout of papers.
-    """
-
-    text: str
-    paper: str = ""
-    short: bool = False
-    paper_short: bool = False
+    text: str  # in all formats but LaTeX in the layout of papers
+    paper: str = ""  # there; "" where it has no such column
+    short: bool = False  # whether tables without `--full` have it
+    paper_short: bool = False  # the same for LaTeX in the layout of papers
 
 
 # What a terminal without room leaves out, the highest first; what is not here stays.

@@ -23,19 +23,12 @@ MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
 
 
 class _Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Columns of numbers, as lists or packed; see :class:`EpisodeCounts`.
+    """Columns of numbers, as lists or packed; see :class:`EpisodeCounts`."""
 
-    Attributes:
-        COLUMNS: their names.
-        SHAPE: the fields that say what all episodes have in common.
-        DRAWN: the columns that are the same for all methods.
-        LONG: the columns that have several numbers for each episode.
-    """
-
-    COLUMNS: ClassVar[tuple[str, ...]] = ()
-    SHAPE: ClassVar[tuple[str, ...]] = ()
-    DRAWN: ClassVar[tuple[str, ...]] = ("classes",)
-    LONG: ClassVar[tuple[str, ...]] = ("classes",)
+    COLUMNS: ClassVar[tuple[str, ...]] = ()  # their names
+    SHAPE: ClassVar[tuple[str, ...]] = ()  # the fields that say what all episodes have in common
+    DRAWN: ClassVar[tuple[str, ...]] = ("classes",)  # the columns that are the same for all methods
+    LONG: ClassVar[tuple[str, ...]] = ("classes",)  # the columns that have several numbers for each episode
 
     def length(self, name: str) -> int:
         """The number of numbers in a column."""

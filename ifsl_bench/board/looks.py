@@ -21,15 +21,12 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")  # Matplotlib's names
 
 @dataclass(frozen=True)
 class Look:
-    """The look of a method: a colour as ``#rrggbb``, and the names of a marker and a dash as Matplotlib has them.
-
-    Attributes:
-        further: whether this is of a further row of the method beside another one, whose marks are drawn otherwise.
-    """
+    """The look of a method: a colour as ``#rrggbb``, and the names of a marker and a dash as Matplotlib has them."""
 
     colour: str
     marker: str
     dash: str
+    # whether this is of a further row of the method beside another one, whose marks are drawn otherwise
     further: bool = False
 
 

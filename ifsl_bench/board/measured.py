@@ -31,17 +31,13 @@ PARTIAL = "the data set was made from less than its source should hold, and is m
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One method on one task, over its seeds; equal to itself alone.
-
-    Attributes:
-        origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a
-            result file that was named.
-        results: by seed, ascending.
-    """
+    """One method on one task, over its seeds; equal to itself alone."""
 
     label: str
+    # "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a result file
+    # that was named
     origin: str
-    results: tuple[Result, ...]
+    results: tuple[Result, ...]  # by seed, ascending
 
     @property
     def full_name(self) -> str:

@@ -26,24 +26,15 @@ SEEDS = 3  # what a rank needs
 
 @dataclass(frozen=True)
 class Ranked:
-    """A row in its place.
-
-    Attributes:
-        ranks: those that it can have; None for a provisional row.
-        among: how many rows it is ranked among, itself included; 0 for a provisional row.
-        reason: why it is provisional; "" where it is ranked.
-        gap: this row minus the best ranked one, in percentage points; None for the best.
-        common_seeds: how many training seeds the gap is over; of the best, how many its rank is over.
-        level: the best row's mean plus the gap: what rows are placed by. Their own means may be over other seeds.
-    """
+    """A row in its place."""
 
     row: Row
-    ranks: RankInterval | None
-    among: int
-    reason: str
-    gap: Difference | None
-    common_seeds: int
-    level: float
+    ranks: RankInterval | None  # those that it can have; None for a provisional row
+    among: int  # how many rows it is ranked among, itself included; 0 for a provisional row
+    reason: str  # why it is provisional; "" where it is ranked
+    gap: Difference | None  # this row minus the best ranked one, in percentage points; None for the best
+    common_seeds: int  # how many training seeds the gap is over; of the best, how many its rank is over
+    level: float  # the best row's mean plus the gap: what rows are placed by. Their own means may be over other seeds.
 
     @property
     def provisional(self) -> bool:

@@ -29,18 +29,12 @@ PARTS = ("order", "support", "seed", "seed by order", "rest")
 
 @dataclass(frozen=True, eq=False)
 class MeanSquare:
-    """A mean square, or a sum of several.
-
-    Attributes:
-        degrees: of freedom.
-        effective: the fewer of these that effects with heavy tails leave it.
-        parts: what each order contributes, [orders]; None of training seeds.
-    """
+    """A mean square, or a sum of several."""
 
     value: float
-    degrees: float
-    effective: float
-    parts: np.ndarray | None = None
+    degrees: float  # of freedom
+    effective: float  # the fewer of these that effects with heavy tails leave it
+    parts: np.ndarray | None = None  # what each order contributes, [orders]; None of training seeds
 
     @classmethod
     def over_orders(cls, parts: np.ndarray, degrees: float) -> MeanSquare:
@@ -65,17 +59,12 @@ class Variance:
 
 @dataclass(frozen=True)
 class WrongSign:
-    """The chance that the sign of one comparison of two rows (one order, support set and seed) is not their mean's.
+    """The chance that the sign of one comparison of two rows (one order, support set and seed) is not their mean's."""
 
-    Attributes:
-        chance: under normal effects; ``low`` and ``high`` are its 95% interval.
-        observed: the share of the single comparisons made here whose sign is not that of their mean, ties half.
-    """
-
-    chance: float
+    chance: float  # under normal effects; `low` and `high` are its 95% interval
     low: float
     high: float
-    observed: float
+    observed: float  # the share of the single comparisons made here whose sign is not that of their mean, ties half
 
 
 def over_orders(x: np.ndarray) -> Difference:

@@ -36,21 +36,14 @@ NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A row, or the difference a - b of two, with the variance of its parts.
-
-    Attributes:
-        mean: with its 95% interval: of a row over orders, of a difference over orders and seeds.
-        parts: by :data:`~ifsl_bench.board.session_variance.PARTS` and "one"; what the design cannot tell is left out.
-        seeds: how many it is over; 1 where all are the same by construction.
-        sign: of a difference that is not 0.
-    """
+    """A row, or the difference a - b of two, with the variance of its parts."""
 
     a: Row
     b: Row | None
-    mean: Estimate | Difference
-    parts: Mapping[str, Variance]
-    seeds: int
-    sign: WrongSign | None = None
+    mean: Estimate | Difference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
+    parts: Mapping[str, Variance]  # by PARTS and "one"; what the design cannot tell is left out
+    seeds: int  # how many it is over; 1 where all are the same by construction
+    sign: WrongSign | None = None  # of a difference that is not 0
 
 
 def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:

@@ -104,19 +104,13 @@ def _of_models(usual: str = "") -> tuple[Callable[..., Any], ...]:
 
 
 class Kind(NamedTuple):
-    """A kind of figure.
+    """A kind of figure."""
 
-    Attributes:
-        says: the help of its command.
-        examples: two commands.
-        options: those of its command, by the names of its function's arguments.
-        several: whether it takes several tasks.
-    """
-
-    says: str
-    examples: tuple[str, str]
+    says: str  # the help of its command
+    examples: tuple[str, str]  # two commands
+    # those of its command, by the names of its function's arguments
     options: tuple[Callable[..., Any], ...] = OF_RESULTS
-    several: bool = False
+    several: bool = False  # whether it takes several tasks
 
 
 # The functions of these names in ifsl_bench.figures.plot draw them.

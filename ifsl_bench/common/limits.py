@@ -16,17 +16,11 @@ IMAGE_SETTING = "IFSL_BENCH_LARGEST_IMAGE"  # environment variable; in MB (10^6 
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound and what is said of that which goes beyond it.
+    """A bound and what is said of that which goes beyond it."""
 
-    Attributes:
-        most: the largest value that passes.
-        error: what follows the name of the thing; ``{value}`` and ``{most}`` are filled in.
-        why: the reason for the bound, for people who change it.
-    """
-
-    most: int
-    error: str
-    why: str
+    most: int  # the largest value that passes
+    error: str  # what follows the name of the thing; `{value}` and `{most}` are filled in
+    why: str  # the reason for the bound, for people who change it
 
     def check(self, value: int, where: str, kind: type[Exception] = UserError) -> None:
         """Raises :class:`UserError` where a value is beyond the limit.

@@ -14,21 +14,13 @@ PATIENCE = 5.0  # seconds; torchrun ends the other processes within 0.2 s of the
 
 @dataclass(frozen=True)
 class Launch:
-    """A process among several.
+    """A process among several."""
 
-    Attributes:
-        rank: its number among all of them, from 0.
-        size: how many there are.
-        local_rank: its number among those of this machine.
-        local_size: how many there are on this machine.
-        restarts: how often torchrun has replaced all of them (``--max-restarts``).
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    restarts: int = 0
+    rank: int  # its number among all of them, from 0
+    size: int  # how many there are
+    local_rank: int  # its number among those of this machine
+    local_size: int  # how many there are on this machine
+    restarts: int = 0  # how often torchrun has replaced all of them (`--max-restarts`)
 
 
 def launch() -> Launch | None:

@@ -36,17 +36,12 @@ class ListedImage:
 
 @dataclass(frozen=True)
 class SessionList:
-    """The content of a list.
+    """The content of a list."""
 
-    Attributes:
-        sessions: class -> its session, in the list's order.
-        train: class -> its training images, in the list's order; of a novel class, its supports.
-        test: likewise, its queries.
-    """
-
-    sessions: Mapping[str, int]
+    sessions: Mapping[str, int]  # class -> its session, in the list's order
+    # class -> its training images, in the list's order; of a novel class, its supports
     train: Mapping[str, Sequence[str]]
-    test: Mapping[str, Sequence[str]]
+    test: Mapping[str, Sequence[str]]  # likewise, its queries
 
     @classmethod
     def of(cls, what: str, rows: Iterable[ListedImage]) -> SessionList:

@@ -34,19 +34,12 @@ DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].defaul
 
 @dataclass(frozen=True)
 class Course:
-    """The accuracy of a row of models against the number of inner steps.
+    """The accuracy of a row of models against the number of inner steps."""
 
-    Attributes:
-        label: of the method.
-        unrolled: the steps of T-BPTT that it was trained with; 0 for RBP.
-        at: steps -> accuracy in percent, the mean over seeds with the 95% interval over episodes.
-        converged: the same where the search goes to its end.
-    """
-
-    label: str
-    unrolled: int
-    at: Mapping[int, Estimate]
-    converged: Estimate
+    label: str  # of the method
+    unrolled: int  # the steps of T-BPTT that it was trained with; 0 for RBP
+    at: Mapping[int, Estimate]  # steps -> accuracy in percent, the mean over seeds with the 95% interval over episodes
+    converged: Estimate  # the same where the search goes to its end
 
     @property
     def name(self) -> str:

@@ -95,21 +95,13 @@ def check_index(task: Task, index: int) -> None:
 
 @dataclass(frozen=True)
 class Episode:
-    """One test episode, and what a method answers.
+    """One test episode, and what a method answers."""
 
-    Attributes:
-        drawn: indices of images, [1, ...].
-        batch: features.
-        logits: [Q, K + N], classes that are out of play at -inf.
-        classes: short names of the N novel classes.
-        base_classes: short names of the K base classes.
-    """
-
-    drawn: Episodes
-    batch: Batch
-    logits: torch.Tensor
-    classes: tuple[str, ...]
-    base_classes: tuple[str, ...]
+    drawn: Episodes  # indices of images, [1, ...]
+    batch: Batch  # features
+    logits: torch.Tensor  # [Q, K + N], classes that are out of play at -inf
+    classes: tuple[str, ...]  # short names of the N novel classes
+    base_classes: tuple[str, ...]  # short names of the K base classes
 
     @property
     def predicted(self) -> torch.Tensor:

@@ -41,13 +41,10 @@ class Evaluate(EvaluationStage):
     """The result, of the best of its candidates; :mod:`ifsl_bench.store.stored` keeps it.
 
     Few episodes are evaluated here, many in ranges before.
-
-    Attributes:
-        command: what the user typed, recorded with the result.
     """
 
     kind = "evaluation"
-    command: str = ""
+    command: str = ""  # what the user typed, recorded with the result
 
     def told(self, seeds: str) -> str:
         return f"evaluating {self.job.told(seeds)}: {self.job.episodes:,} episodes"

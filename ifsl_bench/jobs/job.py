@@ -32,25 +32,16 @@ TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well
 
 @dataclass(frozen=True)
 class Job:
-    """One result to be made; a description that can be pickled.
+    """One result to be made; a description that can be pickled."""
 
-    Attributes:
-        chosen: the method, and how another process finds it.
-        set_options: the options that somebody set, converted, in the constructor's order.
-        seed: of meta-training, and of pretraining unless the task has one for all seeds.
-        episodes: the first so many test episodes of the task's stream, which may be more than its own number.
-        trials: how many settings are tried to choose from; 0 for the method as published.
-        calibrated: whether the row has the bias on the novel logits that is best on validation episodes.
-    """
-
-    chosen: Chosen
-    set_options: Mapping[str, Any]
+    chosen: Chosen  # the method, and how another process finds it
+    set_options: Mapping[str, Any]  # the options that somebody set, converted, in the constructor's order
     task: Task
     training: Training
-    seed: int
-    episodes: int
-    trials: int = 0
-    calibrated: bool = False
+    seed: int  # of meta-training, and of pretraining unless the task has one for all seeds
+    episodes: int  # the first so many test episodes of the task's stream, which may be more than its own number
+    trials: int = 0  # how many settings are tried to choose from; 0 for the method as published
+    calibrated: bool = False  # whether the row has the bias on the novel logits that is best on validation episodes
 
     @property
     def name(self) -> str:

@@ -19,18 +19,12 @@ ACCELERATED = 0.05  # of that on an accelerator
 
 @dataclass(frozen=True)
 class Amount:
-    """The work of a stage.
+    """The work of a stage."""
 
-    Attributes:
-        kind: of work, as in :data:`COARSE`.
-        name: of what takes equally long a unit, from the most telling part on: ``lr+a/glyphs-5shot/cpu``.
-        units: of work that are left; one of an earlier run is not done again.
-        coarse: seconds a unit before any are known, where the table has none; None where nobody knows.
-    """
-
-    kind: str
-    name: str
-    units: float
+    kind: str  # of work, as in COARSE
+    name: str  # of what takes equally long a unit, from the most telling part on: `lr+a/glyphs-5shot/cpu`
+    units: float  # of work that are left; one of an earlier run is not done again
+    # seconds a unit before any are known, where the table has none; None where nobody knows
     coarse: float | None = None
 
 

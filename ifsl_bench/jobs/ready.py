@@ -47,19 +47,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Ready:
-    """A method where it is evaluated.
+    """A method where it is evaluated."""
 
-    Attributes:
-        job: with the options that were chosen.
-        choice: what a result says of the choice.
-        folder: of the meta-training, "" if there is none.
-    """
-
-    job: Job
-    choice: dict[str, Any]
+    job: Job  # with the options that were chosen
+    choice: dict[str, Any]  # what a result says of the choice
     method: Method
     trained: Trained | None
-    folder: str
+    folder: str  # of the meta-training, "" if there is none
     prepared: PreparedTask
     place: Place
 
@@ -115,13 +109,9 @@ class Ready:
 
 @dataclass(frozen=True)
 class EvaluationStage(JobStage):
-    """A stage that evaluates a job's method.
+    """A stage that evaluates a job's method."""
 
-    Attributes:
-        model: the folder of a stored model to evaluate, in place of the job's own.
-    """
-
-    model: Path | None = None
+    model: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
 
     def key(self, home: Home) -> str:
         """Names all that is evaluated for one result."""

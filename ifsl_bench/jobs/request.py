@@ -20,33 +20,19 @@ MOST_JOBS = 10_000  # of a campaign: all are listed, and their results looked fo
 
 @dataclass(frozen=True)
 class Request:
-    """A request to run methods on tasks with seeds, which multiply; None, or empty, where nothing is said.
+    """A request to run methods on tasks with seeds, which multiply; None, or empty, where nothing is said."""
 
-    Attributes:
-        methods: names, globs and sets; a call may have classes too.
-        tasks: names, globs and sets.
-        options: of the methods, name -> value.
-        train: changes of meta-training, see :class:`ifsl_bench.protocol.training.Training`.
-        trials: how many settings of each method to choose from; 0 for the methods as published.
-        seed: the first training seed.
-        seeds: how many there are, or all of them.
-        episodes: the first so many test episodes.
-        calibrate: whether rows have the bias on novel logits that is best on validation episodes.
-        change: of every task, beside what their names say.
-        where: how errors begin; "" for what a command or a call says.
-    """
-
-    methods: Sequence[str | type[Method]] = ()
-    tasks: Sequence[str] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    train: Mapping[str, Any] = field(default_factory=dict)
-    trials: int | None = None
-    seed: int | None = None
-    seeds: int | Sequence[int] | None = None
-    episodes: int | None = None
-    calibrate: bool = False
-    change: Change = NO_CHANGE
-    where: str = ""
+    methods: Sequence[str | type[Method]] = ()  # names, globs and sets; a call may have classes too
+    tasks: Sequence[str] = ()  # names, globs and sets
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the methods, name -> value
+    train: Mapping[str, Any] = field(default_factory=dict)  # changes of meta-training, see Training
+    trials: int | None = None  # how many settings of each method to choose from; 0 for the methods as published
+    seed: int | None = None  # the first training seed
+    seeds: int | Sequence[int] | None = None  # how many there are, or all of them
+    episodes: int | None = None  # the first so many test episodes
+    calibrate: bool = False  # whether rows have the bias on novel logits that is best on validation episodes
+    change: Change = NO_CHANGE  # of every task, beside what their names say
+    where: str = ""  # how errors begin; "" for what a command or a call says
 
     @property
     def all_seeds(self) -> Sequence[int]:
@@ -89,15 +75,9 @@ NOTHING = Request()
 
 @dataclass(frozen=True)
 class Campaign:
-    """The requests of one command.
-
-    Attributes:
-        results: where results go; None for the usual place.
-        data: data set -> the path that it is made from.
-        only: its methods and tasks select some of the campaign's; all are run where it names none.
-    """
+    """The requests of one command."""
 
     requests: Sequence[Request]
-    results: Path | None = None
-    data: Mapping[str, Path] = field(default_factory=dict)
-    only: Request = NOTHING
+    results: Path | None = None  # where results go; None for the usual place
+    data: Mapping[str, Path] = field(default_factory=dict)  # data set -> the path that it is made from
+    only: Request = NOTHING  # its methods and tasks select some of the campaign's; all are run where it names none

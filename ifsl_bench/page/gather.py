@@ -91,42 +91,30 @@ class PageRow:
 
 @dataclass(frozen=True)
 class PageBoard:
-    """A task in one setting.
-
-    Attributes:
-        table: what ``ifsl-bench table --rank --full --setting ...`` prints.
-        entries: its rows in the order that readers see.
-        rows: for each row of the table its number in the list of all rows.
-        queries: base and novel queries of an episode.
-        pairs: metric -> all differences between its ranked rows.
-    """
+    """A task in one setting."""
 
     task: str
     title: str
     setting: str
-    table: Table[Entry]
-    entries: list[Entry]
-    rows: list[int]
-    queries: tuple[int, int]
-    pairs: dict[str, list[RowPair]]
+    table: Table[Entry]  # what `ifsl-bench table --rank --full --setting ...` prints
+    entries: list[Entry]  # its rows in the order that readers see
+    rows: list[int]  # for each row of the table its number in the list of all rows
+    queries: tuple[int, int]  # base and novel queries of an episode
+    pairs: dict[str, list[RowPair]]  # metric -> all differences between its ranked rows
 
 
 @dataclass(frozen=True)
 class PageClaim:
-    """A sentence that compares rows, and what it rests on.
-
-    Attributes:
-        pairs: of each difference the task, and for either row its number in the list of all rows (None where it is not
-            on the page) with its label; then the difference with its interval, and what is held fixed.
-        edge: options that were chosen at the edge of what was tried.
-    """
+    """A sentence that compares rows, and what it rests on."""
 
     text: str
     verdict: str
     holds: bool
     metric: str
+    # of each difference the task, and for either row its number in the list of all rows (None where it is not on the
+    # page) with its label; then the difference with its interval, and what is held fixed
     pairs: list[tuple[str, tuple[int | None, str], tuple[int | None, str], str, str]]
-    edge: str
+    edge: str  # options that were chosen at the edge of what was tried
 
 
 @dataclass(frozen=True)

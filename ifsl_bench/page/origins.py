@@ -15,15 +15,10 @@ from ifsl_bench.common.errors import one_line
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a row's numbers.
+    """The origin of a row's numbers."""
 
-    Attributes:
-        shared: facts that are the same for all of its seeds.
-        seeds: the other facts of each seed; the same names for all.
-    """
-
-    shared: dict[str, str]
-    seeds: list[dict[str, str]]
+    shared: dict[str, str]  # facts that are the same for all of its seeds
+    seeds: list[dict[str, str]]  # the other facts of each seed; the same names for all
 
 
 def origin_of(row: Row) -> Origin:

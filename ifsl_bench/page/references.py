@@ -18,15 +18,10 @@ from ifsl_bench.plugin.printed_rows import printed_alone, rows
 
 @dataclass(frozen=True)
 class Citation:
-    """A citation of a method or of a paper.
+    """A citation of a method or of a paper."""
 
-    Attributes:
-        text: what it is and where it was published, a paragraph for readers.
-        bibtex: entries for a bibliography; "" where nobody has written any.
-    """
-
-    text: str
-    bibtex: str
+    text: str  # what it is and where it was published, a paragraph for readers
+    bibtex: str  # entries for a bibliography; "" where nobody has written any
 
 
 def citation_of_row(method: str, label: str) -> Citation:

@@ -24,16 +24,11 @@ _TRAINING = re.compile(r"^train\.")
 
 @dataclass(frozen=True)
 class Paper:
-    """An entry of a bibliography.
-
-    Attributes:
-        of: the rows or data sets that it is to be cited for.
-        bibtex: the entry, without the field that says so.
-    """
+    """An entry of a bibliography."""
 
     key: str
-    of: tuple[str, ...]
-    bibtex: str
+    of: tuple[str, ...]  # the rows or data sets that it is to be cited for
+    bibtex: str  # the entry, without the field that says so
 
     def field(self, name: str) -> str:
         """A field's text without braces; "" where there is none."""

@@ -28,21 +28,16 @@ ROUNDINGS = 32  # and so many roundings of the largest logit, which may be far a
 
 @dataclass(frozen=True)
 class Asked:
-    """A method with episodes that it has to answer.
-
-    Attributes:
-        masked: [E, K], the base classes without a logit.
-        searches: whether its answers have ``solver_*`` statistics: an inner search found them, to its own tolerance.
-        make: makes such a method on another base classifier.
-    """
+    """A method with episodes that it has to answer."""
 
     name: str
     method: Method
     support: Support
     query: Query
-    masked: Tensor
+    masked: Tensor  # [E, K], the base classes without a logit
+    # whether its answers have `solver_*` statistics: an inner search found them, to its own tolerance
     searches: bool = False
-    make: Callable[[Base], Method] | None = None
+    make: Callable[[Base], Method] | None = None  # makes such a method on another base classifier
 
     def answer(
         self, support: Support | None = None, query: Query | None = None, method: Method | None = None

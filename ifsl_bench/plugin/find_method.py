@@ -22,16 +22,11 @@ from ifsl_bench.protocol.task import Task
 
 @dataclass(frozen=True)
 class Chosen:
-    """A method that somebody asked for.
+    """A method that somebody asked for."""
 
-    Attributes:
-        name: what results call it: the registered name, or the class's own.
-        file: ``/path/to/file.py:Class`` where the class comes from a file that is in no package; "" elsewhere.
-    """
-
-    name: str
+    name: str  # what results call it: the registered name, or the class's own
     method: type[Method]
-    file: str = ""
+    file: str = ""  # `/path/to/file.py:Class` where the class comes from a file that is in no package; "" elsewhere
 
     @property
     def distribution(self) -> dict[str, str]:

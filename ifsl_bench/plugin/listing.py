@@ -23,20 +23,13 @@ OPTIONS = "Options:"  # what begins the section of a docstring that says what op
 
 @dataclass(frozen=True)
 class Described:
-    """A method in full.
-
-    Attributes:
-        facts: what it is, name and text.
-        options: a row for each option, with what is searched.
-        papers: of the package's bibliography.
-        text: the docstring without the section on options.
-    """
+    """A method in full."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]
-    options: tuple[dict[str, str], ...]
-    papers: tuple[Paper, ...]
-    text: str
+    facts: tuple[tuple[str, str], ...]  # what it is, name and text
+    options: tuple[dict[str, str], ...]  # a row for each option, with what is searched
+    papers: tuple[Paper, ...]  # of the package's bibliography
+    text: str  # the docstring without the section on options
 
 
 def method_rows() -> list[dict[str, Any]]:

@@ -17,36 +17,24 @@ LAZY = "lazy"  # the row of a model that never answers with a novel class: compu
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row's name as papers print it, and what it is in a few words.
-
-    Attributes:
-        of: the method that has the name as a shorthand; "" for a method's own name.
-        here: whether its method comes with the package.
-    """
+    """A row's name as papers print it, and what it is in a few words."""
 
     printed: str
     says: str
-    of: str = ""
-    here: bool = True
+    of: str = ""  # the method that has the name as a shorthand; "" for a method's own name
+    here: bool = True  # whether its method comes with the package
 
 
 _OPTION = re.compile(r"(?<!\.train)\.(?=[A-Za-z_][\w.-]*=)")  # where the next option begins; values have dots too
 
 
 class Label(NamedTuple):
-    """A row's label in its parts.
+    """A row's label in its parts."""
 
-    Attributes:
-        name: of the method, or a shorthand.
-        calibrated: whether the bias of its calibration is part of the row.
-        setting: what is behind ``@``, as ``tuned-12``; "" for a method as published.
-        options: ``key=value``, with ``train.`` before a change of the training.
-    """
-
-    name: str
-    calibrated: bool
-    setting: str
-    options: tuple[str, ...]
+    name: str  # of the method, or a shorthand
+    calibrated: bool  # whether the bias of its calibration is part of the row
+    setting: str  # what is behind `@`, as `tuned-12`; "" for a method as published
+    options: tuple[str, ...]  # `key=value`, with `train.` before a change of the training
 
     def __str__(self) -> str:
         name = self.name + "+cal" * self.calibrated + f"@{self.setting}" * bool(self.setting)

@@ -22,18 +22,13 @@ from ifsl_bench.solve.tree import leaves
 
 @dataclass(frozen=True)
 class Learner:
-    """A method with two sessions that it has to learn one after the other.
-
-    Attributes:
-        query: of the classes of both sessions.
-        searches: whether an inner search finds its answers, to its own tolerance.
-    """
+    """A method with two sessions that it has to learn one after the other."""
 
     name: str
     method: Method
     supports: Sequence[Support]
-    query: Query
-    searches: bool = False
+    query: Query  # of the classes of both sessions
+    searches: bool = False  # whether an inner search finds its answers, to its own tolerance
 
     def state(self, supports: Sequence[Support] | None = None) -> State:
         """The state that the method carries on after these sessions, both where not given."""

@@ -30,15 +30,10 @@ def resamples(episodes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Margins:
-    """The margins of n episodes; NaN where a query is wrong among its own classes already.
+    """The margins of n episodes; NaN where a query is wrong among its own classes already."""
 
-    Attributes:
-        base: [n, Qb] of the base queries.
-        novel: [n, Qn] of the novel queries.
-    """
-
-    base: np.ndarray
-    novel: np.ndarray
+    base: np.ndarray  # [n, Qb] of the base queries
+    novel: np.ndarray  # [n, Qn] of the novel queries
 
     def joint_hits(self, bias: float) -> tuple[np.ndarray, np.ndarray]:
         """Base and novel queries that are right among all classes, [n] and [n], with a bias on the novel logits."""
@@ -167,19 +162,12 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Bias:
-    """A bias found on validation episodes.
+    """A bias found on validation episodes."""
 
-    Attributes:
-        value: to be added to all novel logits.
-        validation_episodes: how many it was found on.
-        points: [m] biases for the base-novel curve, ascending.
-        resampled: [RESAMPLES] the biases that are best on each resample of these episodes.
-    """
-
-    value: float
-    validation_episodes: int
-    points: np.ndarray
-    resampled: np.ndarray
+    value: float  # to be added to all novel logits
+    validation_episodes: int  # how many it was found on
+    points: np.ndarray  # [m] biases for the base-novel curve, ascending
+    resampled: np.ndarray  # [RESAMPLES] the biases that are best on each resample of these episodes
 
     def applied(self, test: Margins) -> Calibrated:
         """Counts the hits of test episodes with it."""

@@ -27,19 +27,12 @@ def stream_key(*stream: str | int, of: str = "episodes") -> int:
 
 @dataclass(frozen=True)
 class ClassDraws:
-    """The draws of novel classes for the first episodes of a stream.
+    """The draws of novel classes for the first episodes of a stream."""
 
-    Attributes:
-        episodes: how many episodes.
-        ways: different classes of each.
-        classes: how many classes there are to choose from.
-        key: of the stream, see :func:`stream_key`.
-    """
-
-    episodes: int
-    ways: int
-    classes: int
-    key: int
+    episodes: int  # how many episodes
+    ways: int  # different classes of each
+    classes: int  # how many classes there are to choose from
+    key: int  # of the stream, see stream_key
 
     def __str__(self) -> str:
         return f"drawn {self.episodes} x {self.ways} of {self.classes}, key {self.key}"

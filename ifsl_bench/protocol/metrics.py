@@ -16,31 +16,18 @@ Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
 
 @dataclass(frozen=True)
 class Counts:
-    """Hits in each of n episodes.
+    """Hits in each of n episodes."""
 
-    Attributes:
-        base_joint: [n] base queries right among all K + N classes.
-        base_alone: [n] base queries right among the K base classes.
-        novel_joint: [n] novel queries right among all K + N classes.
-        novel_alone: [n] novel queries right among the N novel classes.
-        base_queries: base queries in an episode; 0 in regular few-shot learning.
-        novel_queries: novel queries in an episode, over all classes.
-        pairs: [n] twice the pairs that make AUSUC, see :meth:`ifsl_bench.protocol.calibration.Margins.pairs`; None
-            in regular few-shot learning.
-        calibrated_base: [n] ``base_joint`` with a bias on the novel logits that was chosen on validation episodes; None
-            where none was.
-        calibrated_novel: [n] ``novel_joint`` with that bias.
-    """
-
-    base_joint: np.ndarray
-    base_alone: np.ndarray
-    novel_joint: np.ndarray
-    novel_alone: np.ndarray
-    base_queries: int
-    novel_queries: int
-    pairs: np.ndarray | None = None
+    base_joint: np.ndarray  # [n] base queries right among all K + N classes
+    base_alone: np.ndarray  # [n] base queries right among the K base classes
+    novel_joint: np.ndarray  # [n] novel queries right among all K + N classes
+    novel_alone: np.ndarray  # [n] novel queries right among the N novel classes
+    base_queries: int  # base queries in an episode; 0 in regular few-shot learning
+    novel_queries: int  # novel queries in an episode, over all classes
+    pairs: np.ndarray | None = None  # [n] twice the pairs that make AUSUC, see pairs; None in regular few-shot learning
+    # [n] `base_joint` with a bias on the novel logits that was chosen on validation episodes; None where none was
     calibrated_base: np.ndarray | None = None
-    calibrated_novel: np.ndarray | None = None
+    calibrated_novel: np.ndarray | None = None  # [n] `novel_joint` with that bias
 
     quantile = Z95
 
@@ -145,17 +132,11 @@ def summarise(per_episode: Mapping[str, np.ndarray], quantile: float = Z95) -> d
 
 @dataclass(frozen=True)
 class Paired:
-    """A difference between two methods on the same episodes.
+    """A difference between two methods on the same episodes."""
 
-    Attributes:
-        mean: mean of A - B over episodes, in percentage points.
-        interval: half-width of its 95% interval.
-        p: two-sided p-value of a paired t-test (Student's distribution, n - 1) that the mean is zero.
-    """
-
-    mean: float
-    interval: float
-    p: float
+    mean: float  # mean of A - B over episodes, in percentage points
+    interval: float  # half-width of its 95% interval
+    p: float  # two-sided p-value of a paired t-test (Student's distribution, n - 1) that the mean is zero
 
 
 def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Paired:

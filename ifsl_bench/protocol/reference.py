@@ -86,22 +86,14 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a task file.
+    """A key of a task file."""
 
-    Attributes:
-        table: what stands in brackets above it.
-        kind: its type, in words.
-        default: as TOML; None where the key is required or nothing stands for it.
-        required: whether its table must have it.
-        range: what is possible, in words; empty where all of its type is.
-    """
-
-    table: str
+    table: str  # what stands in brackets above it
     name: str
-    kind: str
-    default: str | None
-    required: bool
-    range: str
+    kind: str  # its type, in words
+    default: str | None  # as TOML; None where the key is required or nothing stands for it
+    required: bool  # whether its table must have it
+    range: str  # what is possible, in words; empty where all of its type is
 
     @property
     def path(self) -> str:

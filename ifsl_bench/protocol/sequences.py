@@ -26,23 +26,14 @@ _OF_IMAGES = 2  # the purpose of the words that choose images
 
 @dataclass(frozen=True)
 class Pools:
-    """The images that a stream draws from: int64 [C + 1] each, class c is images ``starts[c]:starts[c + 1]``.
+    """The images that a stream draws from: int64 [C + 1] each, class c is images ``starts[c]:starts[c + 1]``."""
 
-    Attributes:
-        novel: of the novel classes: queries, and supports where these have no pool of their own.
-        base: of the base classes.
-        support: of the novel classes' supports, where there is a pool for them.
-        names: what errors call the three.
-        novel_classes: what errors call the novel classes; their numbers where there is nothing.
-        base_classes: likewise.
-    """
-
-    novel: np.ndarray
-    base: np.ndarray
-    support: np.ndarray | None = None
-    names: tuple[str, str, str] = ("novel/test", "base/test", "novel/support")
-    novel_classes: Sequence[str] = ()
-    base_classes: Sequence[str] = ()
+    novel: np.ndarray  # of the novel classes: queries, and supports where these have no pool of their own
+    base: np.ndarray  # of the base classes
+    support: np.ndarray | None = None  # of the novel classes' supports, where there is a pool for them
+    names: tuple[str, str, str] = ("novel/test", "base/test", "novel/support")  # what errors call the three
+    novel_classes: Sequence[str] = ()  # what errors call the novel classes; their numbers where there is nothing
+    base_classes: Sequence[str] = ()  # likewise
 
 
 @dataclass(frozen=True)
@@ -50,20 +41,13 @@ class Sequences:
     """Indices of a batch of E sequences, each of C = T N novel classes: session t has N from (t - 1) N on.
 
     Base queries are the same in all sequences, see :class:`SequenceSampler`, without those of hidden classes.
-
-    Attributes:
-        classes: [E, C] novel classes, as labels of the novel pool. The joint label of the c-th is K + c.
-        support: [E, C, shots] images of the support pool, or of the novel pool where there is none.
-        query: [E, C, q] images of the novel pool; -1 beyond the last one of a class that has fewer than others.
-        hidden: [E, K] bool, base classes out of play.
-        index: [E] the sequences' numbers.
     """
 
-    classes: Tensor
-    support: Tensor
-    query: Tensor
-    hidden: Tensor
-    index: Tensor
+    classes: Tensor  # [E, C] novel classes, as labels of the novel pool. The joint label of the c-th is K + c.
+    support: Tensor  # [E, C, shots] images of the support pool, or of the novel pool where there is none
+    query: Tensor  # [E, C, q] images of the novel pool; -1 beyond the last one of a class that has fewer than others
+    hidden: Tensor  # [E, K] bool, base classes out of play
+    index: Tensor  # [E] the sequences' numbers
 
     def __len__(self) -> int:
         return len(self.index)

@@ -16,23 +16,14 @@ BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what jo
 
 @dataclass(frozen=True)
 class Kind:
-    """The counts, metrics and columns of tasks that are measured alike.
+    """The counts, metrics and columns of tasks that are measured alike."""
 
-    Attributes:
-        parts: of the classes that queries are of, novel ones first.
-        counts: of each episode, in every result.
-        more_counts: those that a result has where they can be had.
-        metrics: of every result.
-        more_metrics: those that a result has where its counts are there.
-        fields: metrics that tables for programs have, the same for tasks that stand in one table.
-    """
-
-    parts: tuple[Part, ...]
-    counts: tuple[str, ...]
-    more_counts: tuple[str, ...]
-    metrics: tuple[str, ...]
-    more_metrics: tuple[str, ...]
-    fields: tuple[str, ...]
+    parts: tuple[Part, ...]  # of the classes that queries are of, novel ones first
+    counts: tuple[str, ...]  # of each episode, in every result
+    more_counts: tuple[str, ...]  # those that a result has where they can be had
+    metrics: tuple[str, ...]  # of every result
+    more_metrics: tuple[str, ...]  # those that a result has where its counts are there
+    fields: tuple[str, ...]  # metrics that tables for programs have, the same for tasks that stand in one table
 
     @property
     def has_base(self) -> bool:

@@ -40,20 +40,13 @@ _SEED = re.compile(r"-seed[0-9]+(-.*)?(\.json)?$")
 
 @dataclass(frozen=True)
 class Item:
-    """A file or folder of the home that is made, used and removed as a whole.
+    """A file or folder of the home that is made, used and removed as a whole."""
 
-    Attributes:
-        kind: one of :data:`KINDS` or :data:`STAYS`, or what else it is.
-        of: the data set, with the backbone; or the task, with the method.
-        bytes: that its files hold.
-        used: when it was last used, in seconds, by the file system's clock.
-    """
-
-    kind: str
+    kind: str  # one of KINDS or STAYS, or what else it is
     path: Path
-    of: str
-    bytes: int
-    used: float
+    of: str  # the data set, with the backbone; or the task, with the method
+    bytes: int  # that its files hold
+    used: float  # when it was last used, in seconds, by the file system's clock
 
     def is_called(self, name: str) -> bool:
         """Tells whether a name is its kind, or a whole part of what it is of: a data set, task, backbone or method."""
@@ -65,17 +58,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of what to remove: items with these names, unused for so long, as few as make the home so small.
+    """A choice of what to remove: items with these names, unused for so long, as few as make the home so small."""
 
-    Attributes:
-        names: kinds, and data sets, tasks, backbones or methods; of each sort one must be an item's. None is any.
-        unused: least seconds since the last use.
-        most: bytes that the home may take; what was used longest ago goes first.
-    """
-
+    # kinds, and data sets, tasks, backbones or methods; of each sort one must be an item's. None is any.
     names: Sequence[str] = ()
-    unused: float | None = None
-    most: float | None = None
+    unused: float | None = None  # least seconds since the last use
+    most: float | None = None  # bytes that the home may take; what was used longest ago goes first
 
 
 def listed(home: Home) -> list[Item]:

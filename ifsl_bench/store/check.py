@@ -32,17 +32,11 @@ MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enoug
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings on a file.
+    """The findings on a file."""
 
-    Attributes:
-        result: None where the file does not hold one.
-        failures: what is wrong, a line each; empty for a good file.
-        unverified: what could not be looked at here.
-    """
-
-    result: Result | None
-    failures: tuple[str, ...]
-    unverified: tuple[str, ...] = ()
+    result: Result | None  # None where the file does not hold one
+    failures: tuple[str, ...]  # what is wrong, a line each; empty for a good file
+    unverified: tuple[str, ...] = ()  # what could not be looked at here
 
     @property
     def line(self) -> str:

@@ -35,25 +35,16 @@ from ifsl_bench.store.rounding import changes, retrained, unexplained
 
 @dataclass(frozen=True)
 class Reproduced:
-    """A stored result, and the same job's result now.
-
-    Attributes:
-        episodes: how many episodes have other counts; None where the two are not of the same episodes or data.
-        points: accuracy now minus accuracy stored, in percentage points.
-        reasons: what else is not as it was, in words.
-        chosen: in what the options and the training differ, in words.
-        search: in what the search for them differs, in words.
-        unexplained: what another processor does not explain, in words; see :mod:`ifsl_bench.store.rounding`.
-    """
+    """A stored result, and the same job's result now."""
 
     stored: Result
     rerun: Result
-    episodes: int | None
-    points: float
-    reasons: tuple[str, ...]
-    chosen: tuple[str, ...] = ()
-    search: tuple[str, ...] = ()
-    unexplained: tuple[str, ...] = ()
+    episodes: int | None  # how many episodes have other counts; None where the two are not of the same episodes or data
+    points: float  # accuracy now minus accuracy stored, in percentage points
+    reasons: tuple[str, ...]  # what else is not as it was, in words
+    chosen: tuple[str, ...] = ()  # in what the options and the training differ, in words
+    search: tuple[str, ...] = ()  # in what the search for them differs, in words
+    unexplained: tuple[str, ...] = ()  # what another processor does not explain, in words; see rounding
 
     @property
     def explained(self) -> bool:

@@ -27,20 +27,13 @@ NAMES |= {HITS: "right answers"}
 
 @dataclass(frozen=True)
 class Change:
-    """One of the counts, now minus stored.
-
-    Attributes:
-        episodes: in how many of them it differs.
-        points: the mean difference, in percentage points.
-        interval: half-width of the paired interval over episodes, at :data:`LEVEL` for all counts of a result at once.
-        hits: the sum of the differences.
-    """
+    """One of the counts, now minus stored."""
 
     name: str
-    episodes: int
-    points: float
-    interval: float
-    hits: int
+    episodes: int  # in how many of them it differs
+    points: float  # the mean difference, in percentage points
+    interval: float  # half-width of the paired interval over episodes, at LEVEL for all counts of a result at once
+    hits: int  # the sum of the differences
 
     @property
     def line(self) -> str:

@@ -21,17 +21,11 @@ from ifsl_bench.jobs.ready import in_ranges
 
 @dataclass(frozen=True)
 class Kept:
-    """The stored result of a job, or the reason why it is not used.
+    """The stored result of a job, or the reason why it is not used."""
 
-    Attributes:
-        result: if it is what the job would make now.
-        outdated: why it is not, where there is one; "" otherwise.
-        damaged: whether that is since its file is damaged.
-    """
-
-    result: Result | None = None
-    outdated: str = ""
-    damaged: bool = False
+    result: Result | None = None  # if it is what the job would make now
+    outdated: str = ""  # why it is not, where there is one; "" otherwise
+    damaged: bool = False  # whether that is since its file is damaged
 
 
 def kept_of(job: Job, home: Home) -> Kept:

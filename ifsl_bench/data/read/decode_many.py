@@ -27,21 +27,14 @@ Bad = tuple[int, str, str]  # row, name, reason
 
 @dataclass
 class Decoded:
-    """The outcome of decoding the images of a pool.
+    """The outcome of decoding the images of a pool."""
 
-    Attributes:
-        digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64).
-        bad: row, name and reason of each image that could not be used; its row holds zeros.
-        bytes_read: encoded bytes.
-        enlarged: how many images had a side shorter than it is now.
-        smallest: the shortest of these sides, in pixels; 0 where there is none.
-    """
-
-    digests: np.ndarray
+    digests: np.ndarray  # uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64)
+    # row, name and reason of each image that could not be used; its row holds zeros
     bad: list[Bad] = field(default_factory=list)
-    bytes_read: int = 0
-    enlarged: int = 0
-    smallest: int = 0
+    bytes_read: int = 0  # encoded bytes
+    enlarged: int = 0  # how many images had a side shorter than it is now
+    smallest: int = 0  # the shortest of these sides, in pixels; 0 where there is none
 
 
 def digest_of(image: np.ndarray) -> int:
