@@ -157,6 +157,7 @@ HOSTILE = {
     "a number of 5,000 digits": (b'{"schema": ' + b"9" * 5000 + b"}", "is not valid JSON (Exceeds the limit"),
     "not a number": (b'{"schema": NaN}', "is not valid JSON (NaN is no finite number)"),
     "infinity": (b'{"schema": -Infinity}', "is not valid JSON (-Infinity is no finite number)"),
+    "beyond all bounds": (b'{"schema": 1e999}', "is not valid JSON (1e999 is no finite number)"),
     "a key twice": (b'{"schema": 1, "schema": 1}', "is not valid JSON ('schema' is there twice)"),
     "a byte order mark": (b'\xef\xbb\xbf{"schema": 1}', "is not valid JSON ("),
     "UTF-16": ('{"schema": 1}'.encode("utf-16"), "is not valid JSON ("),

@@ -196,15 +196,9 @@ def test_paths_are_relative_to_the_file_and_results_go_where_it_says(clusters, c
     assert (tmp_path / "elsewhere" / "clusters-5shot" / result.name).exists(), "the command line has the last word"
 
 
-def test_two_methods_of_one_label_or_two_tasks_of_one_name_are_refused(clusters):
-    for name, scale in (("a", 1), ("b", 2)):
-        (clusters / f"{name}.py").write_text(OTHER.format(scale=scale))
+def test_two_tasks_of_one_name_are_refused(clusters):
     text = (clusters / "clusters.toml").read_text()
     (clusters / "other.toml").write_text(text.replace("steps = 60", "steps = 61"))
-    task = 'tasks = "clusters.toml:clusters-5shot"\n'
-    twice = "".join(f'[[run]]\nmethods = "{name}.py"\n{task}' for name in "ab")
-    with pytest.raises(UserError, match="two different methods are called 'Mine'"):
-        expanded(twice, folder=clusters)
     twice = "".join(
         f'[[run]]\nmethods = "lr"\ntasks = "{name}.toml:clusters-5shot"\n' for name in ("clusters", "other")
     )

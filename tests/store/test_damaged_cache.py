@@ -23,6 +23,7 @@ from ifsl_bench.jobs.training import MetaTrain
 from tests.fuzz.cache import FINISHED, KILLED, Caches, make_caches, one_case
 from tests.fuzz.small import TASKS, Told, run
 
+SEALED = ("pretrained/*/checkpoint.json", "features/*/base-train/bank.json", "trials/*.json", "digests/*.json")
 STARTS = (FINISHED, "data half made", "pretraining's next state written", "meta-training saved twice")
 
 
@@ -92,10 +93,11 @@ def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypat
     assert list(home.trained.glob("*.corrupt-0"))
 
 
-@pytest.mark.parametrize(
-    "pattern", ["pretrained/*/checkpoint.json", "features/*/base-train/bank.json", "trials/*.json", "digests/*.json"]
+@pytest.mark.parametrize(  # one reader reads them all, and each kind says whose it is
+    ("pattern", "how"),
+    [(pattern, how) for pattern in SEALED for how in ("cut", "other artefact's")]
+    + [(SEALED[0], how) for how in ("renamed key", "empty", "folder")],
 )
-@pytest.mark.parametrize("how", ["renamed key", "empty", "cut", "folder", "other artefact's"])
 def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
     root, wanted = cache
     path = min((root / "home").glob(pattern))
