@@ -18,11 +18,10 @@ from ifsl_bench.data.datasets import not_prepared, rough_seconds
 from ifsl_bench.data.datasets import prepared as prepared_data
 from ifsl_bench.data.preparing.outline import Outline, data_of, remembered
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.jobs.evaluating import Evaluate
+from ifsl_bench.jobs.evaluating import Evaluate, stages_of
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Features, PrepareData, Stage
 from ifsl_bench.jobs.rates import roughly, seconds_together
-from ifsl_bench.jobs.stages import stages_of
 from ifsl_bench.protocol.task import NO_BACKBONE
 from ifsl_bench.scheduler.graph import Graph, Node, graph_of, key_of
 from ifsl_bench.store.stored import kept_of

@@ -25,7 +25,8 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import joined
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.jobs.preparation import Stage
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready, in_ranges
 from ifsl_bench.jobs.training import evaluation_amount, say_place
@@ -187,3 +188,27 @@ def commit() -> str:
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
+
+
+def stages_of(job: Job) -> list[Stage]:
+    """The stages of a job, each after those it waits for: its data first, what gives the result last.
+
+    The checks of its episodes are part of the first.
+    """
+    stages: list[Stage] = [PrepareData(job.task, job.sides)]
+    trials: set[str] = set()
+
+    def add(stage: Stage) -> None:
+        for needed in stage.inputs():
+            # Candidates may be thousands: they are told apart by what they are called.
+            if needed.kind == "trial":
+                if str(needed) in trials:
+                    continue
+                trials.add(str(needed))
+            elif isinstance(needed, (PrepareData, CheckEpisodes)) or needed in stages:
+                continue
+            add(needed)
+        stages.append(stage)
+
+    add(Evaluate(job))
+    return stages

@@ -21,11 +21,11 @@ from ifsl_bench.common.wording import short
 from ifsl_bench.data.datasets import dataset_folder, is_prepared
 from ifsl_bench.data.preparing.outline import data_of, outline_of
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import Job, make_jobs
 from ifsl_bench.jobs.preparation import PrepareData
 from ifsl_bench.jobs.ranges import remove_evaluated
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.stages import stages_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocol.task import Task

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data.read import decode as decode_module
-from ifsl_bench.data.read.cubic import resize_cubic
-from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode, resize_cubic
 
 
 def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:

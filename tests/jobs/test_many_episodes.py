@@ -20,10 +20,10 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic import evaluation
 from ifsl_bench.episodic.evaluation import Evaluated, evaluate, joined
 from ifsl_bench.jobs import ranges, ready
+from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.ranges import Calibrate, EvaluateRange, evaluated_of, ranges_of, record_of
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.stages import stages_of
 from ifsl_bench.jobs.training import MetaTrain, backbone_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction

@@ -14,10 +14,10 @@ from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.sealed import read_sealed, write_sealed
+from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.preparation import Pretrain
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.stages import stages_of
 from ifsl_bench.jobs.training import MetaTrain
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method

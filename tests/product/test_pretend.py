@@ -26,10 +26,9 @@ from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.views import some_base_classes
 from ifsl_bench.episodic.evaluation import batch_size, evaluate
-from ifsl_bench.jobs.evaluating import Evaluate
+from ifsl_bench.jobs.evaluating import Evaluate, stages_of
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.stages import stages_of
 from ifsl_bench.jobs.training import MetaTrain
 from ifsl_bench.learners import compiled
 from ifsl_bench.plugin import registry

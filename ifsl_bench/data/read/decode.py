@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +14,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ifsl_bench.common.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
-from ifsl_bench.data.read import tiff
-from ifsl_bench.data.read.cubic import resize_cubic
 from ifsl_bench.data.read.file_tree import what_is
 
 if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+TIFF_BYTES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
 
@@ -87,7 +87,7 @@ def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    if (values := tiff.values(content)) > TIFF_VALUES.most:
+    if (values := tiff_values(content)) > TIFF_VALUES.most:
         raise BadImage(f"it has {values:,} values in its header, too many to open")
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as image:
@@ -176,3 +176,58 @@ def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
     if spec.fit == "crop":
         image = image.crop((round(box[0]), round(box[1]), round(box[2]), round(box[3])))
     return resize_cubic(np.asarray(image), size)
+
+
+def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
+    """Resizes an image as OpenCV's INTER_CUBIC does, up to its rounding of weights to 11 bits.
+
+    Args:
+        image: uint8 [H, W, C].
+
+    Returns:
+        uint8 [size, size, C].
+    """
+
+    def taps(length: int) -> tuple[np.ndarray, np.ndarray]:
+        centre = (np.arange(size) + 0.5) * length / size - 0.5
+        first = np.floor(centre).astype(np.int64)
+        t = centre - first  # [size]
+        d = np.stack([t + 1, t, 1 - t, 2 - t])  # [4, size], distances of the taps
+        a = -0.75
+        near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        weights = np.where(d <= 1, near, far)
+        return np.clip(first + np.arange(-1, 3)[:, None], 0, length - 1), weights
+
+    rows, row_weights = taps(image.shape[0])
+    columns, column_weights = taps(image.shape[1])
+    used = image[rows]  # [4, size, W, C]
+    tall = np.einsum("kyxc,ky->yxc", used, row_weights)
+    wide = np.einsum("ykxc,kx->yxc", tall[:, columns], column_weights)
+    return np.clip(np.rint(wide), 0, 255).astype(np.uint8)
+
+
+def tiff_values(content: bytes) -> int:
+    """Counts the entries of a TIFF's first directory, and the values of those that are no bytes, before Pillow makes an
+    object of each; 0 where there is no TIFF header.
+
+    What lies beyond the end of the file does not count: Pillow takes no more than there is.
+    """
+    form = content[:4]
+    if form not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return 0
+    order, big = "<" if form[:1] == b"I" else ">", b"+" in form
+    first, number, entry = ("Q", "Q", "HHQ8x") if big else ("L", "H", "HHL4x")
+    try:
+        (at,) = struct.unpack_from(order + first, content, 8 if big else 4)
+        (count,) = struct.unpack_from(order + number, content, at)
+    except (struct.error, OverflowError):
+        return 0
+    size = struct.calcsize(order + entry)
+    at += struct.calcsize(order + number)
+    there = min(count, max(0, (len(content) - at) // size))
+    total = there
+    for i in range(min(there, 1 << 16)):
+        _, kind, many = struct.unpack_from(order + entry, content, at + i * size)
+        if kind not in TIFF_BYTES:
+            total += min(many, len(content))
+    return total
