@@ -144,10 +144,7 @@ class Here(Executor):
     def _send(self, place: Place, node: Node, share: int) -> Future[Event]:
         future: Future[Event] = Future()
         event, error = attempt(node, self.work, self.log, self.reporter)
-        if error is not None and self.alone:
-            future.set_exception(error)
-        else:
-            future.set_result(event)
+        future.set_exception(error) if error and self.alone else future.set_result(event)
         return future
 
     def _lost(self, place: Place, error: Exception) -> Event:

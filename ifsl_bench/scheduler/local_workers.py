@@ -130,15 +130,13 @@ def print_to(setting: Setting, name: str) -> None:
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
     """Inside, Ctrl-C is not heard, and what is started never hears it."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread, which alone hears it
-        yield
-        return
+    hears = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if hears else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if hears:
+            signal.signal(signal.SIGINT, before)
 
 
 def visible(device: int) -> str:
@@ -174,11 +172,8 @@ def local_workers(setting: Setting, device: torch.device, count: int | None, dev
 
 def numbers_in(listed: str) -> list[int]:
     """``0-2,5`` as [0, 1, 2, 5]; raises :class:`UserError` for what is no such list."""
-    numbers: list[int] = []
-    for part in listed.split(","):
-        if not (ends := re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part)):
-            raise UserError(f"--devices takes numbers, as in 0-7 or 0,2, not {listed!r}")
-        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    if not numbers or len(set(numbers)) != len(numbers):
+    parts = [re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part) for part in listed.split(",")]
+    numbers = [number for part in parts if part for number in range(int(part[1]), int(part[2] or part[1]) + 1)]
+    if not all(parts) or not numbers or len(set(numbers)) != len(numbers):
         raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {listed!r}")
     return numbers
