@@ -57,7 +57,8 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
 def line(result: Any) -> str:
     """A result in a line: what it is of, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
-    return one_line(f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} episodes")
+    unit = "sequences" if isinstance(result.counts(), SessionCounts) else "episodes"
+    return one_line(f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} {unit}")
 
 
 def facts(result: Any) -> dict[str, Any]:

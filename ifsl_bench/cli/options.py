@@ -89,7 +89,7 @@ def change_options(command: Any) -> Any:
         "base-classes": "Use only N of the base classes; the backbone is trained on them.",
         "ways": "Novel classes of an episode.",
         "shots": "Support images of each novel class.",
-        "queries": "Query images of each novel class; those of base classes change in proportion.",
+        "queries": "Query images of each novel class; in episodes those of base classes change in proportion.",
         "pretraining-steps": "Steps of the backbone's pretraining; use a few to rehearse a run.",
         "sessions": "Sessions after the base session; a task in episodes becomes one in sessions.",
         "novel-from": "Take the novel classes of validation and testing from another data set.",

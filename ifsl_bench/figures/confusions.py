@@ -37,7 +37,7 @@ from ifsl_bench.figures.style import (
 from ifsl_bench.figures.texts import short_names
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.plugin.method import Method, masked_logits
-from ifsl_bench.protocol.metrics import Z95, Estimate
+from ifsl_bench.protocol.metrics import Estimate
 
 Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the class that is answered
 EPISODES = 500
@@ -77,16 +77,19 @@ class Confusions:
     def share(self, of: int, answer: int) -> Estimate:
         """The share of a class's queries that are answered so, in percent, with the 95% interval over units.
 
-        The interval is that of a ratio of two means, which has 1.96 s / sqrt(n) where q is always the same. It is NaN
-        for fewer than two units, as the mean is for none.
+        The interval is that of a ratio of two means, which has t s / sqrt(n) where q is always the same, t being Student's
+        quantile for n - 1 degrees of freedom: a class may have few units. It is NaN for fewer than two, as the mean is
+        for none.
         """
+        from scipy.special import stdtrit
+
         n, q, h = self.units[of], self.queries[of], self.answers[of, answer]
         if n == 0:
             return Estimate(math.nan, math.nan)
         spread = (
             self.answer_squares[of, answer] - 2 * h / q * self.products[of, answer] + (h / q) ** 2 * self.squares[of]
         )
-        interval = Z95 * math.sqrt(max(spread, 0.0) * n / (n - 1)) / q if n > 1 else math.nan
+        interval = stdtrit(n - 1, 0.975) * math.sqrt(max(spread, 0.0) * n / (n - 1)) / q if n > 1 else math.nan
         return Estimate(100 * h / q, 100 * interval)
 
     @property
@@ -195,7 +198,7 @@ def class_accuracy(
     task: str, methods: Names, *, options: Mapping[str, Any] | None = None, episodes: int | None = None,
     train: bool = False, work: Workspace | None = None,
 ) -> Frame:  # fmt: skip
-    """The accuracy of each class and what is answered instead, in percent of its queries, the worst class first.
+    """The accuracy of each class and what is answered instead, in percent of its queries: novel classes, then base ones, worst first.
 
     Args:
         methods, options: as :func:`ifsl_bench.run` takes them.

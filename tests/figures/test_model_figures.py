@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.text import Text
+from scipy import stats
 
 import ifsl_bench
 from ifsl_bench.board.looks import MARKERS
@@ -259,7 +260,7 @@ def test_confusions_are_those_of_the_episodes_one_by_one(trained):
         values = [share[base[answer]] for share in shares[names[of]]]
         found = one.share(one.base + of, answer)
         assert found.mean == pytest.approx(np.mean(values)) == one.shares[of, answer]
-        assert found.interval == pytest.approx(1.96 * np.std(values, ddof=1) / len(values) ** 0.5)
+        assert found.interval == pytest.approx(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
     for of_method, name in ((one, "imprint"), (other, "static")):
         counts = results[name].counts()
         right, known = of_method.answers.diagonal(), of_method.base
