@@ -10,7 +10,7 @@ from torch import Tensor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import learner_of
 from ifsl_bench.learners.attractor import ridge
-from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, fixed_class
+from ifsl_bench.learners.episodic import STRONG_WEIGHT_DECAYS, WEIGHT_DECAYS, Converged, fixed_class
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 
@@ -31,8 +31,8 @@ class Ridge(GrowingMethod):
     Options:
         learner: ``lr`` or ``mlp``.
         weight_decay: of all fast weights, biases included; chosen on validation episodes unless given, from a grid of
-            this suite: 1e-13 to 10 by half powers of ten. The authors' code has one number each: 1e-5 for LR at
-            1 shot on mini-ImageNet and 0 on tiered-ImageNet, 1e-5 for MLP at 1 shot, 1e-3 at 5 shots.
+            this suite: 1e-13 to 1e-1 by half powers of ten, in sessions to 10. The authors' code has one number each:
+            1e-5 for LR at 1 shot on mini-ImageNet and 0 on tiered-ImageNet, 1e-5 for MLP at 1 shot, 1e-3 at 5 shots.
         memory: in sessions, ``none`` keeps the fast weights of earlier sessions as they are; ``supports`` keeps all
             supports, and solves for all novel classes anew in each session. In episodes they are the same.
     """
@@ -41,6 +41,7 @@ class Ridge(GrowingMethod):
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr": {"learner": "lr"}, "mlp": {"learner": "mlp"}}
     space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
+    session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": STRONG_WEIGHT_DECAYS}
 
     def __init__(
         self, base: Base, ways: int, *, learner: Literal["lr", "mlp"] = "lr", weight_decay: float = 1e-3,

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.learners import WEIGHT_DECAYS, DualNewton, Regression, SoftmaxRegression, fixed_class, statistics
+from ifsl_bench.learners import (
+    STRONG_WEIGHT_DECAYS,
+    WEIGHT_DECAYS,
+    DualNewton,
+    Regression,
+    SoftmaxRegression,
+    fixed_class,
+    statistics,
+)
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.solve.minimise import minimise
@@ -49,6 +57,7 @@ class Subspace(GrowingMethod):
     parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True), "gamma": Range(1e-6, 100.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
+    session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": STRONG_WEIGHT_DECAYS}
 
     def __init__(
         self, base: Base, ways: int, *, gamma: float = 0.03, weight_decay: float = 1e-3, memory: Memory = "none"

@@ -54,7 +54,8 @@ def later_rounds(job: Job) -> int:
 
 def _points(job: Job, finished: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
     default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
-    return settings.points(job.method, job.fixed_options, job.trials, default, finished)
+    sessions = job.task.sessions is not None
+    return settings.points(job.method, job.fixed_options, job.trials, default, finished, sessions)
 
 
 def _candidate(job: Job, point: Point) -> Candidate:

@@ -20,6 +20,7 @@ from ifsl_bench.common.cosine import unit
 
 from .attractor import Memory, attention, fold, ridge
 from .episodic import (
+    STRONG_WEIGHT_DECAYS,
     WEIGHT_DECAY,
     WEIGHT_DECAYS,
     Converged,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from .network_space import Network, NetworkArgs
 
 __all__ = [
-    "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "DualNewton", "Learner", "LinearLearner", "Memory",
-    "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression", "TanhNetwork",
+    "STRONG_WEIGHT_DECAYS", "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "DualNewton", "Learner", "LinearLearner",
+    "Memory", "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression", "TanhNetwork",
     "Unrolled", "attention", "fixed_class", "fold", "learner_of", "ridge", "statistics",
     "unit",
 ]  # fmt: skip

@@ -33,7 +33,13 @@ from .regression import DualNewton, SoftmaxRegression
 from .softmax import Regression
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
-WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, 3))  # 1e-13 ... 10, to choose from
+WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, -1))  # 1e-13 ... 1e-1, to choose from
+STRONG_WEIGHT_DECAYS = (
+    0.316,
+    1.0,
+    3.16,
+    10.0,
+)  # in sessions, where one chosen for episodes takes too many base queries
 
 Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, rest [E, S]
 Pull = tuple[Tensor, Tensor]  # centres [(E,) rows or 1, size] and precisions [size], see `fold`

@@ -41,7 +41,9 @@ ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda space: _is_mapping(space, object, lambda values: isinstance(values, (Range, Choices))),
         "option -> ifsl_bench.Range or ifsl_bench.Choices",
     ),
-    "grid": (lambda grid: _is_mapping(grid, object, _is_filled), "option -> values to try"),
+    **dict.fromkeys(
+        ("grid", "session_grid"), (lambda grid: _is_mapping(grid, object, _is_filled), "option -> values to try")
+    ),
 }
 
 
@@ -73,4 +75,6 @@ def check_method(method: type[Method]) -> None:
     rate = space_of(method).get(RATE)
     if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
         raise UserError(f"{called}.space[{RATE!r}] is {rate}, but a learning rate is positive")
-    grid_of(method)
+    if strange := [key for key in method.session_grid if key not in method.grid]:
+        raise UserError(f"{called}.session_grid names {strange[0]!r}, which is no option of its grid")
+    grid_of(method, sessions=True)

@@ -107,7 +107,11 @@ def described(name: str) -> Described:
             "option": option.name,
             "takes": option.spelled,
             "default": short(meant.get(option.name, option.default)),
-            "tried": ", ".join(map(short, grid.get(option.name, ()))),
+            "tried": "; in sessions also ".join(
+                ", ".join(map(short, values[option.name]))
+                for values in (grid, kind.session_grid)
+                if option.name in values
+            ),
             "--tune": _spread(space[option.name]) if option.name in space else "",
             "meaning": means.get(option.name, ""),
         }

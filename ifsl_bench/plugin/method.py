@@ -155,6 +155,7 @@ class Method(nn.Module, ABC):
             rate of meta-training.
         grid: for options of the space, the values to choose from on validation episodes where nobody sets or tunes
             them.
+        session_grid: for options of the grid, further values to choose from in sessions.
         schedule: replaces the task's meta-training schedule.
         shorthands: further names of the method, each with the options that it stands for.
         requires: top-level modules that the method imports when it is made, and that its package does not depend on,
@@ -178,6 +179,7 @@ class Method(nn.Module, ABC):
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
     space: ClassVar[Space] = {}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     schedule: ClassVar[MetaTraining | None] = None
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     requires: ClassVar[Mapping[str, str]] = {}

@@ -120,8 +120,8 @@ def space_of(method: type[Method]) -> Space:
     return space
 
 
-def grid_of(method: type[Method]) -> dict[str, tuple[Any, ...]]:
-    """The method's grid with every value as its option's type has it.
+def grid_of(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any, ...]]:
+    """The method's grid, of episodes or of sessions, with every value as its option's type has it.
 
     Raises:
         UserError: values that the option does not take.
@@ -129,7 +129,8 @@ def grid_of(method: type[Method]) -> dict[str, tuple[Any, ...]]:
     options, grid = options_of(method), {}
     for key, values in method.grid.items():
         try:
-            grid[key] = kinds.typed(options[key].kind, values)
+            more = method.session_grid.get(key, ()) if sessions else ()
+            grid[key] = kinds.typed(options[key].kind, (*values, *more))
         except ValueError as error:
             raise UserError(f"{method.__qualname__}.grid[{key!r}]: {error}") from None
     return grid

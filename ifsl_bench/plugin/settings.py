@@ -19,6 +19,7 @@ def points(
     trials: int,
     default: Mapping[str, Any],
     rounds: Sequence[Sequence[tuple[Point, float]]] = (),
+    sessions: bool = False,
 ) -> list[Point]:
     """The values of what is searched to try in the next round; one empty point where nothing is.
 
@@ -26,11 +27,12 @@ def points(
 
     Args:
         rounds: the earlier ones, with accuracies.
+        sessions: whether the grid is that of sessions.
     """
     free = searched_options(method, fixed_options, trials)
     if free and trials:
         return next_round(_space(method, free), default, trials, rounds)
-    grid = grid_of(method)
+    grid = grid_of(method, sessions)
     product = itertools.product(*(grid[key] for key in free))
     return [] if rounds else [dict(zip(free, values, strict=True)) for values in product]
 
