@@ -54,8 +54,7 @@ class Reproduced:
 
     @property
     def identical(self) -> bool:
-        """True where all counts are the same, on the same episodes, with the same settings, from the same search or one
-        that tried more."""
+        """True where all counts are the same, on the same episodes, with the same settings from the same search."""
         return self.episodes == 0 and not self.chosen and not self.search
 
     def close(self, within: float) -> bool:
@@ -68,9 +67,7 @@ class Reproduced:
         stored, count = self.stored, len(self.stored.episodes)
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
         if self.identical:
-            more = len(_tried(self.rerun) - _tried(stored))
-            none = f"; {more} more settings are tried now, and none is better" if more else ""
-            return f"{of}: identical, all counts of {count:,} episodes (Acc. {stored.summary['acc']['mean']:.2f}){none}"
+            return f"{of}: identical, all counts of {count:,} episodes (Acc. {stored.summary['acc']['mean']:.2f})"
         then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.rerun))
         where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {count:,} episodes"
         reasons = (*self.chosen, *self.search, *self.reasons)
@@ -190,18 +187,16 @@ def _other_settings(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tup
         for key in sorted(then.keys() | now.keys())
         if then.get(key) != now.get(key)
     ]
-    then, now = _tried(stored), _tried(rerun)
-    search = [] if then <= now else [f"other settings are tried, {len(now)} where {len(then)} are stored"]
+    sides = [{(names, point) for names, tried in result.tuned.items() for point in tried} for result in (stored, rerun)]
+    search = (
+        [] if sides[0] == sides[1] else [f"other settings are tried, {len(sides[1])} where {len(sides[0])} are stored"]
+    )
     for name in ("passed_over", "edge"):
-        texts = [" and ".join(sorted(getattr(result, name))) or "empty" for result in (rerun, stored)]
-        if texts[0] != texts[1]:
+        then, now = (sorted(getattr(result, name)) for result in (stored, rerun))
+        if then != now:
+            texts = " and ".join(now) or "empty", " and ".join(then) or "empty"
             search.append(f"{name} is {texts[0]} where {texts[1]} is stored")
     return tuple(chosen), tuple(search)
-
-
-def _tried(result: Result) -> set[tuple[str, str]]:
-    """The settings that a search tried: names of options, and their values."""
-    return {(names, point) for names, tried in result.tuned.items() for point in tried}
 
 
 def _short(settings: Mapping[str, Any], key: str) -> str:
