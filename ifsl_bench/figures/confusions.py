@@ -78,8 +78,8 @@ class Confusions:
         """The share of a class's queries that are answered so, in percent, with the 95% interval over units.
 
         The interval is that of a ratio of two means, which has t s / sqrt(n) where q is always the same, t being
-        Student's quantile for n - 1 degrees of freedom: a class may have few units. It is NaN for fewer than two, as the mean is
-        for none.
+        Student's quantile for n - 1 degrees of freedom: a class may have few units. It is NaN for fewer than two, as
+        the mean is for none.
         """
         from scipy.special import stdtrit
 
@@ -198,8 +198,8 @@ def class_accuracy(
     task: str, methods: Names, *, options: Mapping[str, Any] | None = None, episodes: int | None = None,
     train: bool = False, work: Workspace | None = None,
 ) -> Frame:  # fmt: skip
-    """The accuracy of each class and what is answered instead, in percent of its queries; novel classes before
-    base ones, the worst first.
+    """The accuracy of each class and what is answered instead, in percent of its queries. Novel classes
+    come before base ones, the worst first.
 
     Args:
         methods, options: as :func:`ifsl_bench.run` takes them.

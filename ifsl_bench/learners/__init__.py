@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STRONG_WEIGHT_DECAYS", "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "DualNewton", "Learner", "LinearLearner",
-    "Memory", "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression", "TanhNetwork",
-    "Unrolled", "attention", "fixed_class", "fold", "learner_of", "ridge", "statistics",
+    "Memory", "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression",
+    "TanhNetwork", "Unrolled", "attention", "fixed_class", "fold", "learner_of", "ridge", "statistics",
     "unit",
 ]  # fmt: skip
 
