@@ -37,8 +37,8 @@ class RanPAC(Method):
 
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    space: ClassVar[Space] = {"ridge": Range(1e-4, 1e8, log=True)}
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"ridge": (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)}
+    space: ClassVar[Space] = {"ridge": Range(1e-4, 1e10, log=True)}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"ridge": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8)}
 
     def __init__(self, base: Base, ways: int, *, projections: int = 1000, ridge: float = 100.0) -> None:
         super().__init__(base, ways)
