@@ -116,7 +116,7 @@ def test_full_tables_have_the_accuracy_after_each_session(call):
 def test_each_a_0_has_its_lazy_row_which_has_no_rank(command, call):
     _, out, _ = call(*command, "tiny-features-sessions", "--format", "json")
     rows = {row["method"]: row for row in json.loads(out)}
-    named = {f"lazy ({method})" for method in ("lr+a", "imprint", "protonet", "lda", "lwof")}
+    named = {f"lazy ({method})" for method in ("lr+a", "imprint", "protonet", "lda", "lwof", "castle")}
     assert {name for name in rows if name.startswith("lazy")} == named
     for name, of in (("lazy (lr+a)", ["lr", "lr+a", "lr+s"]), ("lazy (imprint)", ["imprint", "ncm", "teen"])):
         assert {rows[label]["first"] for label in of} == {rows[name]["first"]}
@@ -190,7 +190,7 @@ def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
         fixed = re.search(
             f"Intervals hold fixed the trained models, the base and novel classes and {options} (.*)\\.", out
         )
-        assert {"lda", "lr"} <= {*fixed[1].split(", ")} <= {"lda", "lr", "mlp", "subspace"}
+        assert {"lda", "lr"} <= {*fixed[1].split(", ")} <= {"lda", "lr", "lr.memory=supports", "mlp", "subspace"}
     assert options not in call("table", "tiny-features-sessions", "--method", "ncm,teen")[1]
 
 

@@ -191,28 +191,30 @@ def average_accuracies(label: str) -> np.ndarray:
 
 
 def test_the_command_splits_rows_and_differences_of_stored_rows(call):
-    """Mean squares of statistics' textbooks over the accuracies, and the signs of all 1,200 single comparisons."""
+    """Mean squares of statistics' textbooks over the accuracies, and the signs of all single comparisons."""
     status, out, _ = call("variance", "glyphs-sessions", "--method", "teen,protonet", "--format", "json")
     assert status == 0
     teen, protonet, difference = json.loads(out)
     assert (teen["method"], protonet["method"]) == ("teen", "protonet")
-    assert (difference["a"], difference["b"], difference["seeds"]) == ("teen", "protonet", 3)
     x = average_accuracies("teen") - average_accuracies("protonet")
+    seeds = len(x)
+    assert (difference["a"], difference["b"], difference["seeds"]) == ("teen", "protonet", seeds)
     made = np.mean(x < 0)
     assert difference["wrong_sign_made"] == pytest.approx(made, abs=1e-4)
-    assert 0.3 < made < 0.4
+    assert 0.3 < made < 0.5
     assert difference["wrong_sign"] == pytest.approx(made, abs=0.03)
     assert difference["mean"] == pytest.approx(x.mean(), abs=1e-4)
     both = x.mean(2) - x.mean((1, 2))[:, None] - x.mean((0, 2)) + x.mean()
     rest = x - x.mean(2)[:, :, None] - x.mean(0) + x.mean((0, 2))[:, None]
-    ms_rest, ms_both = (rest**2).sum() / (2 * 300), 4 * (both**2).sum() / (2 * 99)
+    ms_rest, ms_both = (rest**2).sum() / ((seeds - 1) * 300), 4 * (both**2).sum() / ((seeds - 1) * 99)
     ms_seed = 400 * x.mean((1, 2)).var(ddof=1)
     assert difference["sd_rest"] == pytest.approx(np.sqrt(ms_rest), abs=1e-4)
     assert difference["sd_seed"] == pytest.approx(np.sqrt((ms_seed - ms_both) / 400), abs=1e-4)
     assert difference["sd_seed_by_order"] == pytest.approx(np.sqrt(max(0, ms_both - ms_rest) / 4), abs=1e-4)
     _, text, _ = call("variance", "glyphs-sessions", "--method", "teen,protonet")
     assert "wrong sign" in text
-    assert f"{100 * difference['wrong_sign']:.0f}% (" in text
+    percent = 100 * difference["wrong_sign"]  # of four digits
+    assert any(f"{round(percent + shift)}% (" in text for shift in (-0.01, 0.01))
 
 
 def test_rows_that_no_seed_changes_have_no_variance_over_seeds(call):

@@ -310,12 +310,13 @@ def test_a_list_as_long_as_is_taken_fits_into_a_gigabyte(kind, tmp_path, traced)
     else:
         content = b"".join(map(head, names)) + END
         path.write_bytes(gzip.compress(content, 1) if kind == "tar.gz" else content)
-    with open_tree(path) as tree:
-        tree.content()  # once before: modules imported on first use are not the list's memory
-    with traced() as memory, open_tree(path) as tree:
-        assert len(tree.entries) == count
-        found = tree.content()["names"]
-    assert memory.peak / count * limits.MEMBERS.most < 1e9
+    peaks = []
+    for _ in range(5):  # modules imported on first use, and other threads of the process, take memory too
+        with traced() as memory, open_tree(path) as tree:
+            assert len(tree.entries) == count
+            found = tree.content()["names"]
+        peaks.append(memory.peak)
+    assert min(peaks) / count * limits.MEMBERS.most < 1e9
     assert found == sha256_json([[name.decode(), 0] for name in names])
 
 

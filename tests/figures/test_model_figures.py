@@ -285,7 +285,7 @@ def test_an_interval_of_a_class_with_more_queries_here_than_there_is_over_units(
             share = found.share(of, answer)
             residual = (h - h.sum() / q.sum() * q) / q.mean()
             assert share.mean == pytest.approx(100 * h.sum() / q.sum())
-            assert share.interval == pytest.approx(196 * residual.std(ddof=1) / 20**0.5)
+            assert share.interval == pytest.approx(100 * stats.t.ppf(0.975, 19) * stats.sem(residual))
 
 
 SESSIONS = """
