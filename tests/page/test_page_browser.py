@@ -447,11 +447,12 @@ def test_what_is_forgotten_and_what_a_number_depends_on_stand_beside_the_curves(
             assert line == pytest.approx(numbers, abs=0.051 if size == "desk" else 0.551)
         found = {(name, part): share for name, part, share in visit.page.evaluate(bars)}
         assert {name for name, _ in found} == set(splits)
+        variances = {(name, part): splits[name][f"sd_{part.replace(' ', '_')}"] ** 2 for name, part in found}
         for (name, part), share in found.items():
-            sd = splits[name][f"sd_{part.replace(' ', '_')}"]
-            single = splits[name]["sd_single"]
-            # Standard deviations of four digits are off by 5e-5, which twice of each of the two adds to the share.
-            assert share == pytest.approx(100 * (sd / single) ** 2, abs=0.05 + 400 * 5e-5 / single)
+            total = sum(variance for (row, _), variance in variances.items() if row == name)
+            # Deviations of four digits are off by 5e-5, which twice of each of the two adds to the share.
+            tolerance = 0.05 + 400 * 5e-5 / total**0.5
+            assert share == pytest.approx(100 * variances[name, part] / total, abs=tolerance)
         visit.page.locator("#chips label", has_text=re.compile("^lr$")).click()
         options = figure.locator("option").all_inner_texts()
         assert "lr" not in options
