@@ -110,7 +110,7 @@ def wheel(made_once) -> Path:
 @pytest.mark.slow("builds a wheel")
 def test_an_index_takes_the_wheel_which_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
     # PyPI takes files of 100 MB; what is to come, weights of backbones above all, needs room beside these.
-    assert wheel.stat().st_size < 70_000_000
+    assert wheel.stat().st_size < 75_000_000
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ifsl_bench"}
