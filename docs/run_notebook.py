@@ -20,6 +20,9 @@ def run(path: Path, home: str) -> None:
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # the time of day
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output.text = output.text.replace(home, "~/ifsl")  # a folder of this run alone
     nbformat.write(notebook, path)
 
 

@@ -155,17 +155,17 @@ def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
     """
     own_tensors, parts = network.state_dict(), {name for name, _ in network.named_children()}
     needed = [name for name in own_tensors if not name.endswith(".num_batches_tracked")]  # older files lack these
-    pairs = ((given, given.removesuffix(own)) for own, given in itertools.product(needed, weights))
-    counts = Counter(start for given, start in pairs if start != given and f".{start}".endswith("."))
+    pairs = ((name, name.removesuffix(own)) for own, name in itertools.product(needed, weights))
+    counts = Counter(start for name, start in pairs if start != name and f".{start}".endswith("."))
     if len(whole := [start for start, count in counts.items() if count == len(needed)]) > 1:
         raise ValueError(f"it has the network {len(whole)} times, under {' and '.join(map(repr, whole))}")
     start = max(counts, key=counts.__getitem__, default="")
-    found = {name.removeprefix(start): x for name, x in weights.items() if name.startswith(start)}
-    taken = {name: x for name, x in found.items() if name in own_tensors}
+    inside = {name.removeprefix(start): x for name, x in weights.items() if name.startswith(start)}
+    taken = {name: x for name, x in inside.items() if name in own_tensors}
     for fault, faulty in (
         ("missing", [name for name in needed if name not in taken]),
         ("of another shape", [name for name, x in taken.items() if x.shape != own_tensors[name].shape]),
-        ("too many", [name for name in found if name not in taken and name.partition(".")[0] in parts]),
+        ("too many", [name for name in inside if name not in taken and name.partition(".")[0] in parts]),
     ):
         if faulty:
             raise ValueError(f"tensors {fault}: {len(faulty)}, such as {faulty[0]}")

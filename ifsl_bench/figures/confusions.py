@@ -175,12 +175,12 @@ def _numbered(
 
 
 def summed(
-    label: str, task: str, names: Sequence[str], base: int, unit: np.ndarray, truth: np.ndarray, said: np.ndarray
+    label: str, task: str, names: Sequence[str], base: int, unit: np.ndarray, truth: np.ndarray, answered: np.ndarray
 ) -> Confusions:
     """The sums over units; of each query the unit, the class and the class that is answered, [queries] each."""
-    classes, columns, wrong = len(names), len(names) + 2, said != truth
+    classes, columns, wrong = len(names), len(names) + 2, answered != truth
     of_class = unit * classes + truth  # numbers a class of a unit
-    every = np.concatenate([of_class * columns + said, (of_class * columns + classes + (said >= base))[wrong]])
+    every = np.concatenate([of_class * columns + answered, (of_class * columns + classes + (answered >= base))[wrong]])
     (of_class, q), (pairs, h) = (np.unique(numbers, return_counts=True) for numbers in (of_class, every))
     of_pair = q[np.searchsorted(of_class, pairs // columns)]
 
@@ -216,24 +216,25 @@ def class_accuracy(
         UserError: unknown names, a task without base classes, models that are not trained.
     """
     of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
-    return Frame([_table(one) for one in of_methods])
+    return Frame([_table(of_method) for of_method in of_methods])
 
 
-def _table(one: Confusions) -> Table[dict[str, Any]]:
-    count, rows = len(one.classes), list[dict[str, Any]]()
-    accuracies = one.answers.diagonal() / np.maximum(one.queries, 1)
-    for at in sorted(np.flatnonzero(one.units).tolist(), key=lambda at: (at < one.base, accuracies[at])):
-        others = one.answers[at, :count].copy()
+def _table(of_method: Confusions) -> Table[dict[str, Any]]:
+    count, rows = len(of_method.classes), list[dict[str, Any]]()
+    accuracies = of_method.answers.diagonal() / np.maximum(of_method.queries, 1)
+    for at in sorted(np.flatnonzero(of_method.units).tolist(), key=lambda at: (at < of_method.base, accuracies[at])):
+        others = of_method.answers[at, :count].copy()
         others[at] = 0
         taker = int(others.argmax())
         shares = {"acc": at, "as_base": count, "as_novel": count + 1, "taken": taker}
         rows.append({
-            "task": one.task, "method": one.label, "class": one.classes[at], "novel": at >= one.base,
-            "queries": int(one.queries[at]), "taken_by": one.classes[taker] if others[taker] else None,
-            **{name: one.share(at, answer) for name, answer in shares.items()},
+            "task": of_method.task, "method": of_method.label, "class": of_method.classes[at],
+            "novel": at >= of_method.base, "queries": int(of_method.queries[at]),
+            "taken_by": of_method.classes[taker] if others[taker] else None,
+            **{name: of_method.share(at, answer) for name, answer in shares.items()},
         })  # fmt: skip
     return Table([_plain(*names) for names in PLAIN] + [_share(*names) for names in SHARES],
-                 rows, f"{one.task}, {one.label}, in percent of a class's queries")  # fmt: skip
+                 rows, f"{of_method.task}, {of_method.label}, in percent of a class's queries")  # fmt: skip
 
 
 PLAIN = (("task", None), ("method", None), ("class", "class"), ("novel", "novel"), ("queries", "queries"),
@@ -263,31 +264,34 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
         UserError: no query of a novel class is answered with a base class.
     """
     first = of_methods[0]
-    shares = np.mean([one.shares for one in of_methods], 0)
+    shares = np.mean([of_method.shares for of_method in of_methods], 0)
     order = [at for at in np.argsort(-shares, None, kind="stable")[:PAIRS].tolist() if shares.flat[at] > 0]
     if not order:
         raise UserError(f"{first.task}: no query of a novel class is answered with a base class")
     pairs = [divmod(at, first.base) for at in order]
     base, novel = short_names(first.classes[: first.base]), short_names(first.classes[first.base :])
-    labels = [one.label for one in of_methods]
+    labels = [of_method.label for of_method in of_methods]
     looks, apart = drawn_beside(labels), 0.7 / len(labels)
     figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)) + legend_height(labels, wide), wide)
     axes = figure.add_subplot(xlabel="queries of the novel class (%)",
                               ylim=(len(pairs) - 0.4, -0.6))  # fmt: skip
-    for row, (one, look) in enumerate(zip(of_methods, looks, strict=True)):
-        values = [one.share(one.base + of, answer) for of, answer in pairs]
+    for row, (of_method, look) in enumerate(zip(of_methods, looks, strict=True)):
+        values = [of_method.share(of_method.base + of, answer) for of, answer in pairs]
         places = [at + (row - (len(labels) - 1) / 2) * apart for at in range(len(pairs))]
         means, intervals = [v.mean for v in values], [v.interval for v in values]
         axes.errorbar(means, places, xerr=intervals, **look | {"linestyle": "none"}, elinewidth=0.8, capsize=1.5,
-                      capthick=0.6, label=one.label)  # fmt: skip
+                      capthick=0.6, label=of_method.label)  # fmt: skip
     axes.set_xlim(left=0)
     lines_of_rows(axes, [text_of(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels, wide)
-    return figure, [_note(one, pairs) for one in of_methods]
+    return figure, [_note(of_method, pairs) for of_method in of_methods]
 
 
-def _note(one: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
-    novel, drawn = one.queries[one.base :].sum(), sum(one.answers[one.base + of, answer] for of, answer in pairs)
-    taken = one.answers[one.base :, : one.base].sum()
+def _note(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
+    novel, drawn = (
+        of_method.queries[of_method.base :].sum(),
+        sum(of_method.answers[of_method.base + of, answer] for of, answer in pairs),
+    )
+    taken = of_method.answers[of_method.base :, : of_method.base].sum()
     of_pairs = f", {100 * drawn / taken:.0f}% of them in these pairs" if taken else ""
-    return f"{one.label}: base classes take {100 * taken / novel:.1f}% of the queries of novel classes{of_pairs}"
+    return f"{of_method.label}: base classes take {100 * taken / novel:.1f}% of the queries of novel classes{of_pairs}"

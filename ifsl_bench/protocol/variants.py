@@ -189,8 +189,8 @@ def changed(task: Task, change: Change) -> Task:
         queries = of.sessions.queries if of.sessions else shape.novel_queries
         changes = of.base_classes, shape.ways, of.shots, queries, spec.steps
         sessions = of.sessions.count if of.sessions else None
-        given = spec.weights, spec.pretrained_on
-        return *changes, of.novel_from, spec.backbone, *given, spec.centre or CENTRED, sessions
+        source = spec.weights, spec.pretrained_on
+        return *changes, of.novel_from, spec.backbone, *source, spec.centre or CENTRED, sessions
 
     differs = [
         f"{key}={new}"
