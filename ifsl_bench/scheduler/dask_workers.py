@@ -165,7 +165,9 @@ class DaskWorkers(Executor):
         if self._alive:
             try:
                 return question(*arguments, **keywords)
-            except (OSError, RuntimeError, dask().CancelledError):
+            except OSError:
+                pass  # its connection broke; the client notices that a moment later
+            except (RuntimeError, dask().CancelledError):
                 if self._alive:
                     raise
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
