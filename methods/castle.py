@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ifsl_bench.common.cosine import products
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
@@ -90,7 +91,7 @@ class Castle(_Synthesiser, GrowingMethod):
         return self.class_logits(F.normalize(self.base.weight, dim=-1), query)
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return query.features @ state.mT / self.temperature
+        return products(query.features, state).div_(self.temperature)
 
 
 class ACastle(_Synthesiser):

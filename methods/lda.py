@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ifsl_bench.common.cosine import products
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Choices, Range, Space
@@ -137,7 +138,7 @@ class LDA(GrowingMethod):
     def class_logits(self, state: State, query: Query) -> Tensor:
         if self.per_class:
             return own_logits(query.features, state["means"], state["metrics"])
-        return query.features @ state["weight"].mT + state["offset"].unsqueeze(-2)
+        return products(query.features, state["weight"]) + state["offset"].unsqueeze(-2)
 
     def compared(self, query: Query) -> Query:
         placed = self.placed(query.features)

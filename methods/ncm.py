@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ifsl_bench.common.cosine import cosines, direction, unit
+from ifsl_bench.common.cosine import cosines, direction, products, unit
 from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
 
 
@@ -29,7 +29,7 @@ class NCM(GrowingMethod):
         return self.base.scale * cosines(query.features, unit(self.base.prototypes))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return self.base.scale * (query.features @ direction(state).mT)
+        return products(query.features, direction(state)).mul_(self.base.scale)
 
     def compared(self, query: Query) -> Query:
         return Query(direction(query.features), query.base_logits)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ifsl_bench.common.cosine import products
 from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
 
 
@@ -30,4 +31,5 @@ class ProtoNet(GrowingMethod):
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         h = query.features
-        return -(h.square().sum(-1, keepdim=True) - 2 * h @ state.mT + state.square().sum(-1).unsqueeze(1))
+        lengths = h.square().sum(-1, keepdim=True), state.square().sum(-1).unsqueeze(1)
+        return products(h, state).mul_(2).sub_(lengths[0]).sub_(lengths[1])

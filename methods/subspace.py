@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ifsl_bench.common.cosine import products
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import (
     STRONG_WEIGHT_DECAYS,
@@ -94,7 +95,7 @@ class Subspace(GrowingMethod):
         return Learned({"weight": v_1 + v_2 @ span.mT, "bias": bias}, statistics(solution))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return torch.baddbmm(state["bias"].mT, query.features, state["weight"].mT)
+        return products(query.features, state["weight"], state["bias"].squeeze(-1))
 
 
 def basis(weight: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.cosine import cosines, direction
+from ifsl_bench.common.cosine import cosines, direction, products
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
@@ -64,7 +64,7 @@ class TEEN(GrowingMethod):
         return self.base.scale * cosines(query.features, F.normalize(self.base.prototypes, dim=-1))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return self.base.scale * (query.features @ direction(state).mT)
+        return products(query.features, direction(state)).mul_(self.base.scale)
 
     def compared(self, query: Query) -> Query:
         return Query(direction(query.features), query.base_logits)

@@ -1,10 +1,12 @@
-"""Unit vectors and cosines, for logits and attention that compare by angle."""
+"""Unit vectors, cosines and other products of queries and weights, for logits and attention."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+MANY = 16  # weights from which their side of a product is better the outer one
 
 
 def unit(v: Tensor) -> Tensor:
@@ -20,3 +22,14 @@ def direction(v: Tensor) -> Tensor:
 def cosines(h: Tensor, weight: Tensor) -> Tensor:
     """cos(h, w) of features h [E, Q, D] and every weight w of [K, D] or [E, N, D]; 0 of a zero vector."""
     return direction(h) @ direction(weight).mT
+
+
+def products(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """h . w + b of features h [E, Q, D], every weight w of [E, N, D] and bias b of [E, N]; [E, Q, N].
+
+    Those of many weights lie in memory weight by weight: with few columns BLAS takes half as long again, and a maximum
+    over some of the weights then runs along the queries.
+    """
+    if weight.shape[-2] < MANY:
+        return h @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), h, weight.mT)
+    return (weight @ h.mT if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, h.mT)).mT

@@ -110,26 +110,24 @@ class Sessions:
         with answering(self.name, method):
             learned = _learned(method, batch)
             states = [session.state for session in learned]
-            novel, base = self._of_novel_classes(method, states, batch)
-        base = base.cummax(-1).values  # [E, B, T] the best of the sessions so far
-        logits = novel.unflatten(-1, (sessions, self.ways)).unflatten(1, (sessions, -1))  # [E, T, N q, T, N]
-        highest = logits.amax(-1).cummax(-1).values  # [E, T, N q, T]
-        own = torch.arange(self.ways, device=novel.device).repeat_interleave(self.loader.sampler.queries)
-        place = torch.arange(sessions, device=novel.device)
-        value, at = logits[:, place, :, place].max(-1)  # [T, E, N q], among the classes of the query's own session
-        own_right = at == own
-        before = torch.cat([highest.new_full((1, *value.shape[1:]), -torch.inf), highest[:, place[1:], :, place[:-1]]])
-        right = (own_right & (value > before)).movedim(0, 1)  # [E, T, N q]
+            logits, base = self._of_novel_classes(method, states, batch)
+        own = torch.arange(self.ways, device=logits.device).repeat_interleave(self.loader.sampler.queries)
+        place = torch.arange(sessions, device=logits.device)
+        value, at = logits.unflatten(-1, (sessions, -1))[:, place, :, place].max(2)  # of the own session
+        highest = _best_so_far(logits.amax(2)).unflatten(-1, (sessions, -1))  # [E, T, T, N q]
+        before = torch.cat([torch.full_like(value[:1], -torch.inf), highest[:, place[:-1], place[1:]].movedim(0, 1)])
+        right = ((at == own) & (value > before)).movedim(0, 1).unsqueeze(1)  # [E, 1, T, N q]
         first, base_right = self._base_queries(batch)
         novel_base = self._novel_base(batch).unflatten(1, (sessions, -1))
-        self._check((base[..., -1], highest[..., -1], first, novel_base), count)  # the best so far keep a NaN
+        base = _best_so_far(base)
+        self._check((base[:, -1], highest[:, -1], first, novel_base), count)  # the best so far keep a NaN
         answers = Answers(
             base_right,
-            _margin(first.unsqueeze(-1), base),
-            base_right.unsqueeze(-1),
+            _margin(first.unsqueeze(1), base),
+            base_right.unsqueeze(1),
             batch.base_there,
-            _margin(novel_base.unsqueeze(-1), highest),
-            right.unsqueeze(-1) & (value.movedim(0, 1).unsqueeze(-1) == highest),
+            _margin(novel_base.unsqueeze(1), highest),
+            right & (value.movedim(0, 1).unsqueeze(1) == highest),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
         return Answered(answers, _statistics([session.statistics for session in learned]), _bytes(states, count))
@@ -137,19 +135,19 @@ class Sessions:
     def _of_novel_classes(
         self, method: GrowingMethod, states: Sequence[State], batch: SequenceBatch
     ) -> tuple[Tensor, Tensor]:
-        """Logits of novel queries [E, T N q, T N]; the best of each session's classes of base queries [E, B, T]."""
+        """Logits of novel queries [E, T, N, T N q]; the best of each session's classes of base queries [E, T, B]."""
         count, sessions = len(batch), self.sessions
         novel = Query(*(take_rows(bank[0], batch.novel_rows) for bank in (self._pool.features, self._pool.base_logits)))
         if not method.by_class:
             parts = (self._queries.features, self._queries.base_logits)
             base = Query(*(part.expand(count, -1, -1) for part in parts))
-            of_novel = torch.cat([method.class_logits(state, novel) for state in states], -1)
-            return of_novel, torch.stack([method.class_logits(state, base).amax(-1) for state in states], -1)
-        every = _together(states)
+            of_novel = torch.stack([method.class_logits(state, novel).mT for state in states], 1)
+            return of_novel, torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
+        every, classes = _together(states), (sessions, self.ways)
         flat = rebuild(every, [None if x is None else x.flatten(0, 1).unsqueeze(0) for x in leaves(every)])
-        base_logits = method.class_logits(flat, self._queries)[0]  # [B, E T N]
-        best = base_logits.unflatten(-1, (count, sessions, self.ways)).amax(-1)
-        return method.class_logits(every, novel), best.movedim(0, 1)
+        of_base = method.class_logits(flat, self._queries)[0].mT  # [E T N, B]
+        best = of_base.unflatten(0, (count, *classes)).amax(2)
+        return method.class_logits(every, novel).mT.unflatten(1, classes), best
 
     def _by_session(self, method: Method, batch: SequenceBatch) -> Answered:
         count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
@@ -187,11 +185,11 @@ class Sessions:
         says = type(method).base_logits is not Method.base_logits
         answers = Answers(
             self._base_queries(batch)[1] if says else base_right[0],
-            torch.stack(base, -1),
-            torch.stack(base_right, -1),
+            torch.stack(base, 1),
+            torch.stack(base_right, 1),
             batch.base_there,
-            torch.stack(novel, -1).unflatten(1, (sessions, -1)),
-            torch.stack(novel_right, -1).unflatten(1, (sessions, -1)),
+            torch.stack(novel, 1).unflatten(-1, (sessions, -1)),
+            torch.stack(novel_right, 1).unflatten(-1, (sessions, -1)),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
         final_state: State = state if not self.supports_kept else _of_supports(batch.together(sessions))
@@ -214,6 +212,13 @@ class Sessions:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""
         bad = torch.stack([~(part < torch.inf).flatten(1).all(1) for part in logits]).any(0)
         check_numbers(self.name, int(bad.sum()), count)
+
+
+def _best_so_far(best: Tensor) -> Tensor:
+    """The running maximum over sessions of [E, T, Q], in place; a NaN stays one."""
+    for t in range(1, best.shape[1]):
+        torch.maximum(best[:, t - 1], best[:, t], out=best[:, t])
+    return best
 
 
 def _margin(base: Tensor, novel: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ifsl_bench.common.cosine import products
 from ifsl_bench.plugin.method import joined_logits
 from ifsl_bench.solve.adjoint import Implicit, Unroll
 from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
@@ -134,7 +135,7 @@ class LinearLearner(Learner):
         return Regression(*support, *pulls[0])
 
     def logits(self, v: Tree, x: Tensor) -> Tensor:
-        return torch.baddbmm(v[:, None, :, -1], x, v[..., :-1].mT)
+        return products(x, v[..., :-1], v[..., -1])
 
 
 class Solved(NamedTuple):

@@ -176,10 +176,10 @@ class Bias:
         return Calibrated(self.value, self.validation_episodes, *joint, curve, self.resampled_hits(test))
 
     def applied_to_sequences(self, test: Margins, sessions: int) -> Calibrated:
-        """The resampled hits of sequences with margins [n, ..., T] after each session; others are counted elsewhere."""
+        """The resampled hits of sequences with margins [n, T ...] after each session; others are counted elsewhere."""
         none = np.empty(0, np.int64)
-        parts = [part.reshape(len(part), -1, sessions) for part in (test.base, test.novel)]
-        after = [self.resampled_hits(Margins(*(part[..., t] for part in parts))) for t in range(sessions)]
+        parts = [part.reshape(len(part), sessions, -1) for part in (test.base, test.novel)]
+        after = [self.resampled_hits(Margins(*(part[:, t] for part in parts))) for t in range(sessions)]
         return Calibrated(self.value, self.validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
 
     def resampled_hits(self, test: Margins) -> np.ndarray:

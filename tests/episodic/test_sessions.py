@@ -133,9 +133,9 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
     scale = steps.answers.base.abs().max()  # rounding of logits, which margins are differences of
     assert torch.allclose(once.answers.base, steps.answers.base, rtol=0, atol=float(1e-5 * scale))
     for g in range(3):
-        a, b = (found.answers.novel[:, g, :, g:] for found in (once, steps))
+        a, b = (found.answers.novel[:, g:, g] for found in (once, steps))
         assert torch.allclose(a, b, rtol=0, atol=float(1e-5 * scale))
-        assert torch.equal(once.answers.novel_right[:, g, :, g:], steps.answers.novel_right[:, g, :, g:])
+        assert torch.equal(once.answers.novel_right[:, g:, g], steps.answers.novel_right[:, g:, g])
     assert once.state_bytes == steps.state_bytes
 
 
@@ -507,14 +507,14 @@ def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
 
 def test_counts_with_ties_and_missing_queries():
     """Of equal logits the base class is the answer; queries that are not there count nowhere."""
-    zero = torch.zeros(1, 2, 1)
+    zero = torch.zeros(1, 1, 2)
     answers = Answers(
         first=torch.tensor([[True, True]]),
         base=zero,
-        base_right=torch.tensor([[[True], [True]]]),
+        base_right=torch.tensor([[[True, True]]]),
         base_there=torch.tensor([[True, False]]),
-        novel=torch.tensor([[[[-1.0], [0.0], [-1.0]]]]),
-        novel_right=torch.ones(1, 1, 3, 1, dtype=torch.bool),
+        novel=torch.tensor([[[[-1.0, 0.0, -1.0]]]]),
+        novel_right=torch.ones(1, 1, 1, 3, dtype=torch.bool),
         novel_there=torch.tensor([[[True, True, False]]]),
     )
     counts = count(answers, K, 2)

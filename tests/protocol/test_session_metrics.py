@@ -58,17 +58,17 @@ def counts_of(logits, labels) -> SessionCounts:
     """Counts from the margins of all queries, base queries first, then those of each session's classes."""
     best, at = logits[..., :K].max(-1)
     novel = [logits[..., K : K + t * N].max(-1) for t in range(1, T + 1)]
-    margin = torch.stack([best - part.values for part in novel], -1)
-    right = torch.stack([part.indices + K == labels for part in novel], -1)
+    margin = torch.stack([best - part.values for part in novel], 1)
+    right = torch.stack([part.indices + K == labels for part in novel], 1)
     there = labels >= 0
     return count(
         Answers(
             (at == labels)[:, :B],
-            margin[:, :B],
-            (at == labels)[:, :B].unsqueeze(-1),
+            margin[..., :B],
+            (at == labels)[:, :B].unsqueeze(1),
             there[:, :B],
-            margin[:, B:].unflatten(1, (T, -1)),
-            right[:, B:].unflatten(1, (T, -1)),
+            margin[..., B:].unflatten(-1, (T, -1)),
+            right[..., B:].unflatten(-1, (T, -1)),
             there[:, B:].unflatten(1, (T, -1)),
         ),
         K,
