@@ -118,7 +118,7 @@ def episodes(result: Any) -> pandas.DataFrame:
     fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
     queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
     columns = {n: np.nan if getattr(counts, n) is None else getattr(counts, n) for n in (*COUNTS, *MORE_COUNTS)}
-    acc = counts.per_episode()["acc"]
+    acc = counts.value("acc")
     frame = data_frame([{"episode": 0}])  # says what is missing where pandas is
     whole = {k: np.broadcast_to(v, count) for k, v in {**fixed, **queries, **columns, "acc": acc}.items()}
     return type(frame)(whole)

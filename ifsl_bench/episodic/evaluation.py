@@ -62,7 +62,7 @@ class Evaluated:
     @property
     def accuracy(self) -> float:
         """The mean over episodes, in percent."""
-        return estimate(self.counts.per_episode()["acc"]).mean
+        return estimate(self.counts.value("acc")).mean
 
     @property
     def unconverged(self) -> int:
@@ -192,10 +192,12 @@ def evaluate(
         for answer in answers:
             parts.append(answer)
             right, done = right + answer.accuracy * len(answer.counts), done + len(answer.counts)
-            # A block may end within an order, whose mean is then that of its sequences in this block.
-            mean = right / done if done < len(episodes) else joined(parts).accuracy
+            mean = right / done  # where a block ends within an order, not yet that over orders
+            if done == len(episodes):
+                parts = [joined(parts)]
+                mean = parts[0].accuracy
             stage.advance(len(answer.counts), **{called: mean})
-    return joined(parts)
+    return parts[0]
 
 
 def _blocks(loader: EpisodeLoader | SequenceLoader, episodes: range, whole: int) -> list[tuple[int, int]]:
