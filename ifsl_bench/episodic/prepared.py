@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import torch
 
@@ -37,7 +36,7 @@ from ifsl_bench.data.preparing.outline import ensure_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.protocol.episodes import Sampler, task_sampler, task_stream
+from ifsl_bench.protocol.episodes import Sampler, task_stream, training_sampler
 from ifsl_bench.protocol.task import SUPPORT, Side, Task
 
 if TYPE_CHECKING:
@@ -196,15 +195,10 @@ class PreparedTask:
         )
 
     def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
-        """Training episodes with the novel classes, and the queries, of so many; raises as :meth:`sampler`."""
-        old, pool, name = self.task.episode, self.dataset.pool, self.task.pool("train", "novel")
-        if (there := len(pool(name).classes)) < sessions * old.ways:
-            raise UserError(f"--train sessions={sessions} needs {sessions * old.ways:,} novel classes, and {name} of "
-                            f"{self.task.name} has {there:,}: sessions={there // old.ways} is the most")  # fmt: skip
-        shape = msgspec.structs.replace(old, ways=sessions * old.ways, base_queries=sessions * old.base_queries)
-        task = msgspec.structs.replace(self.task, episode=shape)
+        """See :func:`~ifsl_bench.protocol.episodes.training_sampler`."""
+        pool = self.dataset.pool
         args = (lambda name: pool(name).starts), device, (lambda name: pool(name).classes)
-        return task_sampler(task, "train", self.seed, *args)
+        return training_sampler(self.task, sessions, self.seed, *args)
 
     @cached_property
     def order(self) -> np.ndarray | None:

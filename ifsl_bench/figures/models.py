@@ -20,11 +20,10 @@ from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.figures.texts import short_names
 from ifsl_bench.jobs.evaluating import Evaluate
 from ifsl_bench.jobs.job import Job, make_jobs
-from ifsl_bench.jobs.preparation import PrepareData
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.jobs.searching import kept_choice
-from ifsl_bench.jobs.training import MetaTrain, backbone_of
+from ifsl_bench.jobs.training import MetaTrain, backbone_of, data_stage_of
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocol.episodes import Episodes
 from ifsl_bench.protocol.task import NO_BACKBONE, Task
@@ -54,8 +53,8 @@ def check_trained(jobs: Sequence[Job], home: Home) -> None:
 def open_model(job: Job, work: Workspace) -> Ready:
     """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
     home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
-    PrepareData(job.task, job.sides).check(outline_of(job.task, work.home))
-    PrepareData(job.task, job.sides).compute(work)
+    data_stage_of(job).check(outline_of(job.task, work.home))
+    data_stage_of(job).compute(work)
     return Evaluate(job).ready(work, work.reporter)
 
 

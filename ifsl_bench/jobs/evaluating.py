@@ -29,7 +29,7 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.jobs.ready import EvaluationStage, Part, Ready, in_ranges
-from ifsl_bench.jobs.training import evaluation_amount, say_place
+from ifsl_bench.jobs.training import data_stage_of, evaluation_amount, say_place
 from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
 from ifsl_bench.protocol.metrics import Counts, summarise
 
@@ -195,7 +195,7 @@ def stages_of(job: Job) -> list[Stage]:
 
     The checks of its episodes are part of the first.
     """
-    stages: list[Stage] = [PrepareData(job.task, job.sides)]
+    stages: list[Stage] = [data_stage_of(job)]
     trials: set[str] = set()
 
     def add(stage: Stage) -> None:

@@ -34,7 +34,7 @@ from ifsl_bench.data.preparing.outline import Outline, data_of, fingerprint_of, 
 from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.jobs.rates import Amount
-from ifsl_bench.protocol.episodes import task_stream
+from ifsl_bench.protocol.episodes import task_stream, training_sampler
 from ifsl_bench.protocol.task import INCLUDED, Side, Task
 
 PREPARING = 500 << 20  # bytes that an import takes, with the processes that decode
@@ -110,11 +110,12 @@ class Stage(ABC):
 
 @dataclass(frozen=True)
 class PrepareData(Stage):
-    """The data set, from which the episodes of some sides can be drawn."""
+    """The data set, from which the episodes of some sides can be drawn, those of training with so many sessions."""
 
     kind = "data"
     task: Task
     sides: tuple[Side, ...] = ()
+    sessions: int = 1
 
     def told(self, seeds: str) -> str:
         others = f" with novel classes of {self.task.novel_from}" if self.task.novel_from else ""
@@ -130,6 +131,8 @@ class PrepareData(Stage):
         """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
         for side in self.sides if data.starts else ():
             task_stream(self.task, side, 0, data.starts.__getitem__, classes=lambda pool: data.classes.get(pool, ()))
+        if self.sessions > 1 and data.starts:
+            training_sampler(self.task, self.sessions, 0, data.starts.__getitem__)
 
     def place(self, work: Workspace) -> Place:
         return work.place("data")
@@ -150,6 +153,8 @@ class PrepareData(Stage):
         _ = prepared.dataset
         for side in self.sides:
             prepared.check_episodes(side)
+        if self.sessions > 1:
+            prepared.training_sampler(self.sessions)
 
 
 @dataclass(frozen=True)

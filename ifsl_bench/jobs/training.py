@@ -24,7 +24,7 @@ from ifsl_bench.episodic.evaluation import block_bytes, evaluate
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.trained import Model, folders, holds, load_trained, training_threads
 from ifsl_bench.jobs.job import Job
-from ifsl_bench.jobs.preparation import CheckEpisodes, Features, Pretrain, Stage
+from ifsl_bench.jobs.preparation import CheckEpisodes, Features, PrepareData, Pretrain, Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method
@@ -36,6 +36,11 @@ WIDE = 512  # features of an image at most, of the networks that come with the p
 def backbone_of(job: Job) -> Pretrain:
     """The stage that a job's backbone and base classifier come from."""
     return Pretrain(job.task, job.method.head, job.seed)
+
+
+def data_stage_of(job: Job) -> PrepareData:
+    """The stage that a job's data and its episodes come from."""
+    return PrepareData(job.task, job.sides, job.training.sessions)
 
 
 def key_of(job: Job, home: Home) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -217,6 +219,47 @@ def task_sampler(
         pools=(f"{novel} of {task.novel_from}" if task.novel_from and side != "train" else novel, base),
         classes=classes(novel),
     )
+
+
+def training_sampler(
+    task: Task,
+    sessions: int,
+    seed: int,
+    starts: Callable[[str], np.ndarray],
+    device: torch.device | str = "cpu",
+    classes: Callable[[str], Sequence[str]] = lambda pool: (),
+) -> Sampler:
+    """The training episodes of a task, each with the novel classes and the base queries of so many.
+
+    Args:
+        seed, starts, device, classes: as of :func:`task_sampler`.
+
+    Raises:
+        UserError: the pools have too few classes or images; says for how many sessions they have enough.
+    """
+    shape, novel, base = task.episode, task.pool("train", "novel"), task.pool("train", "base")
+
+    def of(count: int) -> Sampler:
+        larger = msgspec.structs.replace(shape, ways=count * shape.ways, base_queries=count * shape.base_queries)
+        return task_sampler(msgspec.structs.replace(task, episode=larger), "train", seed, starts, device, classes)
+
+    def enough(count: int) -> bool:
+        with suppress(UserError):
+            of(count)
+            return True
+        return False
+
+    try:
+        return of(sessions)
+    except UserError as error:
+        fewer = range(min(sessions - 1, (len(starts(novel)) - 1) // shape.ways), 0, -1)
+        if (most := next(filter(enough, fewer), None)) is None:
+            raise
+        raise UserError(
+            f"--train sessions={sessions} needs {sessions * shape.ways:,} novel classes of {novel} and "
+            f"{sessions * shape.base_queries:,} base queries of {base}, more than {task.name} has; sessions={most} is "
+            "the most"
+        ) from error
 
 
 def task_stream(

@@ -13,9 +13,10 @@ from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.evaluating import Evaluate
 from ifsl_bench.jobs.job import Job
-from ifsl_bench.jobs.preparation import PrepareData, Stage
+from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount, Rates
 from ifsl_bench.jobs.ready import EvaluationStage
+from ifsl_bench.jobs.training import data_stage_of
 from ifsl_bench.store.stored import stored_result
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
@@ -118,7 +119,7 @@ class _Expansion:
         if job.task.hash not in self.outlines:
             self.outlines[job.task.hash] = outline_of(job.task, self.work.home, self.lacking)
         outline = self.outlines[job.task.hash]
-        PrepareData(job.task, job.sides).check(outline)
+        data_stage_of(job).check(outline)
         if key := self._visit(Evaluate(job, command=command), outline):
             self.results[key].add(index)
 

@@ -23,9 +23,9 @@ from ifsl_bench.data.preparing.outline import data_of, outline_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.evaluating import stages_of
 from ifsl_bench.jobs.job import Job, make_jobs
-from ifsl_bench.jobs.preparation import PrepareData
 from ifsl_bench.jobs.ranges import remove_evaluated
 from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.training import data_stage_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocol.task import Task
@@ -161,9 +161,7 @@ def run_unstored(job: Job, work: Workspace) -> Result:
     Raises:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
-    PrepareData(job.task, job.sides).check(
-        outline_of(job.task, work.home)
-    )  # before anything is made, let alone trained
+    data_stage_of(job).check(outline_of(job.task, work.home))  # before anything is made, let alone trained
     *stages, evaluation = stages_of(job)
     with evaluating():
         for stage in stages:

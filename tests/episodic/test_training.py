@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,8 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.method import Method, Prediction, Support
 from ifsl_bench.plugin.options import with_ways
-from ifsl_bench.protocol.task import MetaTraining, Schedule
+from ifsl_bench.protocol.episodes import training_sampler
+from ifsl_bench.protocol.task import EpisodeSpec, MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.store.reproduce import run_unstored
@@ -114,8 +117,37 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
         assert torch.allclose(step[large], -1e-3 * mine.grad.sign()[large], rtol=0, atol=2e-5), key
 
 
-def test_training_on_more_sessions_than_there_are_classes_for_is_refused(clusters):
-    with pytest.raises(UserError, match=r"needs 10 novel classes, and novel/train of .* has 9: sessions=1 is the most"):
+@pytest.mark.parametrize(
+    ("novel", "base", "most"), [(9, 40, 4), (9, 21, 3), (7, 40, 3)], ids=["classes", "images", "both"]
+)
+def test_training_on_more_sessions_than_there_is_data_for_names_the_most(clusters, novel, base, most):
+    """Sessions of 2 classes, with 10 base queries each from every second image of 3 base classes."""
+    (task,) = find(f"{clusters / 'clusters.toml'}:clusters-5shot")
+    task = msgspec.structs.replace(task, episode=EpisodeSpec(ways=2, novel_queries=2, base_queries=10))
+    sizes = {"novel/train": [9] * novel, "base/val": [base] * 3}
+
+    def starts(pool: str) -> np.ndarray:
+        return np.cumsum([0, *sizes[pool]])
+
+    drawn = training_sampler(task, most, 0, starts).sample(0, 4)
+    assert drawn.classes.shape == (4, 2 * most)
+    assert (~drawn.query_novel).sum(1).tolist() == [10 * most] * 4
+    with pytest.raises(UserError, match=f"^--train sessions={most + 1} needs .*; sessions={most} is the most$"):
+        training_sampler(task, most + 1, 0, starts)
+    with pytest.raises(UserError, match=f"; sessions={most} is the most$"):
+        training_sampler(task, 10_000, 0, starts)
+
+
+def test_training_on_too_many_sessions_is_refused_before_anything_is_computed(clusters, call):
+    status, out, err = call(
+        "run", "--method", "lwof", "--task", f"{clusters / 'clusters.toml'}:clusters-5shot", "--train", "sessions=2",
+        "--home", str(clusters / "home"), "--device", "cpu",
+    )  # fmt: skip
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.endswith("needs 10 novel classes of novel/train and 50 base queries of base/val, more than "
+                        "clusters-5shot has; sessions=1 is the most\n")  # fmt: skip
+    assert not (clusters / "home" / "pretrained").exists()
+    with pytest.raises(UserError, match="sessions=1 is the most"):
         train(clusters, job(clusters, registry.method("lwof"), train={"sessions": "2"}))
 
 
