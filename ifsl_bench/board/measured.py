@@ -170,12 +170,16 @@ class Row:
         def value(result: Result, counts: Counts | SessionCounts | None) -> np.ndarray:
             if isinstance(counts, Counts):
                 return counts.value(metric)
-            moved = "acc" if metric == "calibrated_acc" else metric if result.calibrated else ""
+            moved = "acc" if metric == "calibrated_acc" else metric if self.has_bias(result) else ""
             return counts.value(moved) if counts and moved in OF_BIAS else np.zeros(RESAMPLES)
 
         both = zip(self.results, self._resampled, strict=True)
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
         return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
+
+    def has_bias(self, result: Result) -> bool:
+        """Returns whether the bias of one of its seeds is part of all its numbers."""
+        return result.calibrated
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -213,9 +217,18 @@ class Row:
 
     def after(self, metric: str = "acc") -> list[Estimate]:
         """One of :data:`~ifsl_bench.protocol.session_metrics.AFTER` after each session: mean and 95% interval over the
-        orders, of the seeds' average; none in episodes.
+        orders, of the seeds' average, with the uncertainty of the bias where :data:`OF_BIAS` has the metric; none in
+        episodes.
         """
-        return [estimate(values, 0.0, self.quantile) for values in self.orders_after(metric).T]
+        over_orders = self.orders_after(metric)
+        biases = [
+            counts.after(metric)
+            for result, counts in zip(self.results, self._resampled, strict=True)
+            if self.has_bias(result) and metric in OF_BIAS and not (counts is None or isinstance(counts, Counts))
+        ]  # [seeds with a bias, RESAMPLES, T + 1]
+        of_seeds = np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLES, over_orders.shape[1]))
+        pairs = zip(over_orders.T, of_seeds.T, strict=True)
+        return [estimate(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
 
     def orders_after(self, metric: str = "acc") -> np.ndarray:
         """The accuracy after each session for each order, [orders, T + 1]; [0, 0] in episodes."""
@@ -252,6 +265,10 @@ class LazyRow(Row):
 
 class BiasedRow(Row):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
+
+    def has_bias(self, result: Result) -> bool:
+        """Returns whether one was chosen."""
+        return result.calibration is not None
 
     @cached_property
     def _counts(self) -> tuple[Counts | SessionCounts, ...]:

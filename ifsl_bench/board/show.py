@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.board.choices import Calibration
+from ifsl_bench.board.choices import OF_BIAS, Calibration
 from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import MANY, Comparison, p_value, verdict
 from ifsl_bench.board.consistency import solve_notes
@@ -37,6 +37,16 @@ def _metric(units: str) -> Column[str]:
     return Column("metric", text, lambda name: {"metric": name})
 
 
+def _notes(row: Row) -> list[str]:
+    """Says what the intervals of a row hold fixed."""
+    notes = [PERCENT.format(row.units)]
+    if row.units == "orders" and any(map(row.has_bias, row.results)):
+        alone = [HEADINGS[name].text for name in AFTER if name not in OF_BIAS]
+        those = "Intervals" if row.holds_bias else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
+        notes.append(f"{those} hold the bias on novel logits fixed, too.")
+    return notes
+
+
 def result_table(result: Result, title: str = "") -> Table[str]:
     """A row for each metric of a result."""
     row = Row(result.label, "", (result,))
@@ -47,7 +57,7 @@ def result_table(result: Result, title: str = "") -> Table[str]:
 
     parts = {"mean": "mean", "interval": "95% interval"}  # one sequence has no interval
     columns = [_metric(row.units), *(number(parts[part], part) for part in parts if part in values["acc"])]
-    return Table(columns, list(values), title, [PERCENT.format(row.units)])
+    return Table(columns, list(values), title, _notes(row))
 
 
 def row_table(row: Row) -> Table[str]:
@@ -69,7 +79,7 @@ def row_table(row: Row) -> Table[str]:
     ]  # fmt: skip
     first = row.results[0]
     title = f"{row.label} on {first.task} ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
-    return Table(columns, list(summary), title, [PERCENT.format(row.units), *solve_notes({row.label: row.solves})])
+    return Table(columns, list(summary), title, [*_notes(row), *solve_notes({row.label: row.solves})])
 
 
 def session_tables(row: Row) -> list[Table[int]]:
@@ -94,7 +104,7 @@ def _sessions(row: Row, title: str, prefix: str) -> Table[int]:
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
 
     columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, AFTER)]
-    return Table(columns, range(len(row.after())), f"{row.label}, {title}", whole=True)
+    return Table(columns, range(len(row.after())), f"{row.label}, {title}", _notes(row)[1:], whole=True)
 
 
 def facts_of(results: Sequence[Result], again: str = "") -> str:

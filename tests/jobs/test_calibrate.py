@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board.measured import Row, held_fixed
+from ifsl_bench.board.measured import BiasedRow, Row, held_fixed
 from ifsl_bench.board.result_file import inconsistency, read
-from ifsl_bench.board.show import facts_of
+from ifsl_bench.board.show import facts_of, row_table, session_tables
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
@@ -105,12 +105,32 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         alone = stats.t.ppf(0.975, 2) * stats.sem(plain.counts().value(name))
         assert summaries[0][name].interval == pytest.approx(alone), "without a bias"
     assert summaries[1]["base"].interval > stats.t.ppf(0.975, 2) * stats.sem(applied.counts().value("base"))
+    biased = BiasedRow("teen", "yours", (plain,))
+    of_classes = {
+        "acc": (base + novel, queries[1:]),
+        "base": (base, np.full(9, queries[0])),
+        "novel": (novel, queries[1:] - queries[0]),
+    }
+    for name, (hits, of) in of_classes.items():
+        after = plain.counts().calibrated().after(name).reshape(3, 4, 10).mean(1)[:, 1:]
+        moved = (100 * hits / of).var(0, ddof=1)
+        wide = stats.t.ppf(0.975, 2) * np.sqrt(after.var(0, ddof=1) / 3 + moved)
+        for row in (biased, both[1]):
+            assert [value.interval for value in row.after(name)[1:]] == pytest.approx(wide), name
+    for name in ("base", "novel", "harmonic"):
+        assert both[1].after(name)[-1].interval == pytest.approx(summaries[1][name].interval)
+    first = biased.after("acc")[0].interval, biased.after("base")[0].interval
+    assert first == pytest.approx((0, 0)), "all orders have the same base queries, and no bias moves A_0"
+    fixed = "Those of just learned, novel as base and base as novel hold the bias on novel logits fixed, too."
+    assert [fixed in table.notes for table in session_tables(both[0])] == [False, True]
+    assert [fixed in row_table(row).notes for row in both] == [False, True]
     assert not any("bias" in held_fixed([row]) for row in both)
     moved = f"others of which move cal. Acc. by {accuracy.std(ddof=1):.2f} (standard deviation)"
     assert f"found on 50 validation sequences, {moved}" in facts_of([plain])
     from_before = msgspec.structs.replace(calibration, resampled_base=[], resampled_novel=[])
     before = Row("teen", "yours", (msgspec.structs.replace(plain, calibration=from_before),))
     assert held_fixed([before]) == "the base and novel classes and the bias on novel logits"
+    assert session_tables(before)[1].notes == ["Intervals hold the bias on novel logits fixed, too."]
     for field, hits, fault in (
         ("resampled_base", [1] * 100, "has other than 100 resamples of 9 sessions"),
         ("resampled_novel", [10**7] * 900, "has more novel hits than there are novel queries"),
