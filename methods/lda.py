@@ -97,6 +97,7 @@ class LDA(GrowingMethod):
                 self.register_buffer("means", means.to(base.weight.dtype), persistent=False)
                 metrics = torch.stack([own_metric(x, shrinkage).to(base.weight.dtype) for x in images])  # [K, D, D]
                 self.register_buffer("metrics", metrics, persistent=False)
+                self.class_bytes = metrics[0].nbytes
                 return
             covariance = sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in images) / counts.sum()
         shrunk = fecam(covariance, shrinkage) if form == "fecam" else slda(covariance, counts.sum(), shrinkage)

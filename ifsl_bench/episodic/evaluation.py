@@ -115,14 +115,15 @@ def has_sessions(loader: EpisodeLoader | SequenceLoader) -> TypeIs[SequenceLoade
     return not isinstance(loader, EpisodeLoader)
 
 
-def batch_size(loader: EpisodeLoader | SequenceLoader) -> int:
+def batch_size(loader: EpisodeLoader | SequenceLoader, method: Method) -> int:
     """Episodes at once, a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
 
     A method's last digits may depend on how many episodes a product of matrices is of. So blocks are of few sizes,
     which divide 10,000, and 2,000 where they are no more; on an accelerator the free memory says which.
     """
     free = free_memory(loader.novel.features.device)
-    most = min(MOST_ON_CPU, CPU_BYTES // loader.each) if free is None else int(SHARE * free) // loader.each
+    each = loader.each + method.class_bytes * (loader.sampler.shape.classes if has_sessions(loader) else loader.ways)
+    most = min(MOST_ON_CPU, CPU_BYTES // each) if free is None else int(SHARE * free) // each
     return next((size for size in BLOCKS if size <= most), 1)
 
 
@@ -186,7 +187,7 @@ def evaluate(
 
     with (
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
-        closing(_answers(method, loader, _blocks(loader, episodes, whole), answered, at_once)) as answers,
+        closing(_answers(method, loader, _blocks(loader, method, episodes, whole), answered, at_once)) as answers,
     ):
         right = done = 0.0
         for answer in answers:
@@ -200,9 +201,11 @@ def evaluate(
     return parts[0]
 
 
-def _blocks(loader: EpisodeLoader | SequenceLoader, episodes: range, whole: int) -> list[tuple[int, int]]:
+def _blocks(
+    loader: EpisodeLoader | SequenceLoader, method: Method, episodes: range, whole: int
+) -> list[tuple[int, int]]:
     """The first episode and the length of each block that some of the episodes are in."""
-    size = batch_size(loader)
+    size = batch_size(loader, method)
     first = episodes.start - episodes.start % size
     return [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
 

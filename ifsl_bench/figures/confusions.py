@@ -43,6 +43,7 @@ Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the cla
 EPISODES = 500
 SEQUENCES = 100  # each has as many queries as a hundred episodes
 PAIRS = 12
+OF_MODELS = "models of seed 0 answer, without a bias on novel logits"
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _confusions(label: str, ready: Ready, episodes: int, work: Workspace) -> Con
         else partial(_of_episodes, loader, method, name)
     )
     with work.reporter.stage(f"confusions of {ready.job}", episodes) as stage:
-        for start in range(0, episodes, size := batch_size(loader)):
+        for start in range(0, episodes, size := batch_size(loader, method)):
             answered.append(of_block(start, count := min(size, episodes - start)))
             stage.advance(count)
     return summed(label, task.name, names, loader.classes, *map(np.concatenate, zip(*answered, strict=True)))
@@ -284,7 +285,7 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
     axes.set_xlim(left=0)
     lines_of_rows(axes, [text_of(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels, wide)
-    return figure, [_note(of_method, pairs) for of_method in of_methods]
+    return figure, [OF_MODELS, *(_note(of_method, pairs) for of_method in of_methods)]
 
 
 def _note(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:

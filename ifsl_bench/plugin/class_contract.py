@@ -27,7 +27,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
     "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
     **dict.fromkeys(("transductive", "every_image", "order_free", "parallel_copies"), FLAG),
-    "revision": (lambda number: type(number) is int, "a whole number"),
+    **dict.fromkeys(("revision", "class_bytes"), (lambda number: type(number) is int, "a whole number")),
     "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
     "requires": (
         lambda needs: _is_mapping(needs, str, lambda command: isinstance(command, str)),

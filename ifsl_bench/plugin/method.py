@@ -171,6 +171,8 @@ class Method(nn.Module, ABC):
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
         every_image: whether, in sessions, it is given all training images of the novel classes in place of their k
             supports, of all sessions at once: an upper bound, which no few-shot method is.
+        class_bytes: bytes that it carries for each novel class, where these are more than a few rows of features take:
+            then fewer episodes are answered at once.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which
             methods are told apart, has not changed.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
@@ -187,6 +189,7 @@ class Method(nn.Module, ABC):
     parallel_copies: ClassVar[bool] = False
     order_free: ClassVar[bool] = False
     every_image: ClassVar[bool] = False
+    class_bytes: int = 0
     revision: ClassVar[int] = 0
     bibtex: ClassVar[str] = ""
 

@@ -139,6 +139,29 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
     assert once.state_bytes == steps.state_bytes
 
 
+@torch.no_grad()
+def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(base, monkeypatch):
+    """With their features and logits they stay within the bytes of a block; counts are those of one block."""
+    method, loader, made_at_once = made(FECAM, base), loader_of(base), []
+    learn = type(method).learn_classes
+
+    def noted(self, support, earlier):
+        learned = learn(self, support, earlier)
+        made_at_once.append(learned.state["metrics"].nbytes)
+        return learned
+
+    monkeypatch.setattr(type(method), "learn_classes", noted)
+    whole = evaluate(method, FECAM, loader, range(6)).counts
+    (every,) = made_at_once
+    assert every == 6 * 6 * 8 * D * D
+    most, of_sequence = 4 * loader.each, every // 6
+    monkeypatch.setattr(evaluation, "CPU_BYTES", most)
+    parts = evaluate(method, FECAM, loader, range(6)).counts
+    assert sum(made_at_once[1:]) == every
+    assert all(of_block // of_sequence * loader.each + of_block <= most for of_block in made_at_once[1:])
+    assert (parts.hits == whole.hits).all()
+
+
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
 def test_one_session_is_the_episode_and_the_contract_holds(name, base):
@@ -606,7 +629,7 @@ def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call,
 
 
 def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
-    monkeypatch.setattr(evaluation, "batch_size", lambda loader: 2)
+    monkeypatch.setattr(evaluation, "batch_size", lambda loader, method: 2)
     method, loader = made("lr", base), loader_of(base)
     whole = evaluate(method, "lr", loader, range(6), whole=6)
     parts = [evaluate(method, "lr", loader, part, whole=6) for part in (range(3), range(3, 5), range(5, 6))]
