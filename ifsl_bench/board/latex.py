@@ -10,7 +10,7 @@ from dataclasses import replace
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, heading_of, published_entries
 from ifsl_bench.board.measured import COMPUTED, STORED, having
-from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
+from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import LETTERS, bibtex
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import one_line
@@ -92,7 +92,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         *_not_shown(boards, bold),
         *([f"% {ARROWS}"] if set(columns) & {"delta", "delta_a", "delta_b"} else []),
         *(f"% {one_line(line)}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
-        *([f"% {CALIBRATED}"] if "calibrated_acc" in columns else []),
+        *([f"% {of_calibration(boards[0].task)}"] if "calibrated_acc" in columns else []),
         r"\begin{table}[t]",
         r"\begin{center}",
         rf"\caption{{{escaped(_caption(boards))}}}",

@@ -11,7 +11,7 @@ from ifsl_bench.board.boards import Board, load_variants, telling
 from ifsl_bench.board.columns import Entry, entries_of, task_columns
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import COMPUTED, STORED
-from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
+from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import PublishedRow, published_tasks
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
@@ -166,9 +166,9 @@ def _metrics_of(entries: Iterable[Entry]) -> set[str]:
 
 
 def _notes(board: Board, entries: Sequence[Entry]) -> list[str]:
-    note = CALIBRATED.replace("episodes", "sequences") if board.task.sessions else CALIBRATED
     shared = [f"{entry.label}: {entry.note}." for entry in entries if entry.kind == COMPUTED and "," in entry.note]
-    return [*notes_of(board), *shared, *([note] if "calibrated_acc" in _metrics_of(entries) else [])]
+    calibrated = [of_calibration(board.task)] if "calibrated_acc" in _metrics_of(entries) else []
+    return [*notes_of(board), *shared, *calibrated]
 
 
 def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:

@@ -15,7 +15,7 @@ from ifsl_bench.board.result_file import SessionResult
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import numbers_in_words, seeds_in_words
 from ifsl_bench.plugin.registry import owners
-from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
+from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, Task
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
 OF_SESSIONS = (
@@ -23,7 +23,13 @@ OF_SESSIONS = (
     "classifier (A_0), which never answers with a novel class; gain: how far Avg. is above that; bytes/class: what is "
     "carried on for each novel class."
 )
-CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes."
+HIDDEN = "validation sequences have hidden base classes in place of novel ones"
+
+
+def of_calibration(task: Task) -> str:
+    """What calibrated numbers are."""
+    found_on = "sequences" if task.sessions else "episodes"
+    return f"cal.: with one bias on all novel logits, found on validation {found_on}."
 
 
 def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[str]:
@@ -46,6 +52,8 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         notes.append(f"Measured: mean ± 95% interval over {over}, averaged over seeds, in percent.")
         if isinstance(first, SessionResult):
             notes += [OF_SESSIONS, f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}."]
+        if board.task.hides("val"):
+            notes.append(f"{HIDDEN.capitalize()}.")
     usual = board.task.evaluation.episodes
     if many := [called(row) for row in measured if len(row.results[0].episodes) > usual]:
         notes.append(

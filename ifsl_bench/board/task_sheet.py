@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ifsl_bench.backbone.contract import corpora_of, is_frozen
 from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.board.notes import HIDDEN
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.catalogue import state_of
@@ -41,7 +42,8 @@ def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation
     what = "sequences" if task.sessions else "episodes"
-    yield "evaluation", f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {what}"
+    hidden = f"; {HIDDEN}" if task.hides("val") else ""
+    yield "evaluation", f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {what}{hidden}"
     yield "definition", task.hash
     yield "digest", task.digest or ""
     board = load_board(task, folders.results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from ifsl_bench.board.asked import board_of
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.leaderboard import task_tables
+from ifsl_bench.board.notes import notes_of
 from ifsl_bench.board.published import KINDS, ONE_ORDER, published
 from ifsl_bench.board.render import render
 from ifsl_bench.common.files import Home
@@ -192,6 +194,13 @@ def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
         )
         assert {"lda", "lr"} <= {*fixed[1].split(", ")} <= {"lda", "lr", "lr.memory=supports", "mlp", "subspace"}
     assert options not in call("table", "tiny-features-sessions", "--method", "ncm,teen")[1]
+
+
+def test_tables_say_where_validation_hides_base_classes():
+    board = board_of("tiny-features-sessions", Home.locate())
+    listed = msgspec.structs.replace(board.task, sessions=msgspec.structs.replace(board.task.sessions, listed=True))
+    note = "Validation sequences have hidden base classes in place of novel ones."
+    assert [note in notes_of(of_task) for of_task in (board, replace(board, task=listed))] == [False, True]
 
 
 def test_the_overview_has_averages_of_sessions(call):

@@ -24,6 +24,7 @@ def test_every_task_says_what_it_is(name, call, tmp_path):
     else:
         assert found["episode"].startswith(f"{task.episode.ways} ways, {task.shots} shot")
         assert ("no base classes" in found["episode"]) == (not task.kind.has_base) == ("base" not in found)
+    assert ("hidden base classes in place" in found["evaluation"]) == bool(task.sessions and task.sessions.listed)
     assert found["definition"] == task.hash
     assert found["backbone"].startswith(task.pretraining.backbone)
     rows = {path.name.rpartition(".seed-")[0] for path in packaged_root().glob(f"{name}/*.json")}
