@@ -65,6 +65,16 @@ def test_run_table_check_and_campaign(hues, call):
     assert status == 0, err
 
 
+def test_sessions_on_a_backbone_from_elsewhere_have_one_for_both_heads(hues, call):
+    said = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors", "--sessions", "2", "--ways", "2")
+    status, _, err = call("run", "--method", "lr,imprint", "--task", "hues.toml", *said, "-q")
+    assert status == 0, err
+    stored = [json.loads(file.read_text()) for file in sorted((hues / "home" / "results").rglob("*.json"))]
+    assert [result["episodes"]["sessions"] for result in stored] == [2, 2]
+    assert len({result["pretraining"]["key"] for result in stored}) == 2, "a head each"
+    assert len(list((hues / "home" / "features").iterdir())) == 1, "on the same features"
+
+
 def learn(pool, name: str, path: Path, **how) -> None:
     """Trains a network of timm's from scratch, by timm's own optimiser and on what its preprocessing makes of the
     images, and writes its weights."""

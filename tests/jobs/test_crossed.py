@@ -58,6 +58,9 @@ shots = 1
 [tasks.alpha-shared-1shot]
 shots = 1
 protocol = "shared"
+[tasks.alpha-sessions]
+shots = 1
+sessions = { count = 2, ways = 2, orders = 3, supports = 2, queries = 4 }
 """
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 CLASSES = {"base": ("cat", "dog", "elk", "fox", "gnu"), "novel/train": ("hen", "ibis", "jay", "kite"),
@@ -137,10 +140,10 @@ def same(a: Result, b: Result) -> bool:
     return bool(a.episodes == b.episodes) and a.calibration == b.calibration
 
 
-@pytest.mark.parametrize("name", ["alpha-1shot", "alpha-shared-1shot"])
+@pytest.mark.parametrize("name", ["alpha-1shot", "alpha-shared-1shot", "alpha-sessions"])
 @pytest.mark.parametrize("method", ["imprint", "lwof"])
 def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, method, root, work):
-    """Pretraining, features, meta-training with its validation, calibration, and the test episodes."""
+    """Pretraining, features, meta-training with its validation, calibration, and the test episodes, or sequences."""
     train = {"steps": 4} if method == "lwof" else {}
     tasks, change = [f"{root / 'tasks.toml'}:{name}"], Change(novel_from="beta")
     (job,) = make_jobs(Request([method], tasks, {}, train, calibrate=True, change=change), work.home)
