@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 from collections import Counter
 from csv import DictReader
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_the_session_lists_have_the_published_counts():
     assert len(NOVEL) == 40
     sessions = {row["wnid"]: int(row["session"]) for row in LIST}
     assert Counter(sessions.values()) == {0: 60} | dict.fromkeys(range(1, 9), 5)
+
+
+def test_equal_images_across_training_and_test_are_where_the_manual_says():
+    """Which images are equal was found by a checksum of all 60,000."""
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (line,) = (part for part in page.split("\n* ") if part.startswith("Eight pairs of mini-ImageNet's images"))
+    names, roles = re.findall(r"n\d{16}\.jpg", line), {row["filename"]: row["role"] for row in LIST}
+    assert len(set(names)) == 6
+    assert set(names) <= set(columns(NAMES, "filename", "original"))
+    assert [roles.get(name) for name in names] == ["test", "test", "test", "train", None, None]
+    assert [name[:9] in BASE for name in names] == [True, True, True, True, False, False]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
