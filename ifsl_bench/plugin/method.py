@@ -171,8 +171,7 @@ class Method(nn.Module, ABC):
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
         every_image: whether, in sessions, it is given all training images of the novel classes in place of their k
             supports, of all sessions at once: an upper bound, which no few-shot method is.
-        class_bytes: bytes that it carries for each novel class, where these are more than a few rows of features take:
-            then fewer episodes are answered at once.
+        class_bytes: bytes that it carries for each novel class, where they are so many that fewer episodes fit at once.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which
             methods are told apart, has not changed.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
