@@ -93,8 +93,7 @@ class PageRow:
 class PageBoard:
     """A task in one setting."""
 
-    task: str
-    title: str
+    task: Task
     setting: str
     table: Table[Entry]  # what `ifsl-bench table --rank --full --setting ...` prints
     entries: list[Entry]  # its rows in the order that readers see
@@ -132,7 +131,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
 
     Args:
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
-            all variants come last.
+            tasks with published rows alone come last, and before them letters; variants come last of these.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it.
@@ -145,7 +144,11 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
             raise nothing_stored(board)
         every |= {member.name: member for member in (board, *variants)}
     shown = [member for member in every.values() if not member.empty]
-    return telling(shown if named else sorted(shown, key=lambda member: member.name not in boards), every.values())
+
+    def late(member: Board) -> tuple[bool, bool, bool]:
+        return not (member.rows or member.others), member.task.dataset.name == "glyphs", member.name not in boards
+
+    return telling(shown if named else sorted(shown, key=late), every.values())
 
 
 def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
@@ -207,7 +210,7 @@ def _board(view: Board, table: Table[Entry], entries: list[Entry], numbers: dict
             pairs[metric] = differences
     queries = shape.base_queries, shape.ways * shape.novel_queries
     order = [numbers[_key(entry)] for entry in entries]
-    return PageBoard(view.name, table.title, view.setting, table, entries, order, queries, pairs)
+    return PageBoard(view.task, view.setting, table, entries, order, queries, pairs)
 
 
 def _looks(board: Board) -> dict[Row, Look]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -20,20 +21,17 @@ from ifsl_bench.board.leaderboard import RULE
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
+from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
 SCRIPTS = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
+PROTOCOLS = {"episodes": "in one group", "sessions": "in sessions"}  # how novel classes come
+PICTURES = {"tiny-features": "photographs", "tiny-pack": "photographs", "glyphs": "letters"}
 # The columns that are shown before more are asked for, in this order; the others come last.
-ALWAYS = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "gain", "base", "novel", "Delta", "Delta_a", "Delta_b",
-          "to the best", "seeds", "source")  # fmt: skip
-WIDE = (
-    "base",
-    "novel",
-    "Delta_a",
-    "Delta_b",
-    "seeds",
-    "source",
-)  # of these, what a narrow screen is not shown until it asks for more
+ALWAYS = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "gain", "to the best", "base", "novel", "Delta", "Delta_a",
+          "Delta_b", "seeds", "source")  # fmt: skip
+# Of these, what a narrow screen is not shown until it asks for more.
+WIDE = ("base", "novel", "Delta_a", "Delta_b", "seeds", "source")
 
 
 def page_html(page: Page) -> str:
@@ -50,8 +48,14 @@ def page_html(page: Page) -> str:
     return environment.get_template("report.html.j2").render(
         boards=page.boards,
         rows=page.rows,
-        overviews=[overview for name in settings_of(page) if len((overview := _overview(page, name))[1]) > 1],
-        tasks=tasks_of(page),
+        overviews=[
+            (name, protocol, *overview)
+            for name in settings_of(page)
+            for protocol in PROTOCOLS
+            if len((overview := _overview(page, name, protocol))[0]) > 1
+        ],
+        protocols=PROTOCOLS,
+        protocol_of=_protocol,
         settings={name: _setting_text(name) for name in settings_of(page)},
         version=__version__,
         counts=_counts(page),
@@ -91,13 +95,25 @@ def _setting_text(setting: str) -> str:
     )
 
 
-def tasks_of(page: Page) -> list[tuple[str, list[str]]]:
-    """Tasks under headings: those that something was measured on come first."""
-    groups: dict[str, list[str]] = {"measured": [], "published rows alone": []}
-    for task in dict.fromkeys(board.task for board in page.boards):
-        measured = any(row.origin for row in page.rows if row.task == task)
-        groups["measured" if measured else "published rows alone"].append(task)
-    return [(heading, tasks) for heading, tasks in groups.items() if tasks]
+def _protocol(task: Task) -> str:
+    return "sessions" if task.sessions else "episodes"
+
+
+def _choices(page: Page) -> dict[str, tuple[str, str]]:
+    """The texts of menus for each task: its data set; and its shots, with all else that its neighbours lack."""
+    alike: dict[tuple[str, str], dict[str, Task]] = {}
+    for board in page.boards:
+        alike.setdefault((_protocol(board.task), board.task.dataset.name), {})[board.task.name] = board.task
+    measured = {row.task for row in page.rows if row.origin}
+    texts = {}
+    for (_, data), tasks in alike.items():
+        about = PICTURES.get(data, "" if measured & tasks.keys() else "published")
+        words = {name: (task.title or name).replace(",", " ,").split() for name, task in tasks.items()}
+        same = len([*takewhile(lambda here: len({*here}) == 1, zip(*words.values(), strict=False))])
+        for name, text in words.items():
+            own = " ".join(text[same:]).replace(" ,", ",").lstrip(", ")
+            texts[name] = (f"{data} ({about})" if about else data, own or name)
+    return texts
 
 
 @cache
@@ -157,21 +173,23 @@ def _flags(entry: Entry) -> str:
     return " ".join(name for name, holds in flags.items() if holds)
 
 
-def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[PageRow, list[tuple[int, str, str]]]]]:
-    """The setting, tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
+def _overview(
+    page: Page, setting: str, protocol: str
+) -> tuple[list[str], list[tuple[PageRow, list[tuple[int, str, str]]]]]:
+    """The tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
 
     A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
     Tasks whose protocols are changed are left out where there are others: few methods were measured on them.
     """
-    boards = [board for board in page.boards if board.setting == setting and _ranked(board)]
-    boards = [board for board in boards if not split(board.task)[1].parts()] or boards
+    boards = [b for b in page.boards if (b.setting, _protocol(b.task)) == (setting, protocol) and _ranked(b)]
+    boards = [board for board in boards if not split(board.task.name)[1].parts()] or boards
     cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for board in boards:
         for number, (entry, ranks) in _ranked(board).items():
             cell = number, f"{entry.values['acc'].mean:.2f}", ranks
             row = page.rows[number]
-            cells_by_row.setdefault((row.label, row.source), {}).setdefault(board.task, cell)
-    tasks = [board.task for board in boards]
+            cells_by_row.setdefault((row.label, row.source), {}).setdefault(board.task.name, cell)
+    tasks = [board.task.name for board in boards]
     lines = [
         # A name says where a row is from on the tasks where another one shares its label.
         (
@@ -180,7 +198,7 @@ def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[Page
         )
         for cells in cells_by_row.values()
     ]
-    return setting, tasks, lines
+    return tasks, lines
 
 
 def _ranked(board: PageBoard) -> dict[int, tuple[Entry, str]]:
@@ -202,9 +220,12 @@ def _data(page: Page) -> dict[str, Any]:
         if row.origin:
             entry["origin"] = [pooled(row.origin.shared), [pooled(seed) for seed in row.origin.seeds]]
         rows.append({name: value for name, value in entry.items() if value not in (None, "", [], {})})
+    choices = _choices(page)
     boards = [
         {
-            "task": board.task, "setting": board.setting, "said": _setting_text(board.setting), "rows": board.rows,
+            "protocol": _protocol(board.task), "data": board.task.dataset.name, "shots": board.task.shots,
+            "task": board.task.name, "choices": choices[board.task.name],
+            "setting": board.setting, "said": _setting_text(board.setting), "rows": board.rows,
             "queries": board.queries, "ranked": list(_ranked(board)),
             "pairs": {name: [list(asdict(pair).values()) for pair in pairs] for name, pairs in board.pairs.items()},
         }

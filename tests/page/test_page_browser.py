@@ -156,7 +156,7 @@ def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme
     with Visit(chromium, made_up, size, scheme) as visit:
         assert visit.seconds() < patience(MOST_SECONDS)
         fits(visit)
-        assert visit.page.locator("#plots figure:visible").count() == 5
+        assert visit.page.locator("figure:visible").count() == 5
         assert visit.page.locator(".js-plotly-plot:visible").count() == 4
         background = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
         light = sum(int(part) for part in background[4:-1].split(",")) / 3 > 128
@@ -168,21 +168,31 @@ def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme
 
 
 def test_all_that_is_stored_is_small_and_drawn_soon(chromium, tmp_path, patience):
-    out = tmp_path / "report.html"
-    page = gather(boards_with_variants(packaged().values(), packaged_root(), named=False), judged())
+    out, verdicts = tmp_path / "report.html", judged()
+    page = gather(boards_with_variants(packaged().values(), packaged_root(), named=False), verdicts)
     out.write_text(page_html(page), encoding="utf-8")
     assert out.stat().st_size < MOST_BYTES
     for size, scheme in (("desk", "light"), ("telephone", "dark")):
         with Visit(chromium, out, size, scheme) as visit:
             assert visit.seconds() < patience(MOST_SECONDS)
-            for name in visit.page.locator("[name=task] option").all_inner_texts():
+            assert visit.page.locator("article:visible").get_attribute("data-task") == "tiny-features-1shot"
+            claimed = 0
+            for name in sorted(visit.page.evaluate("DATA.boards.map(board => board.task)")):
                 visit.start(name)
                 assert visit.page.locator("article:visible").get_attribute("data-task") == name
+                claims = visit.page.locator(".claim:visible")
+                about = [claim for claim in verdicts if name in {evidence.task for evidence in claim.evidence}]
+                assert [text.split("\n")[-1] for text in claims.all_inner_texts()] == [
+                    claim.text.replace("`", "") for claim in about
+                ]
+                claimed += len(about)
                 fits(visit)
-            for line in visit.page.locator(".claim summary").all():
+            assert claimed >= len(verdicts)
+            visit.start("tiny-features-sessions")
+            for line in visit.page.locator(".claim:visible summary").all():
                 line.click()
             fits(visit)
-            last = visit.page.locator(".claim [data-row]").last
+            last = visit.page.locator(".claim:visible [data-row]").last
             last.click()
             assert visit.page.locator("dialog h2").inner_text() == last.inner_text()
             assert not visit.complaints
@@ -229,13 +239,18 @@ def test_filters_and_search(visit):
     page.locator("[name=more]").click()
     visit.settle()
     assert page.locator("th:visible:has-text('AUSUC')").count() == 1
-    page.select_option("[name=task]", "tiered-5shot")
-    visit.settle()
-    assert not page.locator("#plots").is_visible()
-    for task, setting in ((OTHER, "paper"), (TASK, "tuned-12")):
-        page.select_option("[name=task]", task)
+    for menu, value, task, setting in (
+        ("data", "tiered-imagenet", "tiered-5shot", "paper"),
+        ("data", "mini-imagenet", TASK, "tuned-12"),
+        ("task", OTHER, OTHER, "paper"),
+        ("task", TASK, TASK, "tuned-12"),
+    ):
+        page.select_option(f"[name={menu}]", value)
         visit.settle()
+        assert page.input_value("[name=task]") == page.locator("article:visible").get_attribute("data-task") == task
         assert page.input_value("[name=setting]") == setting
+        assert page.locator("[name=setting]").is_visible() == (task == TASK), "a menu where there is a choice"
+        assert page.locator("#curves").is_visible() == page.locator("#plots").is_visible() == ("tiered" not in task)
     page.select_option("[name=setting]", "paper")
     visit.settle()
 
@@ -249,9 +264,9 @@ def test_what_is_said_in_place_of_a_plot_goes_when_there_is_one_again(visit):
     page.fill("[name=search]", "")
     visit.settle()
     assert not page.locator(".canvas > p").count()
-    page.select_option("[name=task]", "tiered-5shot")
+    page.select_option("[name=data]", "tiered-imagenet")
     visit.settle()
-    page.select_option("[name=task]", TASK)
+    page.select_option("[name=data]", "mini-imagenet")
     visit.settle()
     assert not page.locator(".canvas > p").count()
     assert page.locator(".canvas .main-svg").count()
@@ -363,13 +378,62 @@ def test_a_hostile_name_stays_text_in_tables_plots_and_dialogs(visit):
 
 @pytest.fixture(scope="module")
 def in_sessions(tmp_path_factory) -> Path:
-    """The page of stored rows in sessions, of published ones, and of a task in episodes."""
+    """The page of stored rows in sessions, of published ones, and of tasks in episodes."""
     root = tmp_path_factory.mktemp("sessions")
-    tasks = [find(name)[0] for name in ("tiny-features-sessions", "mini-sessions-published", "tiny-features-5shot")]
+    names = "tiny-features-sessions", "mini-sessions-published", "tiny-features-5shot", "tiny-features-1shot", TASK
+    tasks = [find(name)[0] for name in names]
     (root / "report.html").write_text(
         page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8"
     )
     return root / "report.html"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_way_leads_to_both_protocols(size, chromium, in_sessions):
+    """Protocol, data set and shots by keyboard; the address keeps what is shown, and filters hold on the way."""
+    ways = [
+        ("episodes", None, "tiny-features-5shot"),
+        ("data", "mini-imagenet", "mini-5shot"),
+        ("data", "tiny-features", "tiny-features-5shot"),
+        ("task", "tiny-features-1shot", "tiny-features-1shot"),
+        ("sessions", None, "tiny-features-sessions"),
+        ("data", "mini-imagenet-sessions", "mini-sessions-published"),
+        ("data", "tiny-features", "tiny-features-sessions"),
+        ("episodes", None, "tiny-features-5shot"),
+    ]
+    with Visit(chromium, in_sessions, size) as visit:
+        page = visit.page
+        visit.start("mini-sessions-published")
+        page.fill("[name=search]", "lr")
+        for menu, value, task in ways:
+            if value is None:
+                page.locator("[name=protocol]:checked").focus()
+                page.keyboard.press("ArrowLeft" if menu == "episodes" else "ArrowRight")
+            else:
+                page.locator(f"[name={menu}]").select_option(value)
+            visit.settle()
+            article = page.locator("article:visible")
+            assert article.get_attribute("data-task") == page.input_value("[name=task]") == task
+            assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('task')") == task
+            assert page.input_value("[name=search]") == "lr"
+            protocol = "sessions" if "sessions" in task else "episodes"
+            assert page.locator("[name=protocol]:checked").input_value() == protocol
+            assert page.locator("#curves + #board").count() == (protocol == "sessions"), "they open on their curves"
+            heading = article.locator("th", has_text=re.compile("^(Acc|Avg)"))
+            assert heading.inner_text() == ("Avg." if protocol == "sessions" else "Acc.")
+            order = heading.get_attribute("aria-sort")
+            heading.locator("button").focus()
+            page.keyboard.press("Enter")
+            assert heading.get_attribute("aria-sort") not in (order, None)
+            offered = [text.split(" ")[0] for text in page.locator("[name=data] option").all_inner_texts()]
+            mini = "mini-imagenet" if protocol == "episodes" else "mini-imagenet-sessions"
+            assert sorted(offered) == [mini, "tiny-features"]
+        assert page.locator("[name=task] option").all_inner_texts() == ["5 shots", "1 shot"]
+        page.get_by_text("Skip to the table").focus()
+        page.keyboard.press("Enter")
+        visit.settle()
+        assert page.locator("article:visible").get_attribute("data-task") == ways[-1][-1], "it leads to no other table"
+        assert not visit.complaints
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -382,7 +446,7 @@ def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
         "[...document.querySelectorAll('#sessions .canvas')[0].data].filter(line => line.fill !== 'toself')"
         ".map(line => [line.hovertext[0].split('<br>')[0], line.y, line.line.dash])"
     )
-    visible = "[...document.querySelectorAll('#plots figure')].filter(f => f.offsetParent).map(f => f.id)"
+    visible = "[...document.querySelectorAll('figure')].filter(f => f.offsetParent).map(f => f.id)"
     with Visit(chromium, in_sessions, size) as visit:
         visit.start("tiny-features-sessions")
         curves = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines)}

@@ -19,21 +19,45 @@ function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-function mark(row) {
-  const namespace = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(namespace, "svg");
-  svg.setAttribute("class", "mark");
-  svg.setAttribute("aria-hidden", "true");
-  svg.style.color = row.look[0];
-  for (const name of row.look[3] ? [row.look[1], "dot"] : [row.look[1]]) {
-    const use = document.createElementNS(namespace, "use");
-    use.setAttribute("href", "#mark-" + name);
-    svg.append(use);
-  }
-  return svg;
+function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
 }
 
-let wanted = controls.elements.setting.value; // kept while a task is shown that lacks it
+function mark({ look: [color, symbol, , further] }) {
+  const uses = (further ? [symbol, "dot"] : [symbol]).map((name) => svg("use", { href: "#mark-" + name }));
+  return svg("svg", { class: "mark", "aria-hidden": true, style: `color: ${color}` }, ...uses);
+}
+
+const TASKS = DATA.boards.filter((one, i) => DATA.boards.findIndex((other) => other.task === one.task) === i);
+let wanted = ""; // the setting, kept while a task is shown that lacks it
+
+function fill(menu, texts, chosen) {
+  menu.replaceChildren(
+    ...[...texts].map(([value, text]) => el("option", { value, selected: value === chosen }, text)),
+  );
+  menu.parentNode.hidden = texts.size < 2;
+}
+
+/** Shows a task: its protocol is chosen, and menus offer what there is of that, and of the data set. */
+function choose(one) {
+  const { protocol, data, task } = controls.elements;
+  const alike = TASKS.filter((other) => other.protocol === one.protocol);
+  const near = alike.filter((other) => other.data === one.data);
+  protocol.value = one.protocol;
+  fill(data, new Map(alike.map((other) => [other.data, other.choices[0]])), one.data);
+  fill(task, new Map(near.map((other) => [other.task, other.choices[1]])), one.task);
+}
+
+/** The first task of what is chosen: of the protocol, as far as there is one of the data set, and of as many shots. */
+function nearest() {
+  const { protocol, data } = controls.elements;
+  const { shots } = board();
+  const score = (one) => 4 * (one.protocol === protocol.value) + 2 * (one.data === data.value) + (one.shots === shots);
+  return TASKS.reduce((best, one) => (score(one) > score(best) ? one : best));
+}
 
 /** The task and setting that are shown, as the data have them. */
 function board() {
@@ -66,18 +90,29 @@ function filter(one) {
 
 function update() {
   const one = board();
-  for (const option of controls.elements.setting.options) {
-    option.disabled = !DATA.boards.some((b) => b.task === one.task && b.setting === option.value);
-  }
-  controls.elements.setting.value = one.setting;
+  const settings = DATA.boards.filter((other) => other.task === one.task);
+  fill(controls.elements.setting, new Map(settings.map((other) => [other.setting, other.said])), one.setting);
   for (const other of all("article.board")) other.hidden = other !== article(one);
-  for (const other of all(".overview")) other.hidden = other.dataset.setting !== one.setting;
+  for (const other of all(".overview"))
+    other.hidden = other.dataset.setting !== one.setting || other.dataset.protocol !== one.protocol;
+  showClaims(one);
   for (const table of all("table.results")) table.classList.toggle("full", controls.elements.more.checked);
   const shown = filter(one);
   drawChips(one, shown);
   drawPairs(one, shown);
   drawPlots(one, shown);
   writeAddress();
+}
+
+/** The claims that rest on this task. */
+function showClaims(one) {
+  if (!find("#claims")) return;
+  for (const claim of all(".claim"))
+    claim.hidden = !all("td:first-child", claim).some((cell) => cell.textContent === one.task);
+  const here = all(".claim:not([hidden])");
+  const holding = here.filter((claim) => !find(".fails", claim));
+  find("#claims small span").textContent = `${holding.length} of ${here.length} hold on this task; `;
+  find("#claims").hidden = !here.length;
 }
 
 // --- sorting ---------------------------------------------------------------------------------------------------------
@@ -121,12 +156,9 @@ function writeAddress(row = null) {
 function readAddress() {
   // The + in the name of a task, which an address would otherwise have for a space.
   const said = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
-  if (!DATA.boards.some((one) => one.task === said.get("task"))) {
-    const mine = DATA.boards.find((one) => one.rows.some((number) => DATA.rows[number].source === "yours"));
-    if (mine) controls.elements.task.value = mine.task;
-    return update();
-  }
-  controls.elements.task.value = said.get("task");
+  const named = TASKS.find((one) => one.task === said.get("task"));
+  if (!named) return update();
+  choose(named);
   if (said.get("setting")) wanted = said.get("setting");
   controls.elements.search.value = said.get("search") || "";
   for (const name of CHECKS) controls.elements[name].checked = said.has(name) ? said.get(name) === "1" : DEFAULTS[name];
@@ -140,9 +172,10 @@ function readAddress() {
 
 function start() {
   let waiting = 0;
-  controls.elements.setting.addEventListener("input", (event) => (wanted = event.target.value));
   controls.addEventListener("submit", (event) => event.preventDefault());
-  controls.addEventListener("input", () => {
+  controls.addEventListener("input", ({ target }) => {
+    if (target.name === "setting") wanted = target.value;
+    if (["protocol", "data"].includes(target.name)) choose(nearest());
     clearTimeout(waiting);
     waiting = setTimeout(update, 120);
   });
@@ -159,9 +192,13 @@ function start() {
   addEventListener("hashchange", () => {
     find("#details").close();
     readAddress();
-    find("#board").scrollIntoView();
+    find("main").scrollIntoView();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", update);
+  const mine = TASKS.find((one) => one.rows.some((number) => DATA.rows[number].source === "yours"));
+  choose(mine || TASKS[0]);
+  for (const { value, parentNode, form } of controls.elements.protocol)
+    parentNode.parentNode.hidden ||= !TASKS.some((one) => one.protocol === value);
   readAddress();
   document.documentElement.dataset.drawn = Math.round(performance.now());
 }

@@ -16,50 +16,28 @@ function drawPairs(one, shown) {
   if (rows.length < 2) return;
   const most = Math.max(...[...known.values()].map((pair) => Math.abs(pair[2])), 0.01);
   const name = (n) => DATA.rows[n].name;
+  const button = (said, text, onclick, more = {}) =>
+    el("button", { type: "button", tabindex: -1, "aria-label": said, title: said, onclick, ...more }, text);
   const cell = (a, b) => {
+    if (a === b) return button(name(a), "·", () => showRow(a));
+    const both = `${name(a)} minus ${name(b)}`;
     const pair = known.get(a + " " + b);
-    if (a === b)
-      return el(
-        "td",
-        {},
-        el(
-          "button",
-          { type: "button", tabindex: -1, "aria-label": name(a), title: name(a), onclick: () => showRow(a) },
-          "·",
-        ),
-      );
-    if (!pair)
-      return el(
-        "td",
-        {},
-        el("button", { type: "button", tabindex: -1, "aria-label": `${name(a)} minus ${name(b)}: not compared` }, ""),
-      );
+    if (!pair) return button(both + ": not compared", "");
     const mean = pair[2];
     const digits = mean.toFixed(Math.abs(mean) < 9.95 ? 1 : 0);
     const text = Number(digits) === 0 ? "0.0" : (mean > 0 ? "+" : "") + digits;
     const strength = (0.06 + 0.5 * Math.sqrt(Math.abs(mean) / most)).toFixed(2);
-    const label = `${name(a)} minus ${name(b)}: ${text}${pair[5] ? ", significant" : ""}`;
-    const button = el(
-      "button",
-      {
-        type: "button",
-        tabindex: -1,
-        class: pair[5] ? "told" : "",
-        "aria-label": label,
-        title: `${name(a)} minus ${name(b)}`,
-        onclick: () => showPair(pair, one, metric),
-      },
-      text,
-    );
-    button.style.background = `rgba(var(${mean > 0 ? "--rise" : "--fall"}), ${strength})`;
-    return el("td", {}, button);
+    return button(`${both}: ${text}${pair[5] ? ", significant" : ""}`, text, () => showPair(pair, one, metric), {
+      class: pair[5] ? "told" : "",
+      style: `background: rgba(var(${mean > 0 ? "--rise" : "--fall"}), ${strength})`,
+    });
   };
   find("#pairs table").replaceChildren(
     el("thead", {}, el("tr", {}, el("td"), ...rows.map((b) => el("th", { scope: "col" }, el("span", {}, name(b)))))),
     el(
       "tbody",
       {},
-      ...rows.map((a) => el("tr", {}, el("th", { scope: "row" }, name(a)), ...rows.map((b) => cell(a, b)))),
+      ...rows.map((a) => el("tr", {}, el("th", { scope: "row" }, name(a)), ...rows.map((b) => el("td", {}, cell(a, b))))),
     ),
   );
   const first = find("#pairs tbody button");

@@ -37,18 +37,12 @@ function drawChips(one, shown) {
 const DASHES = { solid: "", dash: "5 3", dot: "1.5 3", dashdot: "5 3 1.5 3" };
 
 /** A piece of the row's line, as plots draw it. */
-function stroke(row) {
-  const namespace = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(namespace, "svg");
-  const line = document.createElementNS(namespace, "path");
-  for (const [name, value] of Object.entries({ class: "stroke", viewBox: "0 0 24 4", "aria-hidden": "true" }))
-    svg.setAttribute(name, value);
-  line.setAttribute("d", "M0 2H24");
-  line.setAttribute("stroke-dasharray", DASHES[row.look[2]]);
-  svg.style.color = row.look[0];
-  svg.append(line);
-  return svg;
-}
+const stroke = ({ look: [color, , dash] }) =>
+  svg(
+    "svg",
+    { class: "stroke", viewBox: "0 0 24 4", "aria-hidden": true, style: `color: ${color}` },
+    svg("path", { d: "M0 2H24", "stroke-dasharray": DASHES[dash] }),
+  );
 
 function layout(more) {
   const axis = {
@@ -127,11 +121,13 @@ const marker = (row, { size = 10, ...more } = {}) => ({
 
 function drawPlots(one, shown) {
   const measured = one.rows.some((number) => DATA.rows[number].origin);
-  const inSessions = one.rows.some((number) => DATA.rows[number].after);
-  find("#plots").hidden = !(measured || inSessions);
-  for (const id of ["seeds", "validation", "cost"]) find("#" + id).hidden = !measured;
-  find("#sessions").hidden = !inSessions;
-  for (const id of ["forgetting", "variance"]) find("#" + id).hidden = !(inSessions && measured);
+  const inSessions = one.protocol === "sessions";
+  const curves = find("#curves");
+  if ((curves.nextElementSibling === find("#board")) !== inSessions)
+    find("#board")[inSessions ? "before" : "after"](curves);
+  curves.hidden = !(measured || inSessions);
+  find("#plots").hidden = !measured;
+  for (const id of ["sessions", "forgetting", "variance"]) find("#" + id).hidden = !inSessions;
   find("#tradeoff").hidden = inSessions;
   const rows = shown.filter((number) => DATA.rows[number].origin && !muted.has(DATA.rows[number].name));
   if (inSessions) {
@@ -152,14 +148,9 @@ function drawTradeoff(one, numbers) {
   const points = known.flatMap((number) => [DATA.rows[number].point, DATA.rows[number].calibrated].filter(Boolean));
   const span = (at) => {
     const values = points.map((point) => point[at]);
-    return [Math.max(0, Math.min(...values) - 6), Math.min(100, Math.max(...values) + 6)];
+    return values.length ? [Math.max(0, Math.min(...values) - 6), Math.min(100, Math.max(...values) + 6)] : [0, 100];
   };
-  const [x, y] = points.length
-    ? [span(0), span(1)]
-    : [
-        [0, 100],
-        [0, 100],
-      ];
+  const [x, y] = [span(0), span(1)];
   if (traces.length) traces.unshift(...levels(one.queries, y));
   draw(
     "tradeoff",
