@@ -10,6 +10,7 @@ Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -34,7 +35,8 @@ from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.plugin.printed_rows import LAZY
 
-ANY = "*"  # in place of B: every other row that is ranked with A; "lazy" is the model of A's A_0, in sessions
+ANY = "*"  # in place of B: every other row that is ranked with A
+OF_OTHER = re.compile(rf"{LAZY} \((.+)\)")  # in sessions, the model of another row's A_0; "lazy" alone is that of A's
 Statement = tuple[str, str, float]  # A, B, c: A - B > c
 Key = tuple[str, str, str, str, float]  # task, metric, and such a statement
 
@@ -46,7 +48,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text: the sentence. ``{0.by:.1f}`` is the first difference in the direction that the sentence says, in points,
             ``{0.interval:.1f}`` the half-width of its interval, ``{0.mean:+.1f}`` A - B; ``{least.by:.0f}`` and
             ``{most.by:.0f}`` are the smallest and the largest difference.
-        rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``, or ``"lazy"`` in sessions.
+        rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``; in sessions ``"lazy"`` or
+            ``"lazy (ROW)"``, as tables have it.
         says: of every A - B. "not told apart" asserts nothing of A and B, only that the data leave it open.
         margin: in points, of "equivalent".
     """
@@ -191,9 +194,16 @@ def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
             board = boards[task]
             first = row_of(board, a)
             family = Ranking(board.compared, claim.metric, setting_of(first)).family
-            rivals = family if b == ANY else [lazy_of(first) if b == LAZY else row_of(board, b)]
+            rivals = family if b == ANY else [_rival(board, first, b)]
             evidence += [_compared(claim, board, first, rival) for rival in rivals if rival is not first]
     return evidence
+
+
+def _rival(board: Board, first: Row, label: str) -> Row:
+    if label == LAZY:
+        return lazy_of(first)
+    other = OF_OTHER.fullmatch(label)
+    return replace(lazy_of(row_of(board, other[1])), label=label) if other else row_of(board, label)
 
 
 def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:

@@ -208,6 +208,18 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
         assert np.allclose([float(number) for number in found.text.split()], 4, atol=0.2)  # 8 standard errors
 
 
+def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
+    claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
+    (one,) = judge({"x": claim}, Home(packaged_root(), packaged_root()))
+    (evidence,) = one.evidence
+    (row,) = (row for row in load_board(*find("tiny-features-sessions"), packaged_root()).rows if row.label == "lr")
+    gaps = []
+    for ncm, lr in zip(evidence.a.results, row.results, strict=True):
+        hits, queries = lr.counts().hits[:, :1].astype(int), lr.counts().queries.astype(int)
+        gaps.append(ncm.summary["acc"]["mean"] - 100 * (hits / queries.cumsum(1)).mean())
+    assert evidence.mean == pytest.approx(np.mean(gaps), abs=1e-5)  # summaries have six digits
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
