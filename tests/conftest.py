@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # Two busy threads for each of many small tests only get in each other's way. NumPy's libraries read this when they are
-# loaded; workers and commands that tests start inherit it.
-os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or "1"  # an empty one says nothing
+# loaded; workers and commands that tests start inherit it. Benchmarks have every core, as users have.
+if "--benchmark-enable" not in sys.argv:
+    os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or "1"  # an empty one says nothing
 # Every test has a home of its own, and they shall not all compile.
 os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "kernels"))
 
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ifsl_bench.data.writer import Writer
     from ifsl_bench.episodic.prepared import Workspace
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads()))
 
 ORACLE = Path(__file__).parent / "oracle"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
