@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.common.cosine import cosines, direction, products, unit
+from ifsl_bench.common.cosine import cosines, unit
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import MetaTraining, Schedule
@@ -99,10 +99,7 @@ class LwoF(GrowingMethod):
         return Learned(self.novel_weights(support))
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.tau * cosines(query.features, self.weight)
+        return self.class_logits(self.weight, query)
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return self.tau * products(query.features, direction(state))
-
-    def compared(self, query: Query) -> Query:
-        return Query(direction(query.features), query.base_logits)
+        return self.tau * cosines(query.features, state)

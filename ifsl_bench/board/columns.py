@@ -98,7 +98,8 @@ def _lazy(board: Board) -> list[Entry]:
     entries = []
     for lazy, alike in rows:
         labels = list(dict.fromkeys(row.label for row in alike))
-        name, note = LAZY if len(rows) == 1 else f"{LAZY} ({labels[0]})", f"the A_0 of {', '.join(labels)}"
+        plainest = min(labels, key=lambda label: "." in label)
+        name, note = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})", f"the A_0 of {', '.join(labels)}"
         entries.append(
             Entry(board.task, True, name, lazy.summary(), COMPUTED, seeds=len(lazy.seeds), note=note,
                   after=lazy.after())

@@ -131,7 +131,8 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
 
     Args:
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
-            tasks with published rows alone come last, and before them letters; variants come last of these.
+            tasks with published rows alone come last, before them letters; tasks in sessions after those in episodes, and
+            variants last of these.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it.
@@ -145,8 +146,9 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
         every |= {member.name: member for member in (board, *variants)}
     shown = [member for member in every.values() if not member.empty]
 
-    def late(member: Board) -> tuple[bool, bool, bool]:
-        return not (member.rows or member.others), member.task.dataset.name == "glyphs", member.name not in boards
+    def late(member: Board) -> tuple[bool, ...]:
+        task, measured = member.task, bool(member.rows or member.others)
+        return not measured, task.dataset.name == "glyphs", bool(task.sessions), member.name not in boards
 
     return telling(shown if named else sorted(shown, key=late), every.values())
 

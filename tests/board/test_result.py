@@ -340,11 +340,13 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
     results, remarks = stored(packaged_root())  # reading recomputes the summary
     assert not remarks
     digests: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for result in results:
         (task,) = find(result.task)
         where = f"{result.task}/{result.label}.seed-{result.seed}"
         assert result.task_hash == task.hash, where
-        assert result.fingerprint == task.dataset.fingerprint, where
+        pinned = task.dataset.fingerprint  # of photographs, which decoders may read a little differently, none is
+        assert result.fingerprint == fingerprints.setdefault(task.dataset.name, pinned or result.fingerprint), where
         if len(result.episodes) == task.evaluation.episodes:
             # Of a changed task no digest is pinned, but all rows have one.
             assert result.digest == digests.setdefault(result.task, task.digest or result.digest), where

@@ -467,10 +467,9 @@ def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
         visit.page.locator("#chips label", has_text=re.compile("^lr$")).click()
         assert {name for name, *_ in visit.page.evaluate(lines)} == set(table) - {"lr"}
         visit.start("mini-sessions-published")
-        published = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines)}
+        published = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines) if dash == "dash"}
         assert len(published) == 44
         assert published["CEC"] == ([72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63], "dash")
-        assert visit.page.evaluate(visible) == ["sessions"]
         fact = visit.page.locator("article:visible tr", has_text="FACT (released log)").text_content()
         assert "published: zhou2022 (t, c)" in fact
         visit.start("tiny-features-5shot")
