@@ -131,8 +131,8 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
 
     Args:
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
-            tasks with published rows alone come last, and before them letters; of each, first tasks in episodes, then those
-            in sessions, then variants.
+            tasks with published rows alone come last, and before them letters; of each, first tasks in episodes, then
+            those in sessions, then variants.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it.
