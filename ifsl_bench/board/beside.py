@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import plus_minus, rounded
@@ -80,12 +81,28 @@ def _table(board: Board, pairs: list[Pair]) -> Table[Pair]:
         )
     if few := [pair.row.label for pair in judged if len(pair.row.results) < 3]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
+    notes += _order(board, pairs)
     reasons = {pair.apart: None for pair in pairs if pair.apart}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
     papers = [pair.paper for pair in pairs if pair.paper.remark]
     notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
     return Table(COLUMNS, pairs, f"{board.name}, measured here beside what is printed", notes,
                  mine=lambda pair: pair.row.origin != STORED)  # fmt: skip
+
+
+def _order(board: Board, pairs: list[Pair]) -> list[str]:
+    """A note on how many pairs of the ranked rows are in the printed order; none where no two rows are ranked."""
+    ranked = sorted(pairs, key=lambda pair: -pair.paper.values["acc"])
+    ranked = [pair for pair in ranked if pair.row in board.ranking.family]
+    couples = [(a.row, b.row) for a, b in combinations(ranked, 2) if a.paper.values["acc"] > b.paper.values["acc"]]
+    if not couples:
+        return []
+    better = board.ranking.better()
+    kept, turned = sum(couple in better for couple in couples), sum(couple[::-1] in better for couple in couples)
+    return [
+        f"Pairs of rows: {len(couples)}; in the printed order {kept}, in the opposite order {turned}, not told apart "
+        f"here {len(couples) - kept - turned} (over episodes and seeds, familywise error 5%)."
+    ]
 
 
 def _delta(pair: Pair) -> str:
