@@ -65,11 +65,9 @@ def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(
     assert status == 0
     assert "1 of 3 rows are within the band" in out
     assert "outside: lwof, protonet" in out
+    # Printed: ProtoNet, LR, Imprint, LwoF. Measured: LwoF and LR nearly equal, then Imprint, ProtoNet last.
     expected = "Pairs of rows: 6; in the printed order 1, in the opposite order 4, not told apart here 1"
     assert expected in " ".join(out.split())
-    assert "Pairs of rows: 6; in the printed order 1, in the opposite order 4, not told apart here 1" in " ".join(
-        out.split()
-    )
     status, out, _ = call("table", "--beside", "glyphs-5shot", "--format", "json")
     found = {row["method"]: row for row in json.loads(out)}
     assert (found["lr"]["printed"], found["lr"]["band"], found["lr"]["verdict"]) == (80.0, 1.5, "within")
