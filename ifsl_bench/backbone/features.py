@@ -21,6 +21,7 @@ from ifsl_bench.common.building import building, read_or_made
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, mark_used, set_aside, sha256_file, sha256_json
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.common.seeds import seed_of
@@ -296,8 +297,8 @@ def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, report
     if state is not None and state.info.get("features_sha256") == bank:
         return Moments(**{name: values.numpy() for name, values in state.tensors.items()})
     moments = Moments.of(features, starts)
-    with suppress(UserError):  # a folder that is shared to be read
-        store.save(
-            {name: torch.from_numpy(values) for name, values in vars(moments).items()}, {"features_sha256": bank}
-        )
+    with suppress(UserError), locked(store.folder):  # a folder that is shared to be read
+        if (info := store.info()) is None or info.get("features_sha256") != bank:  # no other process has saved them
+            tensors = {name: torch.from_numpy(values) for name, values in vars(moments).items()}
+            store.save(tensors, {"features_sha256": bank})
     return moments

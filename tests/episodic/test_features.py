@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import shutil
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +18,7 @@ from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.common.sealed import write_sealed
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.protocol.episodes import Sampler
@@ -101,6 +104,28 @@ def test_base_prototypes_are_class_means(few):
         np.testing.assert_allclose(base.prototypes[k], bank[pool.labels == k].mean(0), rtol=1e-4, atol=1e-5)
     assert torch.equal(base.weight, pretrained.head.weight)
     assert base.scale == 1.0
+
+
+def test_of_two_runs_at_once_that_keep_moments_neither_takes_the_others_half_written_file(tmp_path, monkeypatch):
+    bank, starts = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32), np.array([0, 3, 6])
+    write_sealed(tmp_path / "bank.json", {"sha256": "0" * 64})
+    replace_file, second_ended, seconds = os.replace, threading.Event(), []
+
+    def wait_for_the_second(*paths):
+        if not seconds:
+            seconds.append(threading.Thread(target=keep_at_once))
+            seconds[0].start()
+            second_ended.wait(0.5)  # in vain where the second waits for the first
+        replace_file(*paths)
+
+    def keep_at_once():
+        class_moments(tmp_path, bank, starts, Reporter())
+        second_ended.set()
+
+    monkeypatch.setattr(os, "replace", wait_for_the_second)
+    first = class_moments(tmp_path, bank, starts, Reporter())
+    seconds[0].join()
+    assert torch.equal(CheckpointFolder(tmp_path / "moments").load().tensors["means"], torch.from_numpy(first.means))
 
 
 def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(few):
