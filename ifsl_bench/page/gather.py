@@ -25,13 +25,13 @@ from ifsl_bench.board.variance_table import split_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.page.origins import Origin, origin_of
 from ifsl_bench.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
-from ifsl_bench.page.row_pairs import DIGITS, RowPair, row_pairs
+from ifsl_bench.page.row_pairs import RowPair, digits_of, row_pairs
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
 LINES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for DASHES
-FINEST = 1.2  # percent: what points of a curve are apart at least
+FINEST = 2.0  # percent: what points of a curve are apart at least
 OF_SEEDS = ("acc", "calibrated_acc", "harmonic", "ausuc", "delta")  # what the page can show of each seed
 
 
@@ -230,7 +230,7 @@ def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Cit
     cited = of_method if row else computed or citation_of_paper(entry.source)
     cites_method = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {
-        name: (rounded(v.mean, DIGITS), rounded(v.interval, DIGITS))
+        name: (rounded(v.mean, digits_of(v.mean)), rounded(v.interval, digits_of(v.interval)))
         for name, v in entry.values.items()
         if name in HEADINGS
     }
@@ -261,7 +261,7 @@ def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Cit
 
 
 def _by_seed(row: Row) -> dict[str, list[float]]:
-    return {name: [round(float(v), 3) for v in row.by_seed(name).mean(1)] for name in OF_SEEDS if name in row.metrics}
+    return {name: [round(float(v), 2) for v in row.by_seed(name).mean(1)] for name in OF_SEEDS if name in row.metrics}
 
 
 def _point(entry: Entry, *names: str) -> tuple[float, float] | None:
@@ -317,7 +317,7 @@ def _validation(training: dict[str, object]) -> list[list[float]]:
     history = training.get("validation")
     if not isinstance(history, dict):
         return [[], []]
-    points = sorted((int(step), round(float(value), 3)) for step, value in history.items())
+    points = sorted((int(step), round(float(value), 2)) for step, value in history.items())
     return [[step for step, _ in points], [value for _, value in points]]
 
 

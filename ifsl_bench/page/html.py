@@ -19,8 +19,9 @@ from ifsl_bench._version import __version__
 from ifsl_bench.board.columns import Entry
 from ifsl_bench.board.leaderboard import RULE
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER
-from ifsl_bench.board.table import Table
+from ifsl_bench.board.table import Cell, Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
+from ifsl_bench.page.row_pairs import RowPair
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
@@ -157,10 +158,22 @@ def _columns(table: Table[Entry]) -> list[int]:
     return sorted(filled, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
 
 
-def _classes(heading: str) -> str:
-    """CSS classes of a column: "n" for numbers, "more" where readers ask for it, "wide" on wide screens alone."""
-    kinds = ["" if heading in ("method", "source") else "n", "" if heading in ALWAYS else "more"]
-    return " ".join(kind for kind in (*kinds, "wide" if heading in WIDE else "") if kind)
+def _classes(heading: str, cell: Cell | None = None) -> Markup:
+    """The attribute with the CSS classes of a column's heading or cell.
+
+    "more" where readers ask for it, "wide" on wide screens alone. Most columns are numbers: their headings have "n",
+    and cells of the others "t".
+    """
+    text = heading in ("method", "source")
+    kinds = {
+        "more": heading not in ALWAYS,
+        "wide": heading in WIDE,
+        "n": not (text or cell),
+        "t": text and cell is not None,
+        "best": cell is not None and cell.bold,
+    }
+    names = " ".join(kind for kind, holds in kinds.items() if holds)
+    return Markup(f' class="{names}"' if " " in names else f" class={names}" if names else "")
 
 
 def _flags(entry: Entry) -> str:
@@ -215,6 +228,10 @@ def _data(page: Page) -> dict[str, Any]:
     def pooled(facts: Mapping[str, str]) -> list[tuple[int, int]]:
         return [(texts.setdefault(k, len(texts)), texts.setdefault(v, len(texts))) for k, v in facts.items()]
 
+    def compact(pair: RowPair) -> list[float]:
+        seeds = texts.setdefault(", ".join(map(str, pair.seeds)), len(texts))
+        return [pair.a, pair.b, pair.mean, pair.interval, pair.p, int(pair.significant), seeds, int(pair.models_fixed)]
+
     rows = []
     for row in page.rows:
         entry = asdict(row) | {"setting": _setting_text(row.setting)}
@@ -228,7 +245,7 @@ def _data(page: Page) -> dict[str, Any]:
             "task": board.task.name, "choices": choices[board.task.name],
             "setting": board.setting, "said": _setting_text(board.setting), "rows": board.rows,
             "queries": board.queries, "ranked": list(_ranked(board)),
-            "pairs": {name: [list(asdict(pair).values()) for pair in pairs] for name, pairs in board.pairs.items()},
+            "pairs": {name: [compact(pair) for pair in pairs] for name, pairs in board.pairs.items()},
         }
         for board in page.boards
     ]  # fmt: skip

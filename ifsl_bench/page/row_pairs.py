@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.ranking import Ranking
 
-DIGITS = 9  # of numbers on the page, which shows two: a second rounding would else change the last of some
 SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data have been held against
 
 
@@ -35,6 +34,11 @@ class RowPair:
     significant: bool
     seeds: tuple[int, ...]
     models_fixed: bool
+
+
+def digits_of(value: float) -> int:
+    """How many digits the page has of a number: more where its two, or fewer, would be those of another number."""
+    return 9 if f"{value:.4f}".endswith(("50", "500", "5000")) else 4
 
 
 def row_pairs(ranking: Ranking, numbers: dict[Row, int]) -> list[RowPair]:
@@ -65,7 +69,7 @@ def _pairs(ranking: Ranking, family: list[Row], guest: Row | None, numbers: dict
         gap = ranking.difference(a, b)
         significant = (a, b) in better or (b, a) in better
         p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
-        mean, interval = round(gap.mean, DIGITS), round(gap.interval, DIGITS)
+        mean, interval = (round(value, digits_of(value)) for value in (gap.mean, gap.interval))
         seeds = ranking.common(a, b)
         pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, gap.models_fixed))
     return pairs

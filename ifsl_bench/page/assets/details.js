@@ -151,7 +151,7 @@ function showPair(pair, one, metric) {
       told ? "significant among all comparisons (Holm, 5%)" : "not significant among all comparisons (Holm, 5%)",
     ],
     ["over", fixed ? "episodes alone, of these trained models" : "episodes and training seeds"],
-    ["seeds", seeds.join(", ") || "none in common"],
+    ["seeds", DATA.texts[seeds] || "none in common"],
     ["task", one.task + ", " + one.said],
   ];
   const labels = rows.map((row) => quoted(row.name)).join(" ");

@@ -118,9 +118,9 @@ function showClaims(one) {
 // --- sorting ---------------------------------------------------------------------------------------------------------
 
 /** What a cell is sorted by: its first number, or its text; nothing comes last either way. */
-function sortKey(cell) {
+function sortKey(cell, numeric) {
   const text = (cell.dataset.key || cell.textContent).trim();
-  if (!cell.classList.contains("n")) return text.toLowerCase() || null;
+  if (!numeric) return text.toLowerCase() || null;
   const number = parseFloat(text);
   return Number.isNaN(number) ? null : number;
 }
@@ -128,13 +128,14 @@ function sortKey(cell) {
 function sortBy(heading) {
   const table = heading.closest("table");
   const at = heading.cellIndex;
-  const usual = heading.classList.contains("n") && heading.textContent.trim() !== "rank" ? "descending" : "ascending";
+  const numeric = heading.classList.contains("n");
+  const usual = numeric && heading.textContent.trim() !== "rank" ? "descending" : "ascending";
   const other = usual === "descending" ? "ascending" : "descending";
   const order = heading.getAttribute("aria-sort") === usual ? other : usual;
   for (const th of all("thead th", table)) th.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", order);
   const sign = order === "ascending" ? 1 : -1;
-  const lines = all("tbody tr", table).map((line) => [sortKey(line.cells[at]), line]);
+  const lines = all("tbody tr", table).map((line) => [sortKey(line.cells[at], numeric), line]);
   lines.sort(([a], [b]) => {
     if (a === null || b === null) return (a === null) - (b === null);
     return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
