@@ -48,16 +48,16 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 def prose(doc: str) -> str:
     """A docstring as Markdown: indented blocks, formulas mostly, as they are, and its signs escaped elsewhere."""
-    found: list[str] = []
+    output: list[str] = []
     code: list[str] = []
     for line in doc.partition("\nOptions:\n")[0].rstrip().split("\n"):
         if line.startswith("    ") or (code and not line.strip()):
             code.append(line)
             continue
-        found += _fenced(code)
+        output += _fenced(code)
         code = []
-        found.append(re.sub(r"(`+)(.+?)\1|([*<|\[\]_$])", _escaped, line))
-    return "\n".join([*found, *_fenced(code)])
+        output.append(re.sub(r"(`+)(.+?)\1|([*<|\[\]_$])", _escaped, line))
+    return "\n".join([*output, *_fenced(code)])
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -81,22 +81,22 @@ def options_table(kind: type[Method]) -> str:
     if not rows:
         return "It has no options."
     heads = ("option", "takes", "default", "tried on validation episodes", "searched by `--tune`", "meaning")
-    kept = [i for i in range(len(heads)) if i < 3 or any(row[i] for row in rows)]
+    columns = [i for i in range(len(heads)) if i < 3 or any(row[i] for row in rows)]
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line[i].replace("|", "\\|") for i in kept) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line[i].replace("|", "\\|") for i in columns) + " |" for line in lines)
 
 
 def meanings(doc: str) -> dict[str, str]:
     """What a docstring's last section, on options, says of each."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     name = ""
     for line in doc.partition("\nOptions:\n")[2].split("\n"):
         if head := re.match(r" {4}(\w+): (.*)", line):
             name = head[1]
-            found[name] = head[2]
+            texts[name] = head[2]
         elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return {key: prose(text).replace("\\|", "|") for key, text in found.items()}
+            texts[name] += f" {line.strip()}"
+    return {key: prose(text).replace("\\|", "|") for key, text in texts.items()}
 
 
 def _spread(values: Any) -> str:

@@ -90,16 +90,16 @@ def differences(told: str) -> str:
         grid = [row for row in printed(command, "--format", "markdown").splitlines() if row.startswith("|")]
         headings, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in grid)
         cells = next(cells for row in rows if (cells := dict(zip(headings, row, strict=True)))["metric"] == metric)
-        found = [cells[over] for over in ("A - B overall", "over episodes", "over classes")]
+        values = [cells[over] for over in ("A - B overall", "over episodes", "over classes")]
         seeds = ", ".join(cells["each seed"].split())
-        lines.append(f"| {name.strip() or f'{task}: `{a}` minus `{b}`'} | {' | '.join(found)} | {seeds} |")
+        lines.append(f"| {name.strip() or f'{task}: `{a}` minus `{b}`'} | {' | '.join(values)} | {seeds} |")
     return "\n".join(lines)
 
 
 @functools.cache
 def sentences() -> dict[str, str]:
     """The sentences of all claims with the numbers of today's results, by the claims' names."""
-    return {one.name: one.text for one in judged()}
+    return {claim.name: claim.text for claim in judged()}
 
 
 def marked(name: str, sentence: str) -> re.Pattern[str]:
@@ -123,9 +123,9 @@ def claimed(text: str) -> str:
     return text
 
 
-def _renumbered(sentence: str, found: re.Match[str]) -> str:
+def _renumbered(sentence: str, match: re.Match[str]) -> str:
     numbers = iter(NUMBER.findall(sentence))
-    return NUMBER.sub(lambda _: next(numbers), found[0])
+    return NUMBER.sub(lambda _: next(numbers), match[0])
 
 
 def current(text: str) -> str:
@@ -134,9 +134,9 @@ def current(text: str) -> str:
     if len(START.findall(text)) != len(BLOCK.findall(text)):
         raise UserError(f"a table has a start and no end; put a line {END} below it")
 
-    def block(found: re.Match[str]) -> str:
-        body = {"tables": tables, "differences": differences}[found["kind"]](found["told"])
-        return f"{found['start']}\n{body}\n\n{END}"
+    def block(match: re.Match[str]) -> str:
+        body = {"tables": tables, "differences": differences}[match["kind"]](match["told"])
+        return f"{match['start']}\n{body}\n\n{END}"
 
     return BLOCK.sub(block, claimed(text))
 
@@ -147,23 +147,23 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a table is not current")
     shown = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     parser.add_argument("files", nargs="*", type=Path, default=shown, help="[README.md and docs/*.md]")
-    given = parser.parse_args()
+    options = parser.parse_args()
     old = []
     with tempfile.TemporaryDirectory() as home:
         os.environ["IFSL_BENCH_HOME"] = home
-        for path in given.files:
+        for path in options.files:
             text = path.read_text(encoding="utf-8")
             try:
-                made = current(text)
+                new_text = current(text)
             except (UserError, ClickException) as error:
                 print(f"{path}: {error}", file=sys.stderr)
                 return 2
-            if made != text:
+            if new_text != text:
                 old.append(path)
-                print(f"{path}: {'not current; write it with: python docs/tables.py' if given.check else 'written'}")
-                if not given.check:
-                    path.write_text(made, encoding="utf-8")
-    return 1 if given.check and old else 0
+                print(f"{path}: {'not current; write it with: python docs/tables.py' if options.check else 'written'}")
+                if not options.check:
+                    path.write_text(new_text, encoding="utf-8")
+    return 1 if options.check and old else 0
 
 
 if __name__ == "__main__":

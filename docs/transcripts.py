@@ -47,8 +47,8 @@ def printed(command: str, folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600
     )
-    said = re.search(r"^ifsl-bench: ", done.stderr, re.MULTILINE)  # its status is lost in a pipe
-    if done.returncode or said:
+    error_line = re.search(r"^ifsl-bench: ", done.stderr, re.MULTILINE)  # its status is lost in a pipe
+    if done.returncode or error_line:
         raise Failed(f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}")
     return re.sub(r"[ \t]+$", "", done.stdout.replace(str(folder), "~"), flags=re.MULTILINE).rstrip("\n")
 
@@ -56,12 +56,12 @@ def printed(command: str, folder: Path) -> str:
 def transcribed(text: str, folder: Path) -> str:
     """A page with the output of its commands as they are run now, in ``folder``."""
 
-    def block(found: re.Match[str]) -> str:
-        if found["kind"] == "python":
-            if named := FILE.match(found["body"]):
-                (folder / named[1]).write_text(found["body"], encoding="utf-8")
-            return found[0]
-        parts = (f"$ {command}\n{printed(command, folder)}".rstrip() + "\n" for command in commands(found["body"]))
+    def block(match: re.Match[str]) -> str:
+        if match["kind"] == "python":
+            if named := FILE.match(match["body"]):
+                (folder / named[1]).write_text(match["body"], encoding="utf-8")
+            return match[0]
+        parts = (f"$ {command}\n{printed(command, folder)}".rstrip() + "\n" for command in commands(match["body"]))
         return f"```console\n{''.join(parts)}```"
 
     return BLOCK.sub(block, text)

@@ -65,4 +65,4 @@ if __name__ == "__main__":
         if sys.argv[1:] or result.calibration:
             groups.setdefault((result.task, result.label if sys.argv[1:] else ""), []).append(result)
     line = row if sys.argv[1:] else task
-    print(render([plain_table([line(found) for found in groups.values()])], "markdown"))
+    print(render([plain_table([line(group) for group in groups.values()])], "markdown"))

@@ -45,7 +45,7 @@ def calibrated(shift: float, cases: int) -> tuple[float, float, float]:
     Args:
         shift: of the test margins against those of validation.
     """
-    rng, found = np.random.default_rng(0), []
+    rng, intervals = np.random.default_rng(0), []
     for _ in range(cases):
         validation, test = margins(rng, VALIDATION, 0.0), margins(rng, TEST, shift)
         bias = find_bias(validation)
@@ -53,8 +53,8 @@ def calibrated(shift: float, cases: int) -> tuple[float, float, float]:
         values, again = (50 * of / QUERIES for of in (result.base_joint + result.novel_joint, result.resampled.sum(1)))
         with_choice = estimate(values, float((again / TEST).var(ddof=1)))
         truth = float(accuracy(bias.value, shift))
-        found.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
-    return coverage(np.array(found))
+        intervals.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
+    return coverage(np.array(intervals))
 
 
 def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, float]:
@@ -64,7 +64,7 @@ def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, flo
         curvature: points that a setting is behind its neighbour at the best one.
         shift: of the test's best setting against that of validation.
     """
-    rng, settings, found = np.random.default_rng(0), np.arange(11), []
+    rng, settings, intervals = np.random.default_rng(0), np.arange(11), []
     levels = [70 - curvature * (settings - 5 - moved) ** 2 for moved in (0.0, shift)]
     for _ in range(cases):
         validation, test = (
@@ -76,8 +76,8 @@ def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, flo
         more = gains(choice, "base_joint")[choice.winners] / HITS
         with_choice = estimate(values, float(more.var(ddof=1)))
         truth = float(levels[1][best])
-        found.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
-    return coverage(np.array(found))
+        intervals.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
+    return coverage(np.array(intervals))
 
 
 def choice_of(validation: np.ndarray, test: np.ndarray, best: int) -> Choice:
@@ -92,10 +92,10 @@ def choice_of(validation: np.ndarray, test: np.ndarray, best: int) -> Choice:
     return Choice(**fields, test_episodes=RIVAL_EPISODES, test_hits=on_test)
 
 
-def coverage(found: np.ndarray) -> tuple[float, float, float]:
+def coverage(intervals: np.ndarray) -> tuple[float, float, float]:
     """Of [cases, 4]: an estimate, two half-widths of intervals, and its expectation given what was chosen."""
-    off = np.abs(found[:, 0] - found[:, 3].mean())
-    return (off <= found[:, 1]).mean(), (off <= found[:, 2]).mean(), (found[:, 2] / found[:, 1]).mean()
+    off = np.abs(intervals[:, 0] - intervals[:, 3].mean())
+    return (off <= intervals[:, 1]).mean(), (off <= intervals[:, 2]).mean(), (intervals[:, 2] / intervals[:, 1]).mean()
 
 
 def main() -> None:

@@ -32,10 +32,10 @@ def coverage(classes: int, spread: float, effects: str, cases: int) -> tuple[flo
         of_class = spread * EFFECTS[effects](rng, (classes, cases // DESIGNS))  # [C, cases]
         d = of_class[drawn].mean(1) + LEFT_OVER * rng.normal(size=(EPISODES, cases // DESIGNS))
         over_episodes = 1.96 * d.std(0, ddof=1) / np.sqrt(EPISODES)
-        found = over_classes(d, drawn)
-        assert not isinstance(found, str)
-        held += [(np.abs(d.mean(0)) <= interval).sum() for interval in (over_episodes, found.intervals)]
-        ratio += float(np.median(found.intervals / over_episodes)) / DESIGNS
+        outcome = over_classes(d, drawn)
+        assert not isinstance(outcome, str)
+        held += [(np.abs(d.mean(0)) <= interval).sum() for interval in (over_episodes, outcome.intervals)]
+        ratio += float(np.median(outcome.intervals / over_episodes)) / DESIGNS
     episodes, over = held / (cases // DESIGNS * DESIGNS)
     return float(episodes), float(over), ratio
 

@@ -19,9 +19,9 @@ from ifsl_bench.board import result_file
 
 def accuracy(path: Path) -> np.ndarray:
     """[episodes], in percent."""
-    found = result_file.read(path).episodes
-    hits = np.add(found.base_joint, found.novel_joint)
-    return 100 * hits / (found.base_queries + found.novel_queries)
+    episodes = result_file.read(path).episodes
+    hits = np.add(episodes.base_joint, episodes.novel_joint)
+    return 100 * hits / (episodes.base_queries + episodes.novel_queries)
 
 
 def main() -> None:

@@ -37,11 +37,11 @@ def accuracies(rng: np.random.Generator, spread: np.ndarray, seeds: int, better:
 
 def wrong(spread: Callable[[np.random.Generator], np.ndarray], seeds: int, cases: int) -> float:
     """The share of cases in which equal methods are told apart anywhere: the familywise error."""
-    rng, nothing, found = np.random.default_rng(0), np.zeros(ROWS), 0
+    rng, nothing, errors = np.random.default_rng(0), np.zeros(ROWS), 0
     for _ in range(cases):
         intervals = rank_intervals(accuracies(rng, spread(rng), seeds, nothing), np.zeros(ROWS, bool))
-        found += any((interval.first, interval.last) != (1, ROWS) for interval in intervals)
-    return found / cases
+        errors += any((interval.first, interval.last) != (1, ROWS) for interval in intervals)
+    return errors / cases
 
 
 def power(gap: float, seeds: int, cases: int, collapse: float = 0.0) -> float:
@@ -50,14 +50,14 @@ def power(gap: float, seeds: int, cases: int, collapse: float = 0.0) -> float:
     Args:
         collapse: by how many points one seed of the last method is worse; its own differences do not count then.
     """
-    rng, better, found = np.random.default_rng(0), np.where(np.arange(ROWS) < 5, gap, 0.0), 0
+    rng, better, detections = np.random.default_rng(0), np.where(np.arange(ROWS) < 5, gap, 0.0), 0
     worse = range(5, ROWS - 1 if collapse else ROWS)
     for _ in range(cases):
         x = accuracies(rng, np.full(ROWS, 0.4), seeds, better)
         x[-1, 0] -= collapse
         told = significantly_better(x, np.zeros(ROWS, bool))
-        found += int(told[:5, worse].sum())
-    return found / cases / (5 * len(worse))
+        detections += int(told[:5, worse].sum())
+    return detections / cases / (5 * len(worse))
 
 
 def main() -> None:

@@ -41,8 +41,10 @@ def lattice(space: Space) -> Iterator[Point]:
     """Evenly spaced values of each range with all choices."""
     count = LATTICE[len(space)]
     values = [
-        [one.at(i / (count - 1)) for i in range(count)] if isinstance(one, Range) else list(one.values)
-        for one in space.values()
+        [dimension.at(i / (count - 1)) for i in range(count)]
+        if isinstance(dimension, Range)
+        else list(dimension.values)
+        for dimension in space.values()
     ]
     return (dict(zip(space, point, strict=True)) for point in itertools.product(*values))
 
@@ -72,12 +74,12 @@ def measure(file: Path, home: str | None) -> None:
 
 def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
     """The accuracy anywhere in a space: linear between the lattice's points in each range, by choice."""
-    ranges = {key: one for key, one in space.items() if isinstance(one, Range)}
+    ranges = {key: dimension for key, dimension in space.items() if isinstance(dimension, Range)}
     choices = [key for key in space if key not in ranges]
     tables: dict[tuple[Any, ...], dict[tuple[float, ...], float]] = {}
     for text, accuracy in accuracies.items():
         point = json.loads(text)
-        shares = tuple(round(one.share(point[key]), 6) for key, one in ranges.items())
+        shares = tuple(round(dimension.share(point[key]), 6) for key, dimension in ranges.items())
         tables.setdefault(tuple(point[key] for key in choices), {})[shares] = accuracy
     between = {}
     for choice, table in tables.items():
@@ -87,7 +89,7 @@ def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
         between[choice] = RegularGridInterpolator(axes, values.reshape(shape), bounds_error=False, fill_value=None)
 
     def accuracy(point: Point) -> float:
-        shares = [one.share(point[key]) for key, one in ranges.items()]
+        shares = [dimension.share(point[key]) for key, dimension in ranges.items()]
         return float(between[tuple(point[key] for key in choices)](shares)[0])
 
     return accuracy
@@ -98,7 +100,7 @@ def ours(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: in
     rounds: list[list[tuple[Point, float]]] = []
     while points := next_round(space, default, trials, rounds):
         rounds.append([(point, accuracy(point)) for point in points])
-    return max(value for one in rounds for _, value in one)
+    return max(value for pairs in rounds for _, value in pairs)
 
 
 def halton(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
@@ -106,14 +108,18 @@ def halton(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: 
     from scipy.stats.qmc import Halton
 
     shares = Halton(len(space), scramble=True, seed=2019).random(trials - 1)
-    points = [{key: one.at(float(u)) for (key, one), u in zip(space.items(), row, strict=True)} for row in shares]
+    points = [
+        {key: dimension.at(float(u)) for (key, dimension), u in zip(space.items(), row, strict=True)} for row in shares
+    ]
     return max(accuracy(point) for point in (default, *points))
 
 
 def random(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
     """The default and points drawn at random."""
     shares = np.random.default_rng(seed).random((trials - 1, len(space)))
-    points = [{key: one.at(float(u)) for (key, one), u in zip(space.items(), row, strict=True)} for row in shares]
+    points = [
+        {key: dimension.at(float(u)) for (key, dimension), u in zip(space.items(), row, strict=True)} for row in shares
+    ]
     return max(accuracy(point) for point in (default, *points))
 
 
@@ -123,9 +129,9 @@ def tpe(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int
 
     def objective(trial: Any) -> float:
         return accuracy({
-            key: trial.suggest_float(key, one.low, one.high, log=one.log)
-            if isinstance(one, Range) else trial.suggest_categorical(key, one.values)
-            for key, one in space.items()
+            key: trial.suggest_float(key, dimension.low, dimension.high, log=dimension.log)
+            if isinstance(dimension, Range) else trial.suggest_categorical(key, dimension.values)
+            for key, dimension in space.items()
         })  # fmt: skip
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -169,5 +175,5 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("measure", "compare"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--home")
-    said = parser.parse_args()
-    measure(said.file, said.home) if said.what == "measure" else compare(said.file)
+    options = parser.parse_args()
+    measure(options.file, options.home) if options.what == "measure" else compare(options.file)

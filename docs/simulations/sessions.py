@@ -53,13 +53,13 @@ def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int
         of_orders, of_all = over_orders(x), overall(x, Prior(0.0, 0.0), 2)
         sign, mean = wrong_sign(x), MEAN if seeds > 1 else with_these_seeds
         chance = 0.5 * math.erfc(abs(mean) / math.sqrt(2 * truth["one"]))
-        found = {
+        coverages = {
             "over orders": abs(of_orders.mean - with_these_seeds) <= of_orders.interval,
             "overall": abs(of_all.mean - mean) <= of_all.interval,
             "sign": sign.low <= chance <= sign.high,
         }
-        found |= {part: v.low <= truth[part] <= v.high for part, v in split(x).items()}
-        for name, holds in found.items():
+        coverages |= {part: v.low <= truth[part] <= v.high for part, v in split(x).items()}
+        for name, holds in coverages.items():
             held[name] = held.get(name, 0) + holds
     return {name: times / cases for name, times in held.items()}
 
@@ -87,8 +87,8 @@ def main() -> None:
     for design, deviations in DESIGNS.items():
         for effects in EFFECTS:
             for seeds in (1, 3, 5):
-                found = coverage(seeds, deviations, effects, cases)
-                cells = [f"{100 * found[name]:.1f}%" if name in found else "" for name in shown]
+                shares = coverage(seeds, deviations, effects, cases)
+                cells = [f"{100 * shares[name]:.1f}%" if name in shares else "" for name in shown]
                 print(f"| {design} | {effects} | {seeds} | {' | '.join(cells)} |", flush=True)
     print("\n| what varies | effects | 3 seeds | 5 seeds |\n|---|---|---|---|")
     for design, deviations in DESIGNS.items():

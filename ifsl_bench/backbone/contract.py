@@ -150,7 +150,7 @@ def is_frozen(spec: Pretraining) -> bool:
 
 
 def _registered(spec: Pretraining) -> tuple[type[Backbone] | Frozen | None, str]:
-    """As :func:`backbone_plugin`; None where the data are features."""
+    """Does as :func:`backbone_plugin`; None where the data are features."""
     return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else backbone_plugin(spec.backbone)
 
 

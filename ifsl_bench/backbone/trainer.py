@@ -83,7 +83,7 @@ class Trainer(Checkpoint):
 
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
-        """Made when it is needed: a finished training needs none, and PyTorch takes a second to import its own."""
+        """The optimiser, made when it is needed: a finished training needs none, and importing it takes a second."""
         spec, free = self.task.pretraining, self.parameters[len(self.decayed) :]
         groups = [{"params": self.decayed, "weight_decay": spec.weight_decay}, {"params": free, "weight_decay": 0.0}]
         fused = True if self.device.type == "cuda" else None
@@ -129,7 +129,7 @@ class Trainer(Checkpoint):
             self.info = self.store.save(self._tensors(), self.info)
 
     def train(self, reporter: Reporter, compiled: bool = False) -> None:
-        """To the end, from where it is.
+        """Trains to the end, from where it is.
 
         Args:
             compiled: let torch.compile make the network's kernels.
@@ -206,7 +206,7 @@ class Trainer(Checkpoint):
         return torch.compile(model) if compiled else model  # type: ignore[return-value]
 
     def _step(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> dict[str, float]:
-        """One batch, of which this process has a part; the figures are read from the device only now and then."""
+        """Trains on a batch, of which this process has a part; figures are read from the device only now and then."""
         spec, size, (batch, _) = self.task.pretraining, self.world.size, self._batch
         for group in self.optimiser.param_groups:
             group["lr"] = spec.schedule.at(step, spec.steps)

@@ -98,10 +98,11 @@ def _order(board: Board, pairs: list[Pair]) -> list[str]:
     if not couples:
         return []
     better = board.ranking.better()
-    kept, turned = sum(couple in better for couple in couples), sum(couple[::-1] in better for couple in couples)
+    agreements = sum(couple in better for couple in couples)
+    reversals = sum(couple[::-1] in better for couple in couples)
     return [
-        f"Pairs of rows: {len(couples)}; in the printed order {kept}, in the opposite order {turned}, not told apart "
-        f"here {len(couples) - kept - turned} (over episodes and seeds, familywise error 5%)."
+        f"Pairs of rows: {len(couples)}; in the printed order {agreements}, in the opposite order {reversals}, "
+        f"not told apart here {len(couples) - agreements - reversals} (over episodes and seeds, familywise error 5%)."
     ]
 
 

@@ -250,7 +250,7 @@ class LazyRow(Row):
 
     @property
     def edge(self) -> list[str]:
-        """No option: none matters to it."""
+        """The options at an edge: none, as none matters to it."""
         return []
 
     @cached_property
@@ -259,7 +259,7 @@ class LazyRow(Row):
 
     @cached_property
     def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
-        """No bias moves it."""
+        """The counts of resampled biases: none, as no bias moves it."""
         return (None,) * len(self.results)
 
 

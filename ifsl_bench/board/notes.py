@@ -27,7 +27,7 @@ HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 
 def of_calibration(task: Task) -> str:
-    """What calibrated numbers are."""
+    """Says what calibrated numbers are."""
     found_on = "sequences" if task.sessions else "episodes"
     return f"cal.: with one bias on all novel logits, found on validation {found_on}."
 

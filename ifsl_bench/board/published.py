@@ -63,7 +63,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def remark(self) -> str:
-        """Who prints it, its backbone, and :attr:`flags`."""
+        """Says who prints it, with its backbone and :attr:`flags`."""
         return "; ".join(filter(None, [KINDS[self.kind], self.backbone, self.flags]))
 
     @property

@@ -167,7 +167,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
 
 
 def _order(accuracy: object) -> float:
-    """To sort by; what is no number, in a stranger's file, comes last."""
+    """The key to sort by; what is no number, in a stranger's file, comes last."""
     return accuracy if isinstance(accuracy, int | float) else -math.inf
 
 

@@ -299,7 +299,7 @@ def _answers(
 
 
 def _with_copies(method: Method, count: int) -> list[Method]:
-    """So many of the method; one, where it holds what cannot be copied, such as a lock or an open file."""
+    """Makes so many of the method; one, where it holds what cannot be copied, such as a lock or an open file."""
     try:
         return [method, *(copy.deepcopy(method) for _ in range(count - 1))]
     except Exception:  # of anybody's code

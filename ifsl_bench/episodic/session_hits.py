@@ -45,7 +45,7 @@ class Answers(NamedTuple):
 
 
 def _met(novel: Tensor) -> Tensor:
-    """Whether a session's classes have been met, [t, g] bool, of margins [E, t, g, M]."""
+    """Tells which sessions' classes have been met, [t, g] bool, of margins [E, t, g, M]."""
     return torch.ones(novel.shape[1:3], dtype=torch.bool, device=novel.device).tril()
 
 

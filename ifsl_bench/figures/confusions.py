@@ -1,4 +1,4 @@
-"""What a method answers instead: which base classes take which novel ones' queries, and the accuracy of each class."""
+"""Confusions of classes: which base classes take which novel ones' queries, and the accuracy of each class."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OF_MODELS = "models of seed 0 answer, without a bias on novel logits"
 
 @dataclass(frozen=True)
 class Confusions:
-    """How often a model answers the queries of each class with each class.
+    """Counts how often a model answers the queries of each class with each class.
 
     A unit is a test episode; in sessions it is an order of the classes, with what is answered after the last session.
     In a unit a class has q queries, h of which are answered in a certain way; sums are over units.

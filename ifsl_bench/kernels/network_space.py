@@ -67,7 +67,7 @@ def split(output: Array, w: Array, b: Array) -> None:
 def forward(
     act: Array, w: Array, b: Array, rest: Array, labels: Array, t: Array, f: Array, p: Array, df: Array, spare: Array
 ) -> None:
-    """From activations act [H+N, S] (hidden inputs above skip scores) to tanh t [H, S], scores f [N, S], probabilities
+    """Takes activations act [H+N, S] (hidden inputs above skip scores) to tanh t [H, S], scores f [N, S], probabilities
     p [N+1, S] and the derivative of the mean cross-entropy in the scores, df [N, S]."""
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     tanh(act[:units].reshape(-1), t.reshape(-1))

@@ -108,8 +108,8 @@ class AttractorMethod(GrowingMethod):
 
     @classmethod
     def few_episodes(cls, options: Mapping[str, Any]) -> int | None:
-        """As measured on an H100 and 16 cores beside it (BENCHMARKS.md), which were always faster at exact gradients of
-        a network."""
+        """Returns what was measured on an H100 and 16 cores beside it (BENCHMARKS.md), which were always faster at
+        exact gradients of a network."""
         if options["learner"] == "mlp" and options["gradient"] != "t-bptt":
             return None if options["gradient"] == "implicit" else 2 * FEW
         return FEW

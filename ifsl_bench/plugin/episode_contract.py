@@ -107,7 +107,7 @@ def repeats(asked: Asked) -> str:
 
 
 def leaves_its_input(asked: Asked) -> str:
-    """What a method is given is as it was after the call."""
+    """The call changes nothing that the method is given."""
     holders = {"support": asked.support, "query": asked.query, "base": asked.method.base}
     named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
     parts = {name: value for name, value in named.items() if isinstance(value, Tensor)}

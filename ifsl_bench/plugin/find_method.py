@@ -1,4 +1,4 @@
-"""From what a user calls a method to its class: a registered name, a shorthand, a file, or the class itself; and back
+"""The class of a method that a user names, by a registered name, a shorthand, a file, or the class itself; and back
 to what tables call it."""
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ COPIES = 3  # that answer at once, and twice as many answers
 
 
 def keeps_hidden_classes_out(asked: Asked) -> str:
-    """What a hidden base class is like changes no answer about the others."""
+    """The values of a hidden base class change no answer about the others."""
     s, q, hidden = asked.support, asked.query, asked.support.hidden
     if not hidden.any():
         return ""

@@ -95,7 +95,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
 
 
 def _lines(failures: Sequence[str]) -> tuple[str, ...]:
-    """Each in one line that is not too long, and no more of them than anybody reads."""
+    """Shortens each failure to one line, and their number to as many as anybody reads."""
     texts = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
     rest = [f"and {len(texts) - MOST_LINES:,} more"] if len(texts) > MOST_LINES else []
     return tuple(texts[:MOST_LINES] + rest)
