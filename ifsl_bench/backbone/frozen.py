@@ -90,7 +90,7 @@ def pretrain_frozen(
         "weights": digest,
         "backbone": spec.backbone,
         "pretrained_on": list(corpora),
-        "seen": seen(corpora, task.novel_data),
+        "seen": seen(corpora, task.novel_data, task.base_order),
         "features": features_key(task, dataset.fingerprint, head, 0),
         "centre": spec.centre or CENTRED,
     }

@@ -84,10 +84,7 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
         seed: of training; a task may have one pretraining for all of them.
     """
     made_of = definition(task, fingerprint, head, seed)
-    data = task.dataset.name
-    if task.base_classes is not None:
-        data += f"+base-classes={task.base_classes}"
-    return f"{data}-{task.pretraining.backbone}-{head}-seed{made_of['seed']}-{sha256_json(made_of)[:12]}"
+    return f"{_data(task)}-{task.pretraining.backbone}-{head}-seed{made_of['seed']}-{sha256_json(made_of)[:12]}"
 
 
 def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[str, Any]:
@@ -104,6 +101,8 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         made_of["centre"] = task.pretraining.centre or CENTRED
     if task.base_classes is not None:
         made_of["base_classes"] = task.base_classes
+    if task.base_order is not None:
+        made_of["base_order"] = task.base_order
     if on_linear(task, head):
         made_of["backbone_of"] = "linear"
     return made_of
@@ -125,8 +124,15 @@ def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str
     }  # fmt: skip
     if not isinstance(backbone_plugin(spec.backbone)[0], Frozen):
         made_of["images"] = [task.dataset.mean, task.dataset.std]
-    data = task.dataset.name + (f"+base-classes={task.base_classes}" if task.base_classes is not None else "")
-    return f"{data}-{spec.backbone}-{sha256_json(made_of)[:12]}"
+    if task.base_order is not None:
+        made_of["base_order"] = task.base_order
+    return f"{_data(task)}-{spec.backbone}-{sha256_json(made_of)[:12]}"
+
+
+def _data(task: Task) -> str:
+    """The data set of a pretraining and what is changed of its base classes, as names have it."""
+    changes = (("base-classes", task.base_classes), ("base-order", task.base_order))
+    return task.dataset.name + "".join(f"+{key}={value}" for key, value in changes if value is not None)
 
 
 class Checkpoint:

@@ -37,7 +37,7 @@ def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
     yield ("sessions", _sessions(task, task.sessions)) if task.sessions else ("episode", _episode(task))
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
     yield "backbone", _backbone(task)
-    yield "seen", MARKS[seen(corpora_of(task.pretraining), task.novel_data)]
+    yield "seen", MARKS[seen(corpora_of(task.pretraining), task.novel_data, task.base_order)]
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation

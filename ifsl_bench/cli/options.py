@@ -87,6 +87,7 @@ def change_options(command: Any) -> Any:
     """The options that change tasks, gathered into one argument ``change``."""
     helps = {
         "base-classes": "Use only N of the base classes; the backbone is trained on them.",
+        "base-order": "Draw base and novel classes of a published list of sessions anew, by the number N.",
         "ways": "Novel classes of an episode.",
         "shots": "Support images of each novel class.",
         "queries": "Query images of each novel class; in episodes those of base classes change in proportion.",

@@ -1,7 +1,11 @@
-"""Views of data sets: fewer base classes, or novel classes of another data set. Nothing is copied on the disk.
+"""Views of data sets: fewer base classes, others of a published list, or novel classes of another data set. Nothing is
+copied on the disk.
 
 Which base classes stay is drawn, since files often list classes by kind, and depends on no training seed; a smaller
 number takes a subset of a larger one's, so that figures over it (Ren et al. 2019, last figure) change the number alone.
+
+Other base classes of a list of sessions are drawn among all of its classes, as many as the list has; the rest are
+novel. A class takes its training images along, to base/train and base/val or to novel/support, and its test images.
 
 With novel classes of another data set, novel/val and novel/test are that one's, called ``DATASET:CLASS``, and all else
 is the first one's, as in the cross-domain setting of Chen et al. (ICLR 2019). Grey images beside coloured ones get
@@ -18,7 +22,7 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.data.pools import Dataset, Pool
+from ifsl_bench.data.pools import SUPPORT, Dataset, Pool
 
 BASE_POOLS = ("base/train", "base/val", "base/test")
 
@@ -46,6 +50,103 @@ class _View:
         return cast(np.ndarray, images if self.channels == 1 else np.repeat(images, self.channels, -1))
 
 
+class _Joined:
+    """The images of several pools as those of one, [n, H, W, C], made when asked for."""
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self.parts, self.starts = parts, np.cumsum([0, *map(len, parts)])
+        self.shape = (int(self.starts[-1]), *parts[0].shape[1:])
+        self.ndim, self.dtype = parts[0].ndim, parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        images = np.empty((*np.shape(rows), *self.shape[1:]), self.dtype)
+        of = np.searchsorted(self.starts, rows, "right") - 1
+        for number, part in enumerate(self.parts):
+            images[of == number] = part[rows[of == number] - self.starts[number]]
+        return images
+
+
+TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT), ("base/test", "novel/test")
+
+
+def drawn_base(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
+    """The ``count`` base classes of draw ``number`` among the classes of a list."""
+    return frozenset(sorted(classes, key=lambda name: seed_of("base order", number, name))[:count])
+
+
+@dataclass(frozen=True)
+class Redrawn(Dataset):
+    """The data set ``whole`` of a published list with its pools filled anew.
+
+    The fingerprint is the whole data set's; the number of the draw is in the task's definition.
+
+    Attributes:
+        rows: pool -> class -> images of :data:`TRAIN_POOLS` or :data:`TEST_POOLS`, counted through.
+    """
+
+    whole: Dataset
+    rows: dict[str, dict[str, np.ndarray]]
+
+    def pool(self, name: str) -> Pool:
+        rows = self.rows[name]
+        images = _Joined([self.whole.pool(pool).images for pool in self._sources(name)])
+        counts = [len(part) for part in rows.values()]
+        return Pool(
+            name,
+            cast(np.ndarray, _View(cast(np.ndarray, images), np.concatenate([*rows.values()]))),
+            np.repeat(np.arange(len(rows), dtype=np.int64), counts),
+            tuple(rows),
+            np.cumsum([0, *counts]),
+        )
+
+    def check_images(self, pool: str) -> None:
+        for name in self._sources(pool):
+            self.whole.check_images(name)
+
+    def _sources(self, pool: str) -> tuple[str, ...]:
+        return TEST_POOLS if pool in TEST_POOLS else TRAIN_POOLS
+
+
+def other_base_classes(dataset: Dataset, number: int) -> Redrawn:
+    """The data set of a published list with the base classes of draw ``number``, as many as the list has.
+
+    The share of a base class's training images that are base/val stays; which ones, a hash of its name draws.
+    """
+    train, test = (_rows([dataset.pool(name) for name in names]) for names in (TRAIN_POOLS, TEST_POOLS))
+    base = dataset.manifest["pools"]["base/train"]["classes"]
+    chosen = drawn_base([*train], len(base), number)
+    val, rest = (len(dataset.pool(name)) for name in ("base/val", "base/train"))
+    rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in (*TRAIN_POOLS, *TEST_POOLS)}
+    for name, images in train.items():
+        if name in chosen:
+            places = sorted(range(len(images)), key=lambda place: seed_of("held out", name, place))
+            held_out = np.isin(np.arange(len(images)), places[: round(len(images) * val / (val + rest))])
+            rows["base/train"][name], rows["base/val"][name] = images[~held_out], images[held_out]
+            rows["base/test"][name] = test[name]
+        else:
+            rows[SUPPORT][name], rows["novel/test"][name] = images, test[name]
+    pools = {
+        name: {key: value for key, value in entry.items() if key != "statistics"}
+        | {"classes": [*rows[name]], "shape": [sum(map(len, rows[name].values())), *entry["shape"][1:]]}
+        for name, entry in dataset.manifest["pools"].items()
+    }
+    return Redrawn(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, rows)
+
+
+def _rows(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
+    """Class -> its images in the pools, counted through."""
+    found: dict[str, list[np.ndarray]] = {}
+    first = 0
+    for pool in pools:
+        for name, a, b in zip(pool.classes, pool.starts, pool.starts[1:], strict=False):
+            found.setdefault(name, []).append(np.arange(first + a, first + b))
+        first += len(pool)
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
 @dataclass(frozen=True)
 class BaseSubset(Dataset):
     """The data set ``whole`` with its base pools cut down to the classes ``labels`` ([count], ascending).
@@ -71,6 +172,9 @@ class BaseSubset(Dataset):
             tuple(pool.classes[label] for label in self.labels),
             np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         )
+
+    def check_images(self, pool: str) -> None:
+        self.whole.check_images(pool)
 
 
 def check_fewer(name: str, count: int, classes: int) -> None:

@@ -135,7 +135,7 @@ def file_of_weights(home: Home, pretrained: Pretrained) -> Path:
 
 def one_task(tasks: list[Task], file: str) -> Task:
     """The first of tasks that all start from one pretraining."""
-    made_of = {(task.dataset.name, str(task.pretraining), task.base_classes) for task in tasks}
+    made_of = {(task.dataset.name, str(task.pretraining), task.base_classes, task.base_order) for task in tasks}
     if len(made_of) > 1:
         names = ", ".join(task.name for task in tasks)
         raise UserError(f"the tasks of {file} have different pretrainings ({names}); say which: FILE:NAME")

@@ -24,16 +24,18 @@ def seen_facts() -> Mapping[str, Any]:
     return tomllib.loads(text)
 
 
-def seen(corpora: Iterable[str] | None, dataset: str) -> str:
+def seen(corpora: Iterable[str] | None, dataset: str, base_order: int | None = None) -> str:
     """Tells whether images of a data set's novel classes were among those of a pretraining: one of :data:`SEEN`.
 
     Args:
         corpora: what the backbone was pretrained on elsewhere; None for one that has seen the task's data alone.
         dataset: its name.
+        base_order: of the task. Weights for "base" may be for the list's own base classes; some are novel then.
     """
     if corpora is None:
         return "no"
-    return max((_verdict(corpus, dataset) for corpus in (*corpora,)), key=SEEN.index, default="may")
+    verdicts = [_verdict(corpus, dataset) for corpus in corpora]
+    return max([*verdicts, *(["may"] if base_order or not verdicts else [])], key=SEEN.index)
 
 
 def _verdict(corpus: str, dataset: str) -> str:

@@ -72,6 +72,7 @@ MEANING = {
     "variants.[name].of": "the task that this one is made from; it may come with the package",
     "variants.[name].regular": "no base classes, in the softmax or among the queries",
     "variants.[name].base_classes": "use only this many of the base classes",
+    "variants.[name].base_order": "of a published list of sessions: draw base and novel classes anew, by this number",
     "variants.[name].ways": "novel classes of an episode",
     "variants.[name].shots": "support images of each",
     "variants.[name].queries": "query images of each; those of base classes change in proportion",
@@ -151,6 +152,7 @@ def _kind(of: Any) -> str:
 # What of a task a key of a variant changes.
 _OF_VARIANTS = {
     "variants.[name].base_classes": "base_classes",
+    "variants.[name].base_order": "base_order",
     "variants.[name].ways": "episode.ways",
     "variants.[name].shots": "shots",
     "variants.[name].queries": "episode.novel_queries",

@@ -192,9 +192,10 @@ class Task(Strict, frozen=True):
 
     ``protocol`` is "separate" where novel/train is a pool of its own (tiered-ImageNet), and "shared" where novel/train
     *is* base/train and an episode's classes are hidden from the base classifier (mini-ImageNet). ``base_classes`` is
-    None for all of the data set's. ``novel_from`` is the data set that the novel classes of validation and testing come
-    from, None for ``dataset``; images are normalised as ``dataset`` says all the same. ``variant_of`` names the task
-    whose protocol this one departs from: tables keep the two apart.
+    None for all of the data set's; ``base_order`` is the number of a draw of base classes among all that a published
+    list has, None for the list's own. ``novel_from`` is the data set that the novel classes of validation and testing
+    come from, None for ``dataset``; images are normalised as ``dataset`` says all the same. ``variant_of`` names the
+    task whose protocol this one departs from: tables keep the two apart.
     """
 
     name: str
@@ -207,6 +208,7 @@ class Task(Strict, frozen=True):
     meta_training: MetaTraining
     evaluation: Evaluation
     base_classes: int | None = None
+    base_order: int | None = None
     novel_from: str | None = None
     digest: str | None = None
     variant_of: str = ""
@@ -231,6 +233,8 @@ class Task(Strict, frozen=True):
         # Younger than the first stored results: absent where they change nothing.
         if self.base_classes is None:
             del value["base_classes"]
+        if self.base_order is None:
+            del value["base_order"]
         if self.novel_from is None:
             del value["novel_from"]
         if self.sessions is None:

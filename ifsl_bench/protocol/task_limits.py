@@ -40,6 +40,7 @@ RULE = "a name is lower-case letters, digits, '.', '_', '-'"
 # Whole numbers of a task, by field: the least and the most. None, where a field may be that, is always allowed.
 WHOLE: dict[str, tuple[int, int]] = {
     "base_classes": (2, NUMBER),
+    "base_order": (1, NUMBER),
     "shots": (1, DRAWN),
     "episode.ways": (1, DRAWN),
     "episode.novel_queries": (1, DRAWN),

@@ -24,6 +24,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         base_classes: so many of the data set's base classes, see :mod:`ifsl_bench.data.views`; the backbone is trained
             on these alone.
+        base_order: the number of a draw of the base classes, among all classes of a published list of sessions, see
+            :mod:`ifsl_bench.data.views`; the backbone is trained on these alone.
         ways: novel classes of an episode.
         shots: support images of each.
         queries: query images of each. Those of base classes change in proportion, so that the shares of base and novel
@@ -41,6 +43,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     base_classes: int | None = None
+    base_order: int | None = None
     ways: int | None = None
     shots: int | None = None
     queries: int | None = None
@@ -64,6 +67,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     of: str
     regular: bool = False
     base_classes: int | None = None
+    base_order: int | None = None
     ways: int | None = None
     shots: int | None = None
     queries: int | None = None
@@ -160,8 +164,14 @@ def changed(task: Task, change: Change) -> Task:
     Episodes are drawn anew for each name, so a digest pinned for the original does not hold.
 
     Raises:
-        UserError: novel classes of another data set are asked for, and the task is on that one.
+        UserError: novel classes of another data set are asked for, and the task is on that one; or other base classes
+            of a task that has not those of a published list, or its order.
     """
+    if change.base_order and not (task.sessions and task.sessions.listed and not task.sessions.published):
+        raise UserError(
+            f"base-order draws base classes among those of a list of sessions in any order, as of mini-sessions, "
+            f"cifar100-sessions and cub-sessions; {task.name!r} is no such task"
+        )
     if change.novel_from == task.dataset.name:
         raise UserError(
             f"task {task.name!r} is on data set {change.novel_from!r} already; novel-from takes another data set"
@@ -173,6 +183,7 @@ def changed(task: Task, change: Change) -> Task:
         task,
         shots=change.shots or task.shots,
         base_classes=change.base_classes or task.base_classes,
+        base_order=change.base_order or task.base_order,
         novel_from=change.novel_from or task.novel_from,
         episode=msgspec.structs.replace(
             old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
@@ -187,7 +198,7 @@ def changed(task: Task, change: Change) -> Task:
     def settings(of: Task) -> tuple[int | str | None, ...]:
         shape, spec = of.episode, of.pretraining
         queries = of.sessions.queries if of.sessions else shape.novel_queries
-        changes = of.base_classes, shape.ways, of.shots, queries, spec.steps
+        changes = of.base_classes, of.base_order, shape.ways, of.shots, queries, spec.steps
         sessions = of.sessions.count if of.sessions else None
         source = spec.weights, spec.pretrained_on
         return *changes, of.novel_from, spec.backbone, *source, spec.centre or CENTRED, sessions

@@ -113,7 +113,7 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
     if pretraining.get("pretrained_on", []) != named:
         recorded_corpora = reprlib.repr(pretraining.get("pretrained_on"))
         yield f"pretraining.pretrained_on: {recorded_corpora}, backbone {task.pretraining.backbone} makes it {named}"
-    here, recorded = seen(corpora, task.novel_data), pretraining.get("seen", "no")
+    here, recorded = seen(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
     if recorded in SEEN and SEEN.index(recorded) < SEEN.index(here):
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
 

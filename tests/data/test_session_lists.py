@@ -8,6 +8,7 @@ import pickle
 import tarfile
 from collections import Counter
 from csv import DictReader
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ import torch
 from PIL import Image
 
 from ifsl_bench.board.result_file import read as read_result
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionList, SessionSource, order_of
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions
+from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
 from ifsl_bench.protocol.episodes import task_stream
 from ifsl_bench.protocol.task_files import packaged
 
@@ -95,7 +97,7 @@ def write_cifar(folder: Path, labels: dict[str, np.ndarray]) -> Path:
 
 def places(pool, name: str) -> list[int]:
     c = pool.classes.index(name)
-    first = pool.images[pool.starts[c] : pool.starts[c + 1], 0, 0]
+    first = pool.images[pool.starts[c] : pool.starts[c + 1]][:, 0, 0]
     assert (first[:, 2] == NAMES.index(name)).all()
     return (256 * first[:, 0].astype(int) + first[:, 1]).tolist()
 
@@ -121,6 +123,49 @@ def test_cifars_pools_are_those_of_the_list(kind, home, tmp_path, cifar, packed,
             assert support[: len(mine)] == mine, "the list's own come first"
             assert sorted(support) == np.flatnonzero(cifar["train"] == label).tolist()
             assert sorted(places(pools["novel/test"], name)) == sorted(test)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_other_base_classes_of_a_list_take_all_images_with_them(home, tmp_path, cifar, messages, number):
+    """Training and test images of every class are those that it has in the list, whichever side it is on now."""
+    whole = prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", cifar), False, messages, allow_partial=True)
+    view = other_base_classes(whole, number)
+    assert (view.fingerprint, view.shape, view.partial) == (whole.fingerprint, whole.shape, True)
+    pools = {name: view.pool(name) for name in COUNTS_60_40}
+    base = drawn_base(NAMES, 60, number)
+    assert [set(pools[f"base/{part}"].classes) for part in ("train", "val", "test")] == [base] * 3
+    assert set(pools["novel/test"].classes) == set(pools["novel/support"].classes) == set(NAMES) - base
+    for name, pool in pools.items():
+        assert view.manifest["pools"][name]["classes"] == list(pool.classes)
+        assert view.manifest["pools"][name]["shape"] == list(pool.images.shape) == [len(pool), 32, 32, 3]
+        assert np.array_equal(pool.starts, np.searchsorted(pool.labels, np.arange(len(pool.classes) + 1)))
+        view.check_images(name)
+    original = {name: whole.pool(name) for name in COUNTS_60_40}
+    for label, name in enumerate(NAMES):
+        listed = ("base/train", "base/val", "base/test") if label < 60 else ("novel/support", "novel/test")
+        *train, test = (places(original[pool], name) for pool in listed)
+        if name in base:
+            found, held_out = places(pools["base/train"], name), places(pools["base/val"], name)
+            assert sorted(found + held_out) == sorted([*chain(*train)])
+            share = len(original["base/val"]) / (len(original["base/val"]) + len(original["base/train"]))
+            assert len(held_out) == round(share * len(found + held_out))
+            assert places(pools["base/test"], name) == test
+        else:
+            assert places(pools["novel/support"], name) == [*chain(*train)]
+            assert places(pools["novel/test"], name) == test
+    few = some_base_classes(view, 10)
+    assert set(few.pool("base/val").classes) < base
+    assert np.array_equal(pools["base/test"].images[7], pools["base/test"].images[:9][7])
+    with (whole.folder / "novel-support.images.npy").open("r+b") as file:
+        file.write(b"0")
+    few.check_images("base/test")
+    with pytest.raises(CorruptFile, match=r"novel-support\.images\.npy is not what was written"):
+        few.check_images("base/val")
+
+
+def test_base_classes_are_a_function_of_number_and_names_alone():
+    assert sorted(drawn_base(NAMES, 3, 1)) == ["cup", "orange", "skunk"], "never changes: results rest on it"
+    assert drawn_base(NAMES[::-1], 60, 1) == drawn_base(NAMES, 60, 1) != drawn_base(NAMES, 60, 2)
 
 
 def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar, messages):
@@ -180,6 +225,23 @@ def test_a_run_on_the_published_order(home, tmp_path, cifar, call, messages, mon
     status, out, err = call("run", "--method", "ncm", "--task", "cifar100-sessions-published")
     assert status == 2
     assert "the test episodes of cifar100-sessions-published have digest" in err
+
+
+@pytest.mark.slow("pretraining for three steps, features of 7,000 images by a network")
+def test_a_run_on_other_base_classes(home, tmp_path, cifar, call, messages, monkeypatch):
+    """A backbone of their own, on their images alone, and a result that is sound."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
+    whole = prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", cifar), False, messages, allow_partial=True)
+    few = ("--pretraining-steps", "3", "--backbone", "resnet10-stempool", "--device", "cpu")
+    status, _, err = call("run", "--method", "ncm", "--task", "cifar100-sessions", "--base-order", "2", *few)
+    assert status == 0, err
+    (path,) = home.results.rglob("ncm.seed-0.json")
+    name = "cifar100-sessions+base-order=2+pretraining-steps=3+backbone=resnet10-stempool"
+    stored = read_result(path)
+    assert (path.parent.name, stored.fingerprint) == (name, whole.fingerprint)
+    assert stored.pretraining["key"].startswith("cifar100-sessions+base-order=2-resnet10-stempool-linear")
+    bank = next(home.features.glob("*base-order=2*/base-train/features.npy"))
+    assert len(np.load(bank, mmap_mode="r")) == len(other_base_classes(whole, 2).pool("base/train"))
 
 
 def test_a_list_of_sessions_that_is_not_there_is_refused():

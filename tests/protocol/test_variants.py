@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.pretrained import pretraining_key
+from ifsl_bench.backbone.pretrained import features_key, pretraining_key
+from ifsl_bench.board.task_sheet import task_facts
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -19,6 +20,7 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.views import chosen_classes, some_base_classes
 from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.task_kind import JOINT, REGULAR
 from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
@@ -54,6 +56,10 @@ def test_names_and_changes():
         (f"glyphs-5shot+ways={'9' * 5000}", "ways must be 1,000,000 at most"),
         ("glyphs-5shot+ways=2+ways=3", "ways is there twice"),
         ("glyphs-5shot+base-classes=1", "base_classes must be at least 2"),
+        *(
+            (f"{name}+base-order=1", f"'{name}' is no such task")
+            for name in ("glyphs-sessions", "tiny-features-sessions", "mini-5shot", "mini-sessions-published")
+        ),
         ("glyphs-5sht+ways=2", "did you mean 'glyphs-5shot'"),
         ("glyphs-5shot+ways=1001", r"episode\.ways must be at most 1,000"),
     ],
@@ -158,6 +164,15 @@ def test_fewer_base_classes_are_a_view_of_the_data(clusters):
         assert view.manifest["pools"][name]["shape"][0] == len(cut)
         assert view.manifest["pools"][name]["classes"] == list(cut.classes)
     assert np.array_equal(view.pool("novel/test").images, whole.pool("novel/test").images)
+
+
+def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lists_are_not_taken_for_theirs(tmp_path):
+    given = "+backbone=resnet10+weights=0123456789abcdef+pretrained-on=base"
+    for rest in ("", given):
+        tasks = [find(f"mini-sessions{order}{rest}")[0] for order in ("", "+base-order=1", "+base-order=2")]
+        for key in (pretraining_key, features_key):
+            assert len({key(task, "0" * 64, "linear", 0) for task in tasks}) == 3
+    assert [task_facts(task, Home.locate(tmp_path)).get("seen") for task in tasks] == [None, MARKS["may"], MARKS["may"]]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,15 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.views import BASE_POOLS, NOVEL, check_crossing, check_fewer, crossed, some_base_classes
+from ifsl_bench.data.views import (
+    BASE_POOLS,
+    NOVEL,
+    check_crossing,
+    check_fewer,
+    crossed,
+    other_base_classes,
+    some_base_classes,
+)
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
 from ifsl_bench.protocol.task_files import own, packaged
@@ -93,10 +101,10 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
             come from a data set that does not fit.
     """
     first, *others = data_of(task, home)
-    mine = _outline(first, task.base_classes, home, lacking)
+    mine = _outline(first, home, lacking, task.base_classes, task.base_order)
     if not others:
         return mine
-    novel = _outline(others[0], None, home, lacking)
+    novel = _outline(others[0], home, lacking)
     if not (mine.shape and novel.shape):
         return Outline(mine.fingerprint, mine.shape, {}, False)
     check_crossing(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
@@ -105,11 +113,12 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
     return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
 
 
-def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool) -> Outline:
+def _outline(
+    spec: DataSpec, home: Home, lacking: bool, base_classes: int | None = None, base_order: int | None = None
+) -> Outline:
     name = spec.name
     if (dataset := prepared(home, name)) is not None:
-        if base_classes is not None:
-            dataset = some_base_classes(dataset, base_classes)
+        dataset = _with_base(dataset, base_classes, base_order)
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return Outline(dataset.fingerprint, dataset.shape, starts, True, classes)
@@ -153,8 +162,14 @@ def ensure_of(task: Task, home: Home, reporter: Reporter) -> Dataset:
             are, or novel classes of a data set that does not fit.
     """
     first, *novel = (_ensure(spec, home, reporter) for spec in data_of(task, home))
-    base = some_base_classes(first, task.base_classes) if task.base_classes else first
+    base = _with_base(first, task.base_classes, task.base_order)
     return crossed(base, *novel) if novel else base
+
+
+def _with_base(dataset: Dataset, base_classes: int | None, base_order: int | None) -> Dataset:
+    if base_order is not None:
+        dataset = other_base_classes(dataset, base_order)
+    return dataset if base_classes is None else some_base_classes(dataset, base_classes)
 
 
 def _ensure(spec: DataSpec, home: Home, reporter: Reporter) -> Dataset:
