@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ifsl_bench.common.wording import seeds_in_words, spelled
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.metrics import Estimate, Paired
 from ifsl_bench.protocol.session_metrics import AFTER
+from ifsl_bench.protocol.task import Task
 
 NO_ESTIMATE = Estimate(math.nan, math.nan)
 TRIED = "tried, best first"
@@ -107,14 +109,21 @@ def _sessions(row: Row, title: str, prefix: str) -> Table[int]:
     return Table(columns, range(len(row.after())), f"{row.label}, {title}", _notes(row)[1:], whole=True)
 
 
-def facts_of(results: Sequence[Result], again: str = "") -> str:
+def validated_on(task: Task) -> str:
+    """Says which classes options, bias and checkpoints were chosen on."""
+    if task.hides("val"):
+        return "base/val, with hidden base classes in place of novel ones"
+    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.kind.parts))
+
+
+def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyType({})) -> str:
     """Says what results of one row record beside their numbers, a line each: what they share once, the rest by seed.
     What would steer a terminal is written out.
 
     Args:
-        again: the command that measures them again.
+        more: what else to say of all of them.
     """
-    each = [_facts(result) | {"again": [again]} for result in results]
+    each = [_facts(result) | {name: [text] for name, text in more.items()} for result in results]
     names = dict.fromkeys(name for facts in each for name, texts in facts.items() if any(texts))
     width = 2 + max(map(len, names))
     lines = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -205,21 +206,25 @@ def show(what: tuple[str, ...], folders: Home, style: str) -> None:
     from ifsl_bench.board.measured import FILE, STORED, Row
     from ifsl_bench.board.render import READERS
     from ifsl_bench.board.result_file import read
-    from ifsl_bench.board.show import facts_of, result_table, row_table, session_tables
+    from ifsl_bench.board.show import facts_of, result_table, row_table, session_tables, validated_on
+    from ifsl_bench.protocol.task_files import find_one, is_plain
 
     if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
         result = read(Path(what[0]))
         tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
         of_sessions = session_tables(Row(result.label, FILE, (result,)))
-        again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
+        again, task = f"ifsl-bench reproduce {shlex.quote(what[0])}", None
+        with suppress(UserError):
+            task = find_one(result.task, folders) if is_plain(result.task) else None
     elif len(what) == 2:
-        label, task = what
-        board = board_of(task, folders)
+        label, name = what
+        board = board_of(name, folders)
+        task = board.task
         row = row_of(board, label)
         tables, facts, of_sessions = [row_table(row)], list(row.results), session_tables(row)
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
             tables[0] = replace(tables[0], notes=[*tables[0].notes, f"The stored row: ifsl-bench show "
-                                                  f"'{row.label} ({STORED})' {task}"])  # fmt: skip
+                                                  f"'{row.label} ({STORED})' {name}"])  # fmt: skip
         twice = sum(other_row.label == row.label for other_row in (*board.rows, *board.others)) > 1
         named = f"{row.label} ({row.origin})" if twice else row.label
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
@@ -227,7 +232,8 @@ def show(what: tuple[str, ...], folders: Home, style: str) -> None:
         raise _neither("show", what)
     show_tables([*tables, *of_sessions], style)
     if style in READERS:
-        say("\n" + facts_of(facts, again), style)
+        validated = validated_on(task) if task and task.hash == facts[0].task_hash else ""
+        say("\n" + facts_of(facts, {"validated on": validated, "again": again}), style)
 
 
 @click.command(

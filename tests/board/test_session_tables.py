@@ -19,6 +19,7 @@ from ifsl_bench.board.leaderboard import task_tables
 from ifsl_bench.board.notes import notes_of
 from ifsl_bench.board.published import KINDS, ONE_ORDER, published
 from ifsl_bench.board.render import render
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
@@ -180,6 +181,22 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
     _, text, _ = call("show", "lr", "tiny-features-sessions")
     assert "lr, after each session, with one bias on all novel logits" in text
     assert "after each session" not in call("show", "lr", "glyphs-5shot")[1]
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("tiny-features-sessions", "novel/val and base/val"),
+        ("mini-sessions", "base/val, with hidden base classes in place of novel ones"),
+        ("glyphs-5shot+base-classes=20", "novel/val and base/val"),
+    ],
+)
+def test_a_row_and_a_result_say_what_was_chosen_on(call, task, said):
+    file = packaged_root() / task / "lr.seed-0.json"
+    for what in (("lr", task), (str(file),)):
+        status, text, err = call("show", *what)
+        assert status == 0, err
+        assert re.search(r"^validated on +(.+)$", text, re.M)[1] == said
 
 
 def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
