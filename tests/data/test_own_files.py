@@ -14,6 +14,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing import catalogue
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.reach import out_of_reach
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, tell_ignored
 from ifsl_bench.data.sets.layout import find_layout
@@ -234,10 +235,13 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(novel, i
     sides = by_side({"train": 20, "val": 5, "test": novel})
     for side in sides:
         written(tmp_path / "x", [f"{side}/{name}" for name in sides[side]], images if side == "test" else 60)
-    prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
+    dataset = prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
     tasks = {task.name: task for task in own(home).values()}
     assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
     told = [line for line in messages.said if "mine-sessions is out of reach" in line]
+    few = [line for line in messages.said if "two sessions of 5 need 10 classes in novel/test, which has 9" in line]
+    assert [line.partition("run ")[2] for line in few] == ["--task mine-5shot --sessions 2 --ways 4"] * (novel == 9)
+    assert not few or not out_of_reach(dataset, find("mine-5shot+ways=4+sessions=2", home=home))
     if count:
         assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)
     assert len(told) == (images == 10)

@@ -217,7 +217,14 @@ def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str
         head: comments above them.
     """
     episodes = {**content, "tasks": tasks_on(dataset, name)}
-    text = task_text({**episodes, "variants": sessions_on(dataset, name)}, head)
+    if not (variants := sessions_on(dataset, name)):
+        novel = dataset.manifest["pools"]["novel/test"]["statistics"]["classes"]
+        reporter.say(
+            f"{name}-sessions is left out: two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has "
+            f"{novel}; smaller ones: ifsl-bench run --task {name}-{SHOTS}shot --sessions 2 --ways {novel // 2}"
+        )
+        return task_text(episodes, head)
+    text = task_text({**episodes, "variants": variants}, head)
     if lines := out_of_reach(dataset, [task for task in parse(text, name) if task.sessions]):
         reporter.say(f"{lines[0]}; it is left out")
         return task_text(episodes, head)
