@@ -151,6 +151,13 @@ def keep_freed_memory() -> bool:
     return mallopt is not None and bool(mallopt(m_mmap_max, 0) and mallopt(m_trim_threshold, 2**31 - 1))
 
 
+def give_back_freed_memory() -> None:
+    """Has this process's allocator give the memory that it keeps to the kernel, where it can (glibc): after a stage,
+    whose buffers the next one may have no use for."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
 def describe_device(device: torch.device) -> str:
     """A device in words, for provenance."""
     if device.type in ACCELERATORS:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from ifsl_bench.backbone.device import give_back_freed_memory
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, plainly
 from ifsl_bench.common.files import Home
@@ -210,6 +211,8 @@ def attempt(node: Node, work: Workspace, log: Log, reporter: Reporter) -> tuple[
                 store(node.stage.job, work, artefact)
         except Exception as error:
             return log.end(error), error
+        finally:
+            give_back_freed_memory()
         end = log.end()
     if node.amount is not None:
         Rates(work.home).learn(node.amount, end.seconds)

@@ -13,14 +13,16 @@ BLOCK = 64  # MiB, as the activations of a batch of images
 CODE = f"""
 import json, resource, sys
 import torch
-from ifsl_bench.backbone.device import keep_freed_memory
+from ifsl_bench.backbone.device import give_back_freed_memory, keep_freed_memory
 
-kept = keep_freed_memory() if sys.argv[1] == "keep" else False
+kept = keep_freed_memory() if sys.argv[1] != "leave" else False
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         torch.zeros({BLOCK}, 1 << 20, dtype=torch.uint8)
+        if sys.argv[1] == "give":
+            give_back_freed_memory()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 faults()
@@ -46,4 +48,5 @@ def test_freed_memory_is_used_again():
         pytest.skip("another C library, which is left as it is")
     assert count < 1000, "ten blocks of 64 MiB have 163,840 pages of 4 KiB"
     assert page_faults("leave")[1] > 10 * max(count, 1)
+    assert page_faults("give")[1] > 10 * max(count, 1), "given back after each block"
     assert page_faults("keep", MALLOC_MMAP_MAX_="1000")[0] is False, "what the environment says stays"
