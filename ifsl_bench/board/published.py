@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -124,9 +125,14 @@ class _PublishedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequences: dict[str, dict[str, PublishedSequence]] = {}  # task -> label -> what is printed
 
 
-def _files() -> Iterator[tuple[str, _PublishedFile]]:
-    for path in sorted((packaged_root() / "published").glob("*.json")):
-        yield path.stem, msgspec.convert(read_json(path), _PublishedFile, strict=True)
+def _files() -> list[tuple[str, _PublishedFile]]:
+    return _files_in(packaged_root() / "published")
+
+
+@cache
+def _files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
+    paths = sorted(folder.glob("*.json"))
+    return [(path.stem, msgspec.convert(read_json(path), _PublishedFile, strict=True)) for path in paths]
 
 
 def published_sets() -> dict[str, tuple[list[str], list[str]]]:

@@ -108,6 +108,11 @@ class SessionCounts:
         """One of :data:`AFTER` in each sequence after each session, [n, T + 1], in percent."""
         return _AFTER[metric](self)
 
+    @cached_property
+    def _values(self) -> dict[str, np.ndarray]:
+        """What :meth:`value` has been asked for: comparisons ask again and again."""
+        return {}
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics of the kind of tasks, as far as they are known."""
@@ -122,7 +127,9 @@ class SessionCounts:
 
         Orders are the units that intervals are over: sequences of one order have their classes in common.
         """
-        return self.over_orders(self.of_sequence(metric))
+        if metric not in self._values:
+            self._values[metric] = self.over_orders(self.of_sequence(metric))
+        return self._values[metric]
 
     def over_orders(self, values: np.ndarray) -> np.ndarray:
         """The mean over the sequences of each order, [orders, ...], of values [n, ...]."""
