@@ -36,6 +36,7 @@ from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 from tests.board.result_fields import result as plain
 from tests.board.test_calibrated_results import result
 
+KEPT = Path(__file__).parents[2] / "docs" / "leaderboard.html"
 ASSETS = resources.files("ifsl_bench.page") / "assets"
 PAIRS = 5.1e-5  # the page's differences have four decimals
 TASK = "mini-5shot"
@@ -333,11 +334,10 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
 
 
 def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
-    kept = Path(__file__).parents[2] / "docs" / "leaderboard.html"
-    if not kept.exists():
+    if not KEPT.exists():
         pytest.skip("none is kept")
     made_now = page_html(gather(boards_with_variants(packaged().values(), packaged_root(), named=False), judged()))
-    assert kept.read_text(encoding="utf-8") == made_now, (
+    assert KEPT.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )
 
