@@ -27,7 +27,7 @@ from ifsl_bench.protocol.variants import split
 
 SCRIPTS = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
 PROTOCOLS = {"episodes": "in one group", "sessions": "in sessions"}  # how novel classes come
-PHOTOGRAPHS = ("tiny-features", "tiny-pack", "mini-imagenet-sessions")
+PHOTOGRAPHS = ("tiny-features", "tiny-pack", "mini-imagenet-held-out", "mini-imagenet-sessions")
 PICTURES = {**dict.fromkeys(PHOTOGRAPHS, "photographs"), "glyphs": "letters"}
 # The columns that are shown before more are asked for, in this order; the others come last.
 ALWAYS = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "gain", "to the best", "base", "novel", "Delta", "Delta_a",
