@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.board.beside import pairs_of
+from ifsl_bench.board.beside import beside_tables, pairs_of
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.published import published
 from ifsl_bench.board.result_folder import packaged_root
@@ -33,6 +33,14 @@ def test_every_row_of_the_papers_tables_has_a_band():
         rows = [paper for paper in published(task) if paper.source == "ren2019"]
         assert [paper.label for paper in rows] == NINE
         assert all(paper.band and 0 < paper.band <= 2 for paper in rows)
+
+
+def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():
+    page = (TASKS.parent / "docs" / "paper.md").read_text()
+    for task in ("mini-pack-1shot", "mini-pack-5shot"):
+        (table,) = beside_tables([load_board(find(task)[0], packaged_root())])
+        (order,) = (note for note in table.notes if note.startswith("Pairs of rows"))
+        assert order.partition(" (")[0] in page
 
 
 @pytest.fixture
