@@ -177,7 +177,7 @@ def test_all_that_is_stored_is_small_and_drawn_soon(chromium, patience):
     for size, scheme in (("desk", "light"), ("telephone", "dark")):
         with Visit(chromium, out, size, scheme) as visit:
             assert visit.seconds() < patience(MOST_SECONDS)
-            assert visit.page.locator("article:visible").get_attribute("data-task") == "tiny-features-1shot"
+            assert visit.page.locator("article:visible").get_attribute("data-task") == "mini-pack-1shot"
             claimed = 0
             for name in sorted(visit.page.evaluate("DATA.boards.map(board => board.task)")):
                 visit.start(name)
@@ -428,8 +428,8 @@ def test_one_way_leads_to_both_protocols(size, chromium, in_sessions):
             page.keyboard.press("Enter")
             assert heading.get_attribute("aria-sort") not in (order, None)
             offered = [text.split(" ")[0] for text in page.locator("[name=data] option").all_inner_texts()]
-            mini = "mini-imagenet" if protocol == "episodes" else "mini-imagenet-sessions"
-            assert sorted(offered) == [mini, "tiny-features"]
+            mini = ["mini-imagenet", "mini-imagenet-held-out"] if protocol == "episodes" else ["mini-imagenet-sessions"]
+            assert sorted(offered) == [*mini, "tiny-features"]
         assert page.locator("[name=task] option").all_inner_texts() == ["5 shots", "1 shot"]
         page.get_by_text("Skip to the table").focus()
         page.keyboard.press("Enter")
