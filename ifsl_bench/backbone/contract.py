@@ -150,7 +150,7 @@ def is_frozen(spec: Pretraining) -> bool:
 
 
 def _registered(spec: Pretraining) -> tuple[type[Backbone] | Frozen | None, str]:
-    """Does as :func:`backbone_plugin`; None where the data are features."""
+    """Looks up as :func:`backbone_plugin` does; None where the data are features."""
     return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else backbone_plugin(spec.backbone)
 
 
