@@ -164,8 +164,8 @@ def changed(task: Task, change: Change) -> Task:
     Episodes are drawn anew for each name, so a digest pinned for the original does not hold.
 
     Raises:
-        UserError: novel classes of another data set are asked for, and the task is on that one; or other base classes
-            of a task that has not those of a published list, or its order.
+        UserError: novel classes of another data set are asked for, and the task is on that one, or on a published list
+            of sessions; or other base classes of a task that has not those of such a list, or its order.
     """
     if change.base_order and not (task.sessions and task.sessions.listed and not task.sessions.published):
         raise UserError(
@@ -175,6 +175,11 @@ def changed(task: Task, change: Change) -> Task:
     if change.novel_from == task.dataset.name:
         raise UserError(
             f"task {task.name!r} is on data set {change.novel_from!r} already; novel-from takes another data set"
+        )
+    if change.novel_from and task.sessions and task.sessions.listed:
+        raise UserError(
+            f"the novel classes of {task.name!r} are those of a published list; for sessions with classes of another "
+            f"data set name a task in episodes: --task mini-5shot --novel-from {change.novel_from} --sessions 8"
         )
     old = task.episode
     ways, queries = change.ways or old.ways, change.queries or old.novel_queries

@@ -192,6 +192,7 @@ def test_names_hashes_and_pretrainings():
     ("name", "said"),
     [
         ("glyphs-5shot+novel-from=glyphs", "is on data set 'glyphs' already; novel-from takes another data set"),
+        ("mini-sessions+novel-from=cub", "are those of a published list"),
         ("glyphs-5shot+novel-from=", "novel-from takes the name of a data set"),
         ("glyphs-5shot+novel-from", "novel-from takes the name of a data set"),
         ("glyphs-5shot+novel-from=A b", "novel-from must be the name of a data set, not 'A b'"),
