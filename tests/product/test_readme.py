@@ -36,7 +36,7 @@ def test_own_method_and_own_data(features_folder, tmp_path, monkeypatch):
     info = site / "my_package-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (group,) = re.findall(r"an entry point `(.*)`", README)
+    (group,) = re.findall(r"an entry point `(.*?)`", README)
     (info / "entry_points.txt").write_text(f"[{group}]\nnearest-mean = my_package:NearestMean\n")
     (site / "my_package.py").write_text(block("python", "class NearestMean"))
     monkeypatch.syspath_prepend(str(site))
