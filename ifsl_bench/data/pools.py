@@ -70,7 +70,7 @@ class Dataset:
 
     @property
     def novel_fingerprint(self) -> str:
-        """The fingerprint of the data set of the novel classes, where that is another one; see :mod:`.crossed`."""
+        """The fingerprint of the data set of the novel classes, where that is another one; see :mod:`.views`."""
         return ""
 
     def origin(self, pool: str) -> str:

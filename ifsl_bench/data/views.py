@@ -14,7 +14,7 @@ three equal channels.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -34,39 +34,25 @@ def chosen_classes(count: int, classes: int) -> np.ndarray:
 
 
 class _View:
-    """Some rows of a memory map, [n, H, W, C], or its grey images with three equal channels, made when asked for."""
+    """Rows of several memory maps [n, H, W, C], counted through, or their grey images with three equal channels: made
+    when asked for."""
 
-    def __init__(self, images: np.ndarray, rows: np.ndarray | None = None, channels: int = 1) -> None:
-        self.images, self.rows, self.channels = images, rows, channels
-        count = len(images if rows is None else rows)
-        self.shape = (count, *images.shape[1:-1], channels * images.shape[-1])
-        self.ndim, self.dtype = images.ndim, images.dtype
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, at: Any) -> np.ndarray:
-        images = self.images[at if self.rows is None else self.rows[at]]
-        return cast(np.ndarray, images if self.channels == 1 else np.repeat(images, self.channels, -1))
-
-
-class _Joined:
-    """The images of several pools as those of one, [n, H, W, C], made when asked for."""
-
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        self.parts, self.starts = parts, np.cumsum([0, *map(len, parts)])
-        self.shape = (int(self.starts[-1]), *parts[0].shape[1:])
+    def __init__(self, parts: Sequence[np.ndarray], rows: np.ndarray, channels: int = 1) -> None:
+        self.parts, self.rows, self.channels = parts, rows, channels
+        self.starts = np.cumsum([0, *map(len, parts)])
+        self.shape = (len(rows), *parts[0].shape[1:-1], channels * parts[0].shape[-1])
         self.ndim, self.dtype = parts[0].ndim, parts[0].dtype
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return len(self.rows)
 
-    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        images = np.empty((*np.shape(rows), *self.shape[1:]), self.dtype)
+    def __getitem__(self, at: Any) -> np.ndarray:
+        rows = self.rows[at]
+        images = np.empty((*np.shape(rows), *self.parts[0].shape[1:]), self.dtype)
         of = np.searchsorted(self.starts, rows, "right") - 1
         for number, part in enumerate(self.parts):
             images[of == number] = part[rows[of == number] - self.starts[number]]
-        return images
+        return images if self.channels == 1 else np.repeat(images, self.channels, -1)
 
 
 TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT), ("base/test", "novel/test")
@@ -78,39 +64,47 @@ def drawn_base(classes: Sequence[str], count: int, number: int) -> frozenset[str
 
 
 @dataclass(frozen=True)
-class Redrawn(Dataset):
-    """The data set ``whole`` of a published list with its pools filled anew.
+class Refilled(Dataset):
+    """The data set ``whole`` with some of its pools filled anew from its own.
 
-    The fingerprint is the whole data set's; the number of the draw is in the task's definition.
+    The fingerprint is the whole data set's; what is changed is in the task's definition.
 
     Attributes:
-        rows: pool -> class -> images of :data:`TRAIN_POOLS` or :data:`TEST_POOLS`, counted through.
+        rows: pool -> class -> images of its :attr:`sources`, counted through.
+        sources: pool -> the pools of the whole data set whose images it may have.
     """
 
     whole: Dataset
-    rows: dict[str, dict[str, np.ndarray]]
+    rows: Mapping[str, Mapping[str, np.ndarray]]
+    sources: Mapping[str, Sequence[str]]
 
     def pool(self, name: str) -> Pool:
-        rows = self.rows[name]
-        images = _Joined([self.whole.pool(pool).images for pool in self._sources(name)])
-        counts = [len(part) for part in rows.values()]
-        return Pool(
-            name,
-            cast(np.ndarray, _View(cast(np.ndarray, images), np.concatenate([*rows.values()]))),
-            np.repeat(np.arange(len(rows), dtype=np.int64), counts),
-            tuple(rows),
-            np.cumsum([0, *counts]),
-        )
+        if name not in self.rows:
+            return self.whole.pool(name)
+        parts = [self.whole.pool(pool).images for pool in self.sources[name]]
+        rows, counts = np.concatenate([*self.rows[name].values()]), [*map(len, self.rows[name].values())]
+        # Features are small, and are used as an array; images stay on the disk.
+        images = np.concatenate(parts)[rows] if parts[0].ndim == 2 else cast(np.ndarray, _View(parts, rows))
+        labels, starts = np.repeat(np.arange(len(counts), dtype=np.int64), counts), np.cumsum([0, *counts])
+        return Pool(name, images, labels, tuple(self.rows[name]), starts)
 
     def check_images(self, pool: str) -> None:
-        for name in self._sources(pool):
+        for name in self.sources.get(pool, [pool]):
             self.whole.check_images(name)
 
-    def _sources(self, pool: str) -> tuple[str, ...]:
-        return TEST_POOLS if pool in TEST_POOLS else TRAIN_POOLS
+
+def _refilled(
+    dataset: Dataset, rows: Mapping[str, Mapping[str, np.ndarray]], sources: Mapping[str, Sequence[str]]
+) -> Refilled:
+    pools = dict(dataset.manifest["pools"])
+    for name, by_class in rows.items():
+        entry = {key: value for key, value in pools[name].items() if key != "statistics"}  # of the whole
+        shape = [sum(map(len, by_class.values())), *entry["shape"][1:]]
+        pools[name] = entry | {"classes": [*by_class], "shape": shape}
+    return Refilled(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, rows, sources)
 
 
-def other_base_classes(dataset: Dataset, number: int) -> Redrawn:
+def other_base_classes(dataset: Dataset, number: int) -> Refilled:
     """The data set of a published list with the base classes of draw ``number``, as many as the list has.
 
     The share of a base class's training images that are base/val stays; which ones, a hash of its name draws.
@@ -128,53 +122,19 @@ def other_base_classes(dataset: Dataset, number: int) -> Redrawn:
             rows["base/test"][name] = test[name]
         else:
             rows[SUPPORT][name], rows["novel/test"][name] = images, test[name]
-    pools = {
-        name: {key: value for key, value in entry.items() if key != "statistics"}
-        | {"classes": [*rows[name]], "shape": [sum(map(len, rows[name].values())), *entry["shape"][1:]]}
-        for name, entry in dataset.manifest["pools"].items()
-    }
-    return Redrawn(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, rows)
+    sources = dict.fromkeys(TRAIN_POOLS, TRAIN_POOLS) | dict.fromkeys(TEST_POOLS, TEST_POOLS)
+    return _refilled(dataset, rows, sources)
 
 
 def _rows(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
     """Class -> its images in the pools, counted through."""
-    found: dict[str, list[np.ndarray]] = {}
+    rows: dict[str, list[np.ndarray]] = {}
     first = 0
     for pool in pools:
         for name, a, b in zip(pool.classes, pool.starts, pool.starts[1:], strict=False):
-            found.setdefault(name, []).append(np.arange(first + a, first + b))
+            rows.setdefault(name, []).append(np.arange(first + a, first + b))
         first += len(pool)
-    return {name: np.concatenate(parts) for name, parts in found.items()}
-
-
-@dataclass(frozen=True)
-class BaseSubset(Dataset):
-    """The data set ``whole`` with its base pools cut down to the classes ``labels`` ([count], ascending).
-
-    The fingerprint is the whole data set's; the number of base classes is in the task's definition.
-    """
-
-    whole: Dataset
-    labels: np.ndarray
-
-    def pool(self, name: str) -> Pool:
-        pool = self.whole.pool(name)
-        if name not in BASE_POOLS:
-            return pool
-        rows = np.concatenate([np.arange(pool.starts[label], pool.starts[label + 1]) for label in self.labels])
-        # Features are small, and are used as an array; images stay on the disk.
-        images = pool.images[rows] if pool.images.ndim == 2 else cast(np.ndarray, _View(pool.images, rows))
-        counts = np.diff(pool.starts)[self.labels]
-        return Pool(
-            name,
-            images,
-            np.repeat(np.arange(len(self.labels), dtype=np.int64), counts),
-            tuple(pool.classes[label] for label in self.labels),
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        )
-
-    def check_images(self, pool: str) -> None:
-        self.whole.check_images(pool)
+    return {name: np.concatenate(parts) for name, parts in rows.items()}
 
 
 def check_fewer(name: str, count: int, classes: int) -> None:
@@ -188,16 +148,12 @@ def check_fewer(name: str, count: int, classes: int) -> None:
 
 def some_base_classes(dataset: Dataset, count: int) -> Dataset:
     """The data set with ``count`` of its base classes; raises :class:`UserError` where it has no more than so many."""
-    pools = dict(dataset.manifest["pools"])
-    classes = len(pools["base/train"]["classes"])
-    check_fewer(dataset.name, count, classes)
-    labels = chosen_classes(count, classes)
-    for name in (name for name in BASE_POOLS if name in pools):
-        images = dataset.pool(name).starts
-        entry = {key: value for key, value in pools[name].items() if key != "statistics"}  # of all classes
-        entry["classes"] = [entry["classes"][label] for label in labels]
-        pools[name] = entry | {"shape": [int(np.diff(images)[labels].sum()), *entry["shape"][1:]]}
-    return BaseSubset(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, labels)
+    classes = dataset.manifest["pools"]["base/train"]["classes"]
+    check_fewer(dataset.name, count, len(classes))
+    names = [classes[label] for label in chosen_classes(count, len(classes))]
+    there = {name: _rows([dataset.pool(name)]) for name in BASE_POOLS if dataset.has(name)}
+    rows = {pool: {name: by_class[name] for name in names} for pool, by_class in there.items()}
+    return _refilled(dataset, rows, {pool: [pool] for pool in rows})
 
 
 NOVEL = ("novel/val", "novel/test")  # the pools of the other data set
@@ -230,7 +186,8 @@ class Crossed(Dataset):
             return self.base.pool(name)
         pool = replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
         if grey_beside_colour(self.base.shape, self.novel.shape):
-            return replace(pool, images=cast(np.ndarray, _View(pool.images, channels=3)))
+            images = _View([pool.images], np.arange(len(pool)), channels=3)
+            return replace(pool, images=cast(np.ndarray, images))
         return pool
 
     def check_images(self, pool: str) -> None:

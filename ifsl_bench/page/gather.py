@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ FINEST = 2.0  # percent: what points of a curve are apart at least
 OF_SEEDS = ("acc", "calibrated_acc", "harmonic", "ausuc", "delta")  # what the page can show of each seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PageRow:
     """A row of a task, measured or published.
 
@@ -69,24 +70,24 @@ class PageRow:
     label: str
     name: str
     source: str
-    setting: str
+    setting: str = ""
     values: dict[str, tuple[float | None, float | None]]
-    seeds: list[int]
-    by_seed: dict[str, list[float]]
+    seeds: list[int] = field(default_factory=list)
+    by_seed: dict[str, list[float]] = field(default_factory=dict)
     point: tuple[float, float] | None
-    calibrated: tuple[float, float] | None
-    curve: list[list[float]] | None
-    validation: list[list[list[float]]]
-    cost: dict[str, float]
+    calibrated: tuple[float, float] | None = None
+    curve: list[list[float]] | None = None
+    validation: list[list[list[float]]] = field(default_factory=list)
+    cost: dict[str, float] = field(default_factory=dict)
     after: list[list[float]]
-    triangle: list[list[float]]
-    variance: dict[str, float]
+    triangle: list[list[float]] = field(default_factory=list)
+    variance: dict[str, float] = field(default_factory=dict)
     look: tuple[str, str, str, bool]
     cited: int
     cited_method: int | None
     note: str
     printed: float | None
-    origin: Origin | None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
     for board in boards:
         names, looks = Counter(entry.label for entry in entries_of(board)), _looks(board)
         numbers: dict[object, int] = {}
-        for setting in _settings(board):
+        for setting in [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]:
             view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
             table = ranked_table(view, full=True)
             entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
@@ -191,11 +192,6 @@ def _claim(judged: Judged, rows: Sequence[PageRow]) -> PageClaim:
     ]
     metric = HEADINGS[judged.claim.metric].text
     return PageClaim(judged.text, judged.verdict, judged.holds, metric, pairs, edges_of(judged))
-
-
-def _settings(board: Board) -> list[str]:
-    """The settings of a board: "paper", then those that have rows of their own."""
-    return [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]
 
 
 def _key(entry: Entry) -> object:
@@ -234,44 +230,49 @@ def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Cit
         for name, v in entry.values.items()
         if name in HEADINGS
     }
+    look = looks[row] if row else look_of(entry.label)
     return PageRow(
         task=entry.task.name,
         label=entry.label,
         name=f"{entry.label} ({entry.source})" if shared else entry.label,
         source=entry.source,
-        setting=row.setting if row else "",
         values={name: values[name] for name in (*METRICS, *BALANCE) if name in values},
-        seeds=list(row.seeds) if row else [],
-        by_seed=_by_seed(row) if row else {},
-        point=_point(entry, "base_joint", "novel_joint"),
-        calibrated=_calibrated(row) if row else None,
-        curve=_curve(row) if row else None,
-        validation=_validations(row) if row else [],
-        cost=_cost(row) if row else {},
+        point=_point([entry.values[name].mean for name in ("base_joint", "novel_joint") if name in entry.values]),
         after=_after(entry),
-        triangle=_triangle(row) if row and entry.after else [],
-        variance=_variance(row) if row and entry.after else {},
-        look=_look(looks[row] if row else look_of(entry.label)),
+        look=(look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)], look.further),
         cited=citations.setdefault(cited, len(citations)),
         cited_method=citations.setdefault(of_method, len(citations)) if cites_method else None,
         note=entry.note,
         printed=entry.printed,
-        origin=origin_of(row) if row else None,
+        **_measured(row) if row else {},
     )
 
 
-def _by_seed(row: Row) -> dict[str, list[float]]:
-    return {name: [round(float(v), 2) for v in row.by_seed(name).mean(1)] for name in OF_SEEDS if name in row.metrics}
+def _measured(row: Row) -> dict[str, Any]:
+    """What the page says of measured rows alone."""
+    in_sessions = bool(row.after())
+    return {
+        "setting": row.setting,
+        "seeds": list(row.seeds),
+        "by_seed": {n: [round(float(v), 2) for v in row.by_seed(n).mean(1)] for n in OF_SEEDS if n in row.metrics},
+        "calibrated": _point(calibrated_point(row) or ()),
+        "curve": _curve(row),
+        "validation": [_validation(r.training) for r in row.results] if any(r.training for r in row.results) else [],
+        "cost": _cost(row),
+        "triangle": [[round(float(v), 1) for v in line[: t + 1]] for t, line in enumerate(row.triangle())]
+        if in_sessions
+        else [],
+        "variance": _variance(row) if in_sessions else {},
+        "origin": origin_of(row),
+    }
 
 
-def _point(entry: Entry, *names: str) -> tuple[float, float] | None:
-    base, novel = (entry.values[name].mean if name in entry.values else math.nan for name in names)
-    return None if math.isnan(base + novel) else (round(base, 3), round(novel, 3))
-
-
-def _calibrated(row: Row) -> tuple[float, float] | None:
-    point = calibrated_point(row)
-    return None if point is None else (round(point[0], 3), round(point[1], 3))
+def _point(means: Sequence[float]) -> tuple[float, float] | None:
+    """Base and novel accuracy; None where one of them is not known."""
+    if len(means) < 2 or math.isnan(sum(means)):
+        return None
+    base, novel = means
+    return round(base, 3), round(novel, 3)
 
 
 def _curve(row: Row) -> list[list[float]] | None:
@@ -293,23 +294,11 @@ def _after(entry: Entry) -> list[list[float]]:
     return [[round(float(value), 2) for value in line] for line in (means, *bands) if len(line)]
 
 
-def _triangle(row: Row) -> list[list[float]]:
-    return [[round(float(value), 1) for value in line[: t + 1]] for t, line in enumerate(row.triangle())]
-
-
 def _variance(row: Row) -> dict[str, float]:
     try:
         return {part: float(f"{variance.value:.4g}") for part, variance in split_of(row, "acc").parts.items()}
     except UserError:
         return {}
-
-
-def _look(look: Look) -> tuple[str, str, str, bool]:
-    return look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)], look.further
-
-
-def _validations(row: Row) -> list[list[list[float]]]:
-    return [_validation(r.training) for r in row.results] if any(r.training for r in row.results) else []
 
 
 def _validation(training: dict[str, object]) -> list[list[float]]:
