@@ -42,22 +42,6 @@ def test_blocks_halve_the_image_and_round_as_the_papers_do(name, sizes):
     assert [x.shape[-1] for x in outputs] == sizes
 
 
-def test_a_block_of_resnet12_is_its_formula():
-    """Lee et al. (2019): the shortcut is normalised, the activation comes after the sum, and then the pool."""
-    block = make_backbone("resnet12", (84, 84, 3)).eval().layer1[0]
-    x = torch.randn(2, 3, 8, 8)
-    y = x
-    weights = block.conv1, block.bn1, block.conv2, block.bn2, block.conv3, block.bn3
-    for i, (convolution, norm) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
-        y = torch.nn.functional.conv2d(y, convolution.weight, padding=1) / (1 + norm.eps) ** 0.5
-        y = torch.where(y > 0, y, 0.1 * y) if i < 2 else y
-    shortcut = torch.einsum("oi,nihw->nohw", block.downsample[0].weight[:, :, 0, 0], x)
-    shortcut = shortcut / (1 + block.downsample[1].eps) ** 0.5
-    total = y + shortcut
-    total = torch.where(total > 0, total, 0.1 * total)
-    torch.testing.assert_close(block(x), total.unfold(2, 2, 2).unfold(3, 2, 2).amax((-1, -2)))
-
-
 def test_stempool_is_resnet10_with_a_pool_after_the_stem():
     """Its blocks see 32x32 of a 64x64 image; the parameters are those of resnet10."""
     plain, pooled = (make_backbone(name, (64, 64, 3)).eval() for name in ("resnet10", "resnet10-stempool"))

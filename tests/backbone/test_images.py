@@ -37,11 +37,6 @@ def test_a_device_cuts_the_same_images_as_the_cpu(padding, flip):
     assert torch.equal(crop_and_flip(pool[rows], padding, flip, torch.Generator().manual_seed(3)), expected)
 
 
-def test_no_padding_and_no_flip_leaves_images_alone():
-    images = torch.randint(0, 256, (4, 5, 5, 1), dtype=torch.uint8)
-    assert torch.equal(crop_and_flip(images, 0, False, torch.Generator()), images)
-
-
 def test_normalise():
     images = torch.randint(0, 256, (4, 5, 6, 3), dtype=torch.uint8)
     out = Normalise(DataSpec(name="x", mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0)), 3, torch.device("cpu"))(images)

@@ -250,12 +250,3 @@ def test_wrong_number_of_channels_is_said(few):
     data = msgspec.structs.replace(task.dataset, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     with pytest.raises(UserError, match="3 values, but its images have 1 channels"):
         pretrain(home, msgspec.structs.replace(task, dataset=data), dataset, "linear", 0, CPU, Reporter())
-
-
-def test_saving_leaves_one_state(tmp_path):
-    store = CheckpointFolder(tmp_path / "c")
-    for n in range(4):
-        store.save({"x": torch.full((3,), float(n))}, {"n": n})
-    assert store.load().info["n"] == 3
-    assert store.load().tensors["x"].tolist() == [3.0] * 3
-    assert len(list((tmp_path / "c").iterdir())) == 2

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.device import choose_precision
 from ifsl_bench.backbone.features import FeaturePool
-from ifsl_bench.backbone.networks import channels_last, make_backbone
 from ifsl_bench.data.sets import glyphs
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.loader import EpisodeLoader
@@ -180,27 +178,6 @@ def test_lwof_meta_training(benchmark, tmp_path):
     if benchmark.stats:
         rate = 300 / benchmark.stats["mean"]
         note(benchmark, steps_per_second=rate, ratio_to_bare_step=rate * seconds(bare) / 100)
-
-
-def test_pretraining_throughput(benchmark):
-    """The training loop on glyphs against a bare step on one batch in memory."""
-    import torch.nn.functional as F
-
-    device = torch.device("cpu")
-    network = channels_last(make_backbone("resnet-small", (32, 32, 1)), device)
-    images = torch.randn(256, 1, 32, 32).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 100, (256,))
-    head = torch.nn.Linear(network.features, 100)
-    precision = choose_precision(device)
-
-    def step() -> None:
-        with precision.autocast(device):
-            hidden = network(images)
-        F.cross_entropy(head(hidden.float()), labels).backward()
-
-    benchmark.pedantic(step, rounds=10, warmup_rounds=2)
-    if benchmark.stats:
-        note(benchmark, images_per_second=256 / benchmark.stats["mean"], bf16=float(precision.bf16))
 
 
 def test_rendering(benchmark):

@@ -293,13 +293,6 @@ def test_json_is_ascii_where_a_terminal_would_obey_and_reads_back_as_it_was():
     assert found[0]["value"] == -1.5
 
 
-@pytest.mark.parametrize("style", FORMATS)
-def test_no_format_lets_steering_characters_through(style):
-    text = page(style, STEERING, note=STEERING)
-    text.encode()
-    assert not FORBIDDEN.search(text)
-
-
 def test_a_line_break_in_a_text_makes_no_line_of_its_own(results):
     good = parse(results / "glyphs-5shot/lwof.seed-1.json")
     forged = msgspec.structs.replace(good, provenance={**good.provenance, "note": "x\ntask         another"})

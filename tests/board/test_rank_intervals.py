@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board.rank_intervals import Prior, _variances, difference, fit_prior, holm, rank_intervals
+from ifsl_bench.board.rank_intervals import Prior, _variances, difference, fit_prior, rank_intervals
 
 NOTHING = Prior(0.0, 0.0)
 
@@ -92,20 +92,6 @@ def test_rows_that_cannot_vary_are_no_part_of_the_prior():
     assert fit_prior(means, fixed) == fit_prior(means[:5], np.zeros(5, bool))
     assert fit_prior(np.ones((4, 3)), np.zeros(4, bool)) == NOTHING, "rows that do not vary at all"
     assert fit_prior(means[3:], fixed[3:]) == NOTHING, "two rows tell nothing"
-
-
-def test_holm_by_its_definition():
-    rng = np.random.default_rng(5)
-    for _ in range(200):
-        p = rng.uniform(size=6) ** 4
-        expected = set()
-        for rank, index in enumerate(sorted(range(6), key=lambda i: p[i])):
-            if p[index] > 0.05 / (6 - rank):
-                break
-            expected.add(index)
-        assert set(np.flatnonzero(holm(p))) == expected
-    assert holm(np.zeros(3)).all()
-    assert not holm(np.ones(3)).any()
 
 
 def test_ranks_of_rows_that_are_far_apart_are_certain_and_of_equal_ones_open():

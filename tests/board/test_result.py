@@ -67,14 +67,10 @@ def test_bad_and_misplaced_files_are_left_out_with_a_remark(tmp_path):
     (tmp_path / "toy" / "m.seed-77.json").write_text(path.read_text())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "m.seed-0.json").write_text(path.read_text())
-    (tmp_path / "toy" / "deep.seed-0.json").write_text("[" * 100_000)
-    huge = json.loads(path.read_text())
-    huge["episodes"]["base_joint"][0] = 10**30
-    (tmp_path / "toy" / "huge.seed-0.json").write_text(json.dumps(huge))
-    found, remarks = stored(tmp_path)
-    assert found == [good]
-    assert len(remarks) == 5
-    for name in ("cut", "m.seed-77", "other", "deep", "huge"):
+    results, remarks = stored(tmp_path)
+    assert results == [good]
+    assert len(remarks) == 3
+    for name in ("cut", "m.seed-77", "other"):
         assert any(name in remark for remark in remarks), name
 
 
@@ -111,6 +107,7 @@ def test_labels_cannot_leave_their_folder(tmp_path):
         (lambda v: v["episodes"]["base_joint"].__setitem__(0, 26), "outside 0..25"),
         (lambda v: v["episodes"]["base_joint"].pop(), "entries"),
         (lambda v: v.update(extra=1), "unknown field `extra`"),
+        (lambda v: v.update(label="\ud800"), r"label '\ud800' is not printable text"),
     ],
 )
 def test_tampering_is_refused(tmp_path, change, message):
@@ -356,24 +353,3 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
     glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and task.kind is JOINT]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
-
-
-def test_what_is_no_json_is_left_out(tmp_path):
-    """Python reads NaN and takes the last of two keys; nobody else has to."""
-    good = write(tmp_path, make())
-    text = good.read_text()
-    for label, odd in (
-        ("nan", '"cost": {"seconds": NaN}'),
-        ("twice", '"cost": {}, "cost": {}'),
-        ("huge", '"cost": {"s": 1e999}'),
-    ):
-        (tmp_path / "toy" / f"{label}.seed-0.json").write_text(
-            text.replace('"label": "m"', f'"label": "{label}"').replace('"cost": {}', odd)
-        )
-    (tmp_path / "toy" / "half.seed-0.json").write_text(text.replace('"label": "m"', '"label": "\\ud800"'))
-    found, remarks = stored(tmp_path)
-    assert [r.label for r in found] == ["m"]
-    assert [re.search(r"\((.*)\)|(label .*)$", remark)[0] for remark in remarks] == [
-        "label '\\ud800' is not printable text", "(1e999 is no finite number)", "(NaN is no finite number)",
-        "('cost' is there twice)",
-    ]  # fmt: skip

@@ -47,26 +47,6 @@ def test_over_orders_is_scipys_interval_of_the_order_means():
     assert found.models_fixed
 
 
-def test_mean_squares_are_those_of_a_plain_loop():
-    x = simulated(np.random.default_rng(1), (3, 4, 2), (1, 2, 3, 1, 1))
-    squares = _mean_squares(x)
-    order = seed = support = both = rest = 0.0
-    for s in range(3):
-        for o in range(4):
-            for r in range(2):
-                order += (x[:, o].mean() - x.mean()) ** 2
-                seed += (x[s].mean() - x.mean()) ** 2
-                support += (x[:, o, r].mean() - x[:, o].mean()) ** 2
-                both += (x[s, o].mean() - x[s].mean() - x[:, o].mean() + x.mean()) ** 2
-                rest += (x[s, o, r] - x[s, o].mean() - x[:, o, r].mean() + x[:, o].mean()) ** 2
-    expected = {"order": (order, 3), "support": (support, 4), "seed": (seed, 2), "seed by order": (both, 6),
-                "rest": (rest, 8)}  # fmt: skip
-    for name, (total, degrees) in expected.items():
-        assert squares[name].degrees == degrees
-        assert squares[name].value == pytest.approx(total / degrees), name
-    assert sum(s.value * s.degrees for s in squares.values()) == pytest.approx(((x - x.mean()) ** 2).sum())
-
-
 def test_heavy_tails_leave_fewer_degrees():
     """A mean square of n values of excess kurtosis k has the variance S^2 (2 / (n - 1) + k / n): k = 0, and 6."""
     rng, effective = np.random.default_rng(5), dict[str, float]()

@@ -185,11 +185,6 @@ def test_numbers_that_no_run_could_finish_are_refused(call, seeds):
     assert "range" in err or "settings to try, 2 to 10,000" in err
 
 
-def test_a_call_of_the_library_has_the_same_limits(here):
-    with pytest.raises(UserError, match="seeds must be whole numbers from 0 to"):
-        run(here, seed=10**20)
-
-
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 

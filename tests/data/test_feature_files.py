@@ -195,10 +195,20 @@ def test_a_tensor_that_lies_elsewhere_is_refused(places, features_folder, home):
 
 # -- what an import finds, rather than a run
 
+NEW = np.arange(60) % 5 + 1000  # labels of classes that no other pool has
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "but an HTML page"),
+        (lambda f: np.save(open(f / "base-val.npz", "wb"), np.zeros(3)), "no readable .npz"),  # noqa: SIM115
+        (lambda f: (f / "base-val.npz").write_bytes((f / "base-test.npz").read_bytes()[:900]), "no readable .npz"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), 1e300), labels=NEW), "infinity"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks 'labels'"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 9)), labels=np.arange(3)), "9 features a row"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.arange(3)), "same classes"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), np.nan), labels=NEW), "NaN"),
         (lambda f: (f / "base-test.npz").unlink(), "base-test.npz is missing; .* six files: .* each .npz or"),
         (lambda f: shutil.copy(f / "base-val.npz", f / "base-val.pt"), "holds base-val.npz and base-val.pt; leave one"),
         (lambda f: keep(f / "novel-val.npz", lambda y: y < 204), "5 novel classes, novel/val has 4"),
@@ -209,7 +219,7 @@ def test_a_tensor_that_lies_elsewhere_is_refused(places, features_folder, home):
         (lambda f: shutil.copy(f / "novel-val.npz", f / "novel-test.npz"), "is in novel-val.npz and in novel-test"),
     ],
 )  # fmt: skip
-def test_too_little_is_found_when_it_is_prepared(change, message, features_folder, home):
+def test_bad_features_and_too_little_are_found_when_they_are_prepared(change, message, features_folder, home):
     change(features_folder)
     if message is None:
         prepare(home, "mine", features_folder, False, Reporter())

@@ -252,8 +252,12 @@ def test_names_that_are_not_utf8_are_refused(tmp_path):
 
 def test_names_and_options_that_do_not_fit(birds, features_folder, tmp_path):
     home = Home.locate(tmp_path / "home")
-    with pytest.raises(UserError, match="there is a task 'mini-1shot' already"):
-        prepare(home, "mini", birds, False, Reporter())
+    told = (
+        r"there is a task 'tiered-1shot' already, on data set 'tiered-imagenet', which 'ifsl-bench data prepare "
+        r"tiered-imagenet' makes; for a data set of your own choose another name"
+    )
+    with pytest.raises(UserError, match=told):
+        prepare(home, "tiered", birds, False, Reporter())
     with pytest.raises(UserError, match="--size: for data sets of your own; 'tiny' is divided as it is published"):
         prepare(home, "tiny", birds, False, Reporter(), own=OwnOptions(size=32))
     with pytest.raises(UserError, match=r"--split-seed: for images; .* holds frozen features"):

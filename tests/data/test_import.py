@@ -19,6 +19,7 @@ from PIL import Image
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import datasets, image_pools
 from ifsl_bench.data.pools import POOLS, verify
@@ -153,26 +154,11 @@ def test_partial_data_say_so_everywhere(toy, tmp_path):
     assert "toy is prepared already (partial)" in log.getvalue()
 
 
-def _interrupted_once(monkeypatch, at: int) -> list[int]:
-    """Makes the decoding of one pool end by Ctrl-C; returns the list of the sizes of pools as they are decoded."""
-    decoded: list[int] = []
-    original = image_pools.decode_into
-
-    def counting(out, *arguments):
-        decoded.append(len(out))
-        if len(decoded) == at:
-            raise KeyboardInterrupt
-        return original(out, *arguments)
-
-    monkeypatch.setattr(image_pools, "decode_into", counting)
-    return decoded
-
-
-def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
+def test_an_interrupted_import_goes_on(toy, tmp_path, interrupted):
     """Stopped in the third pool: nothing is there, and the next run decodes the last four pools alone."""
     home = Home.locate(tmp_path / "home")
     whole = prepare(Home.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
-    decoded = _interrupted_once(monkeypatch, 3)
+    decoded = interrupted(image_pools, "decode_into", 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
     assert not (home.data / "toy").exists()
@@ -189,9 +175,9 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["files", "images", "side", "missing"])
-def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, monkeypatch, change):
+def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, interrupted, change):
     home = Home.locate(tmp_path / "home")
-    decoded = _interrupted_once(monkeypatch, 3)
+    decoded = interrupted(image_pools, "decode_into", 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
     partial = home.data / ".partial-toy"
@@ -248,18 +234,8 @@ def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
         return next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"]
 
     assert state() == "import unfinished"
-    script = f"""
-import sys
-from pathlib import Path
-from ifsl_bench.common.locks import locked
-with locked(Path({str(home.data / "toy")!r})):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-    other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert other.stdout.readline() == b"held\n"
-    assert state() == "being imported"
-    other.communicate(timeout=60)
+    with locked(home.data / "toy"):
+        assert state() == "being imported"
     assert state() == "import unfinished"
 
 
@@ -296,13 +272,13 @@ def _files_of(*pools: str) -> set[str]:
     return {"progress.json", *(f"{pool.replace('/', '-')}.{part}.npy" for pool in pools for part in parts)}
 
 
-def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, monkeypatch):
+def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted):
     """Strict, it fails for two images, in the first and the last pool; allowed to leave them out, it does those two."""
     (toy / "novel/test/e/2.png").write_bytes(b"<html>")
     (toy / "base/train/a/1.png").write_bytes(b"")
     home = Home.locate(tmp_path / "home")
     for count in (6, 2):
-        decoded = _interrupted_once(monkeypatch, 0)
+        decoded = interrupted(image_pools, "decode_into", 0)
         with pytest.raises(UserError) as caught:
             prepare(home, "toy", toy, False, Reporter())
         told = str(caught.value)
@@ -315,9 +291,9 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, monkeypatch):
         )
         assert _left(home) == _files_of("base/val", "base/test", "novel/train", "novel/val")
         assert len(decoded) == count
-    decoded = _interrupted_once(monkeypatch, 0)
+    decoded = interrupted(image_pools, "decode_into", 0)
     dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
-    assert decoded == [8, 7, 4, 3]
+    assert [len(out) for out, *_ in decoded] == [8, 7, 4, 3]
     fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
     assert dataset.partial
     assert dataset.fingerprint == fresh.fingerprint
@@ -325,19 +301,19 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, monkeypatch):
     assert _left(home) == {path.name for path in fresh.folder.iterdir()}
 
 
-def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp_path, monkeypatch):
+def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp_path, interrupted):
     home = Home.locate(tmp_path / "home")
     for force, at, done in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
-        decoded = _interrupted_once(monkeypatch, at)
+        decoded = interrupted(image_pools, "decode_into", at)
         with contextlib.suppress(KeyboardInterrupt):
             prepare(home, "toy", toy, force, Reporter())
         assert len(decoded) == done, (force, at)
     assert (home.data / "toy/manifest.json").exists()
 
 
-def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, tmp_path, monkeypatch):
+def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, tmp_path, interrupted):
     home = Home.locate(tmp_path / "home")
-    _interrupted_once(monkeypatch, 1)
+    interrupted(image_pools, "decode_into", 1)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
     assert not (home.data / ".partial-toy").exists()
@@ -352,36 +328,6 @@ def test_a_mistake_in_a_plugin_is_not_hidden(toy, tmp_path, monkeypatch, message
     with pytest.raises(KeyError, match="no such key"):
         prepare(Home.locate(tmp_path / "home"), "toy", toy, False, messages)
     assert re.match("Complete and kept: base/train, .*; the same command,", messages.warned[-1])
-
-
-@pytest.mark.skipif(os.name != "posix", reason="a limit of POSIX systems")
-def test_where_the_disk_refuses_more_complete_pools_stay(toy, tmp_path):
-    """The last pool is larger than files may be, in a process of its own; then they may be larger."""
-    for i in range(PER_CLASS, 100):
-        shutil.copy(toy / "novel/test/e/0.png", toy / f"novel/test/e/{i}.png")
-    script = f"""{ELSEWHERE}
-for most in (12_000, resource.RLIM_INFINITY):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-    try:
-        made = prepare(Home.locate({str(tmp_path / "home")!r}), "toy", Path({str(toy)!r}), False,
-                       LogReporter(sys.stdout), allow_partial=True)
-    except UserError as error:
-        print(error)
-        print(sorted(path.name for path in Path({str(tmp_path / "home/data/.partial-toy")!r}).iterdir()))
-print(made.fingerprint)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    pools = ", ".join(POOLS[:-1])
-    assert re.search(
-        rf"the file would be larger than this system allows .* Complete and kept: {pools} \(in .*; the same "
-        rf"command, with or without --allow-partial, goes on from there\n",
-        done.stdout,
-    )
-    assert str(sorted(_files_of(*POOLS[:-1]))) in done.stdout
-    assert f"going on with an unfinished import; complete are {pools}\n" in done.stdout
-    fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
-    assert done.stdout.splitlines()[-1] == fresh.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["zip archive", "folder"])

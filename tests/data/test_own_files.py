@@ -99,17 +99,6 @@ def test_a_broken_link_to_a_class_is_not_passed_over(photos, home, messages, tar
 # -- layouts and names
 
 
-@pytest.mark.parametrize(
-    ("names", "where"),
-    [(["one/only/1.png", "one/only/2.png"], "/x/one/only"), (["1.png", "2.png"], "/x")],
-    ids=["a folder", "no folder"],
-)
-def test_one_folder_of_images_is_said_to_be_one(tmp_path, names, where):
-    with pytest.raises(UserError) as caught:
-        classes_of(touched(tmp_path / "x", *names))
-    assert f"all 2 images are in one folder, {tmp_path}{where}, which makes one class" in str(caught.value)
-
-
 def test_names_are_the_same_however_their_accents_are_written(tmp_path):
     """macOS writes o and its dots apart, in its file system or in archives; most others as one letter."""
     assert COMPOSED != APART
@@ -162,15 +151,6 @@ def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages
     other = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=20))  # its mean is not that of these
     assert own(home)["mine-1shot"].dataset.fingerprint == other.fingerprint
     assert (home.tasks / "mine.toml.old-0").read_text() == unpinned
-
-
-def test_a_name_whose_tasks_are_there_is_pointed_to_its_data_set(photos, home):
-    with pytest.raises(
-        UserError,
-        match=r"there is a task 'tiered-1shot' already, on data set 'tiered-imagenet', which 'ifsl-bench data prepare "
-        r"tiered-imagenet' makes; for a data set of your own choose another name",
-    ):
-        prepare(home, "tiered", photos, False, Reporter(), own=SMALL)
 
 
 # -- images of a published data set

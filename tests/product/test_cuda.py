@@ -22,12 +22,10 @@ from ifsl_bench.backbone.features import _forward, compute_features
 from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.board import result_file
 from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.views import some_base_classes
-from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.jobs.training import MetaTrain, fresh
 from ifsl_bench.learners import compiled
 from ifsl_bench.plugin.episode_contract import Asked, differs
@@ -105,26 +103,6 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
         for key, value in vars(getattr(same, part)).items():
             torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
     assert torch.equal(batch.labels.cpu(), same.labels)
-
-
-@pytest.mark.parametrize("name", ["protonet", "imprint", "lwof"])
-def test_evaluation_counts_what_the_cpu_counts(here, name):
-    found = []
-    for device in (CPU, DEVICE):
-        prepared = _prepared(here, "clusters-5shot", "cpu")
-        method = made(name, {}, prepared.base.to(device)).to(device)
-        found.append(evaluate(method, name, prepared.loader("test", device=device), range(60)).counts)
-    for key in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
-        assert (getattr(found[0], key) == getattr(found[1], key)).all()
-
-
-def test_nan_is_found(here):
-    prepared = _prepared(here, "clusters-5shot", "cpu")
-    method = made("lwof", {}, prepared.base.to(DEVICE)).to(DEVICE)
-    with torch.no_grad():
-        method.phi_mean.fill_(torch.nan)
-    with pytest.raises(UserError, match="NaN or \\+inf logits in 60 of 60"):
-        evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
 
 
 @pytest.mark.parametrize(("name", "given"), [("lwof", {}), ("lr+a", {}), ("lr+a", {"gradient": "implicit"})])

@@ -184,16 +184,6 @@ def test_each_method_is_described_from_its_class(site):
         assert last.strip(".`*") in section, "the docstring is there to its end"
 
 
-def test_what_a_docstring_says_of_options_is_found():
-    doc = "What it is.\n\nOptions:\n    one: of two\n        lines.\n    b_2: ``c``"
-    assert module("method_pages").meanings(doc) == {"one": "of two lines.", "b_2": "`c`"}
-
-
-def test_formulas_of_a_docstring_stay_as_they_are():
-    said = module("method_pages").prose("A *b* and ``c*d``:\n\n    x_1 * y\n\nmore |v|")
-    assert said == "A \\*b\\* and `c*d`:\n\n\n```text\nx_1 * y\n```\n\nmore \\|v\\|"
-
-
 def fields_of(heading: str) -> list[str]:
     """The first column of the first table below a heading of the page on result files."""
     _, _, section = (DOCS / "result-file.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")
@@ -216,7 +206,7 @@ def test_every_field_of_a_result_file_is_explained(heading, kind):
 
 
 def test_commands_that_pages_name_exist():
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "README.md"]:
         named = set(re.findall(r"(?:^\$ |^    |`)ifsl-bench ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
         assert named <= set(cli.MODULES), page.name
 

@@ -17,7 +17,6 @@ from PIL import Image
 
 from ifsl_bench.board.beside import beside_tables, pairs_of
 from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.published import published
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.protocol.task_files import find, packaged
 
@@ -26,13 +25,6 @@ FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture
 TASKS = Path(__file__).parents[2] / "tasks"
 FEW = ("--task", "mini-1shot,tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2", "--queries", "2",
        "--episodes", "4", "--seeds", "1")  # fmt: skip
-
-
-def test_every_row_of_the_papers_tables_has_a_band():
-    for task in ("mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"):
-        rows = [paper for paper in published(task) if paper.source == "ren2019"]
-        assert [paper.label for paper in rows] == NINE
-        assert all(paper.band and 0 < paper.band <= 2 for paper in rows)
 
 
 def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():

@@ -13,7 +13,6 @@ from scipy import stats
 
 from ifsl_bench.board.result_file import read
 from ifsl_bench.campaigns import api
-from ifsl_bench.cli import main as cli
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
@@ -111,8 +110,3 @@ def test_numbers_follow_from_the_stored_counts():
     overall = re.escape(f"{paired.mean():+.2f} ± ")
     row = rf"glyphs-1shot: `lr\+a` minus `lr\+s` \| {overall}\d\.\d\d \| {over_episodes} \| .* \| {each} \|"
     assert re.search(row, RESULTS)
-
-
-def test_every_command_named_exists():
-    for name in set(re.findall(r"ifsl-bench ([a-z]+)", README)):
-        assert name in cli.MODULES, name

@@ -72,15 +72,6 @@ def test_biases_of_a_grid_are_nearly_as_good_as_the_best_of_all():
     assert (hits[:, 0] < hits[:, 1]).any()
 
 
-def test_hits_with_many_biases_are_those_with_each():
-    margins = some(4)
-    biases = np.array([-1.0, 0.5, 1.0, 2.0, 3.5])
-    expected = [[part.sum() for part in margins.joint_hits(bias)] for bias in biases]
-    assert margins.hits(biases).tolist() == expected
-    assert margins.hits(biases[:1]).tolist() == expected[:1]
-    assert margins.hits(np.empty(0)).shape == (0, 2)
-
-
 def acc(margins: Margins, bias: float) -> int:
     return sum(int((margins.base[e] >= bias).sum() + (margins.novel[e] < bias).sum()) for e in range(len(margins.base)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from ifsl_bench.common.errors import UserError
@@ -82,43 +81,6 @@ def test_equal_to_the_slow_version(case):
         assert drawn.support[e].tolist() == support
         assert list(zip(drawn.query[e].tolist(), drawn.query_labels[e].tolist(), strict=True)) == query
         assert drawn.hidden[e].nonzero().flatten().tolist() == (sorted(classes) if hide else [])
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_any_slice_is_the_same(case):
-    stream, spec, shots, novel, base, hide, parity = case
-    sampler = Sampler(stream, spec, shots, novel, base, hide, parity)
-    whole = sampler.sample(0, 50)
-    for start, count in ((0, 1), (3, 4), (17, 33), (49, 1)):
-        part = sampler.sample(start, count)
-        for name in ("classes", "support", "query", "query_novel", "query_labels", "hidden", "index"):
-            assert torch.equal(getattr(part, name), getattr(whole, name)[start : start + count])
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_protocol(case):
-    """Nothing twice, right classes, right counts, hidden classes nowhere in the base query."""
-    stream, spec, shots, novel, base, hide, parity = case
-    drawn = Sampler(stream, spec, shots, novel, base, hide, parity).sample(0, 300)
-    class_of_novel = np.repeat(np.arange(len(novel) - 1), np.diff(novel))
-    class_of_base = np.repeat(np.arange(len(base) - 1), np.diff(base))
-    for e in range(300):
-        classes = drawn.classes[e].numpy()
-        assert len(set(classes)) == spec.ways
-        support, mask = drawn.support[e].numpy(), drawn.query_novel[e].numpy()
-        novel_query, base_query = drawn.query[e].numpy()[mask], drawn.query[e].numpy()[~mask]
-        assert len(set(support) | set(novel_query)) == spec.ways * (shots + spec.novel_queries)
-        assert (class_of_novel[support].reshape(spec.ways, shots) == classes[:, None]).all()
-        ways = drawn.query_labels[e].numpy()[mask] - (len(base) - 1)
-        assert (class_of_novel[novel_query] == classes[ways]).all()
-        assert (np.bincount(ways, minlength=spec.ways) == spec.novel_queries).all()
-        assert len(set(base_query)) == len(base_query) == spec.base_queries
-        labels = drawn.query_labels[e].numpy()[~mask]
-        assert (class_of_base[base_query] == labels).all()
-        if hide:
-            assert not set(labels) & set(classes)
-        if parity:
-            assert (((base_query - base[labels]) % 2) == {"even": 0, "odd": 1}[parity]).all()
 
 
 def test_draws_are_uniform():

@@ -42,19 +42,13 @@ def test_hostile_toml_is_refused_in_one_line(name):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("[evaluation]\nepisodes = 1000000000000", "evaluation.episodes must be at most 1,000,000"),
-        ("[evaluation]\nseed = -1", "evaluation.seed must not be negative"),
         ("[evaluation]\nseed = 9223372036854775808", "evaluation.seed must be at most 9,223,372,036,854,775,807"),
         ("[evaluation]\nseed = 1979-05-27", "Expected `int`, got `date`"),
         ("[evaluation]\nseed = 1\nseed = 2", "is not valid TOML: Cannot overwrite a value"),
         ("[episode]\nways = 1001", "episode.ways must be at most 1,000"),
-        ("[episode]\nbase_queries = 1000000000000", "episode.base_queries must be at most 5,000"),
-        ("[meta_training]\nsteps = 1000000000001", "meta_training.steps must be at most 1,000,000,000"),
-        ("[meta_training]\nvalidate_every = 0", "meta_training.validate_every must be at least 1"),
         ("[meta_training.schedule]\nrate = nan", "meta_training.schedule.rate must be positive"),
         ("[meta_training.schedule]\nrate = 0.1\nwarmup = 99999999999", "meta_training.schedule.warmup must be at most"),
         ("[meta_training.schedule]\nrate = 1\ndrops = [99999999999]", "meta_training.schedule.drops must be at most"),
-        ("[tasks.x]\nshots = 1000000000000", "shots must be at most 1,000"),
         ('[tasks.x]\nshots = 1\ntitle = "\\u001b[2J"', "title must be one line"),
     ],
 )

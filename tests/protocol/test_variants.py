@@ -149,23 +149,6 @@ def dataset_of(folder: Path):
     return open_dataset(folder / "home" / "data" / "clusters")
 
 
-def test_fewer_base_classes_are_a_view_of_the_data(clusters):
-    whole = dataset_of(clusters)
-    kept = chosen_classes(5, 8)
-    view = some_base_classes(whole, 5)
-    assert (view.fingerprint, view.shape) == (whole.fingerprint, whole.shape)
-    for name in ("base/train", "base/val", "base/test"):
-        pool, cut = whole.pool(name), view.pool(name)
-        chosen = np.isin(pool.labels, kept)
-        assert np.array_equal(cut.images, pool.images[chosen])
-        assert cut.classes == tuple(pool.classes[k] for k in kept)
-        assert [cut.classes[label] for label in cut.labels] == [pool.classes[label] for label in pool.labels[chosen]]
-        assert np.array_equal(cut.starts, np.searchsorted(cut.labels, np.arange(6)))
-        assert view.manifest["pools"][name]["shape"][0] == len(cut)
-        assert view.manifest["pools"][name]["classes"] == list(cut.classes)
-    assert np.array_equal(view.pool("novel/test").images, whole.pool("novel/test").images)
-
-
 def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lists_are_not_taken_for_theirs(tmp_path):
     given = "+backbone=resnet10+weights=0123456789abcdef+pretrained-on=base"
     for rest in ("", given):
