@@ -36,7 +36,7 @@ from ifsl_bench.backbone import pretrained
 from ifsl_bench.backbone.pretrained import NOTE, is_offered, pretrained_sha256, shipped_file
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable, one_line
-from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, strict_json, write_bytes
+from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, write_bytes
 from ifsl_bench.common.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
@@ -182,7 +182,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        value = strict_json(text)
+        value = msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is damaged: its header is no JSON ({error})") from error
     if not isinstance(value, dict):

@@ -25,7 +25,7 @@ from ifsl_bench.board.consistency import KINDS, odd_classes, odd_counts, odd_seq
 from ifsl_bench.board.episode_counts import EpisodeCounts, SequenceCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import read_json, set_aside, write_json
-from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
+from ifsl_bench.common.limits import RESULT_FILE
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
 from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS
 
@@ -244,7 +244,7 @@ def read(path: Path) -> Result:
 def read_raw(path: Path) -> dict[str, Any]:
     """Reads the JSON of a file that may be a result; raises as :func:`read`, and for one that is too large."""
     try:
-        raw: dict[str, Any] = read_json(path, RESULT_FILE, RESULT_MARKS, RESULT_DEPTH)
+        raw: dict[str, Any] = read_json(path, RESULT_FILE)
     except OSError as error:
         raise UserError(f"cannot read the result {path}: {error.strerror}") from error
     return raw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.common.errors import one_line
-from ifsl_bench.common.owners import now_at, writes_still
+from ifsl_bench.common.owners import writes_still
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.data.preparing.outline import remembered
@@ -54,10 +55,9 @@ def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
         graph = graph_of(jobs, replace(work, reporter=Mute()), lacking=True)
         states = {index: JobState(jobs[index], DONE) for index in graph.stored}
         states |= {index: JobState(jobs[index], MISSING, str(error)) for index, error in graph.refused.items()}
-        now = now_at(work.home.logs)
         logs: dict[int, list[tuple[Node, LogState]]] = {}
         for key, node in graph.nodes.items():
-            if (log := read_log(log_path(work.home, key), now)) is not None:
+            if (log := read_log(log_path(work.home, key))) is not None:
                 for index in node.results:
                     logs.setdefault(index, []).append((node, log))
         return [states.get(index) or _state(job, logs.get(index, ()), work) for index, job in enumerate(jobs)]
@@ -78,12 +78,8 @@ def _state(job: Job, logs: Sequence[tuple[Node, LogState]], work: Workspace) -> 
     return JobState(job, MISSING)
 
 
-def read_log(path: Path, now: float | None = None) -> LogState | None:
-    """Reads the last run from a log; None where there is no log, or no beginning in it.
-
-    Args:
-        now: by the file system's clock, since machines' own may be an hour apart; asked for, if not given.
-    """
+def read_log(path: Path) -> LogState | None:
+    """Reads the last run from a log; None where there is no log, or no beginning in it."""
     try:
         facts = path.stat()
     except OSError:
@@ -96,7 +92,7 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
     state = last.kind if last.kind in (DONE, FAILED, INTERRUPTED) else RUNNING
     if state == RUNNING and writes_still(begun.writer) is False:
         state = INTERRUPTED
-    silent = max(0.0, (now_at(path.parent) if now is None else now) - facts.st_mtime)
+    silent = max(0.0, time.time() - facts.st_mtime)
     return LogState(state, begun, one_line(str(last)) if last is not begun else "", silent)
 
 

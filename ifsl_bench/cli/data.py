@@ -16,7 +16,6 @@ from ifsl_bench.cli.options import (
     folders_of,
     home_option,
     quiet_option,
-    readable,
     reporter_for,
     style_option,
     verbose_option,
@@ -45,7 +44,7 @@ def data_list(home: str | None, style: str) -> None:
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue
 
-    rows = catalogue.listing(readable(folders_of(home)))
+    rows = catalogue.listing(folders_of(home))
     show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint",))], style)
 
 

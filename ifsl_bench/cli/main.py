@@ -107,23 +107,6 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _standard_streams() -> None:
-    """Streams that a shell has closed become /dev/null, others print whatever their encoding cannot as an escape.
-
-    Otherwise the next file opened would take a closed one's place, and get what libraries print.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, io.TextIOWrapper(io.FileIO(number, mode, closefd=False), encoding="utf-8"))
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def entry() -> None:
     """Runs `main` as a process, and ends it.
 
@@ -169,7 +152,9 @@ def _leave(ended: list[int]) -> None:
 
 def main() -> None:
     """The command line as a function, which ends in `SystemExit`."""
-    _standard_streams()
+    for stream in (sys.stdout, sys.stderr):  # what their encoding cannot print becomes an escape
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     # Threads that spin while they wait slow everything down where another program wants the cores.
     # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

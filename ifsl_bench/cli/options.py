@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -279,39 +278,20 @@ def folders_of(home: str | None, results_dir: str | None = None) -> Home:
     return Home.locate(home, results_dir)
 
 
-def readable(folders: Home, asked: str | None = None) -> Home:
-    """The folders, or empty ones with a warning where they cannot be read: lists of what the package has go on.
-
-    Args:
-        asked: the folder of results that somebody has named, which has to be there.
-    """
-    if asked and not os.path.isdir(folders.results) and os.access(folders.results.parent, os.X_OK):
+def folders_to_read(home: str | None, results_dir: str | None) -> Home:
+    """The folders; raises :class:`UserError` where the folder of results that somebody names is not there."""
+    folders = folders_of(home, results_dir)
+    if results_dir and not folders.results.is_dir():
         raise UserError(f"--results: there is no folder {folders.results}")
-    from dataclasses import replace
-
-    from ifsl_bench.common.errors import one_line
-
-    nothing, within = Path(os.devnull) / "none", folders.results.is_relative_to(folders.cache)
-    for field, what in (("cache", "the home folder"), ("results", "the folder of results")):
-        path = getattr(folders, field)
-        try:
-            if path.is_dir():
-                next(path.iterdir(), None)
-        except OSError as error:
-            warning = f"warning: {what} {path} cannot be read ({error.strerror}); nothing of yours is shown"
-            click.echo(one_line(warning), err=True)
-            folders = replace(folders, **{field: nothing})
-            if field == "cache" and within:
-                return replace(folders, results=nothing)
     return folders
 
 
 def folders_options(command: Any) -> Any:
-    """Gathers ``--home`` and ``--results`` into the argument ``folders``, see :func:`readable`."""
+    """Gathers ``--home`` and ``--results`` into the argument ``folders``, see :func:`folders_to_read`."""
 
     @functools.wraps(command)
     def with_folders(home: str | None, results_dir: str | None, **arguments: Any) -> Any:
-        return command(folders=readable(folders_of(home, results_dir), results_dir), **arguments)
+        return command(folders=folders_to_read(home, results_dir), **arguments)
 
     return home_option(results_option(with_folders))
 

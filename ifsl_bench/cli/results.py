@@ -22,7 +22,6 @@ from ifsl_bench.cli.options import (
     home_option,
     names,
     quiet_option,
-    readable,
     reporter_for,
     style_option,
     verbose_option,
@@ -336,7 +335,7 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
         if seed is not None:
             raise UserError("a result file is of one seed; --seed is for a row, named by its label and task")
         return list(what)
-    folders, (label, task) = readable(folders_of(None)), what
+    folders, (label, task) = folders_of(None), what
     board = board_of(task, folders)
     row = board.row(f"{label} ({STORED})") or row_of(board, label)
     root = packaged_root() if row.origin == STORED else folders.results

@@ -13,9 +13,9 @@ from ifsl_bench.cli.options import (
     Group,
     examples,
     folders_of,
+    folders_to_read,
     home_option,
     quiet_option,
-    readable,
     reporter_for,
     results_option,
     style_option,
@@ -54,7 +54,7 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     from ifsl_bench.data.preparing.catalogue import task_listing
     from ifsl_bench.protocol.task_files import packaged
 
-    rows = task_listing(readable(folders_of(home)))
+    rows = task_listing(folders_of(home))
     if style not in READERS:
         show_tables([plain_table(rows)], style)
         return
@@ -87,7 +87,7 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     from ifsl_bench.protocol.task_files import find
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
-    folders = readable(folders_of(home or above.get("home"), results_dir), results_dir)
+    folders = folders_to_read(home or above.get("home"), results_dir)
     sheets = [task_facts(task, folders) for task in find(name, home=folders)]
     if style == "text" and above.get("style"):
         style = above["style"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ifsl_bench.cli.completion import complete_tasks
-from ifsl_bench.cli.options import Group, Whole, examples, folders_of, home_option, readable, reporter_for, style_option
+from ifsl_bench.cli.options import Group, Whole, examples, folders_of, home_option, reporter_for, style_option
 from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task_limits import LARGEST_SEED
@@ -83,5 +83,5 @@ def list_(home: str | None, style: str) -> None:
     from ifsl_bench.backbone.weights import weights_listing
     from ifsl_bench.board.table import plain_table
 
-    rows = weights_listing(readable(folders_of(home)))
+    rows = weights_listing(folders_of(home))
     show_tables([plain_table(rows, fold={"pretraining": 30}, drop=("weights", "trained on"))], style)

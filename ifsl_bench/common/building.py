@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import disk_errors, fsync_folder, set_aside
+from ifsl_bench.common.files import disk_errors, set_aside
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.owners import PARTIAL, REMOVED, tagged
 
@@ -72,7 +72,6 @@ def building(target: Path, resume: bool = False) -> Iterator[Path]:
             if not (resume and any(partial.iterdir())):
                 shutil.rmtree(partial, ignore_errors=True)
             raise
-        fsync_folder(target.parent)
 
 
 def unfinished(target: Path) -> Path:

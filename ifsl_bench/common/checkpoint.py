@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -23,7 +22,7 @@ from ifsl_bench.common.files import disk_errors, mark_used, open_file, read_erro
 from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 
-_TENSORS = re.compile(r"state-([0-9]{1,18})[A-Za-z0-9_.@-]{0,61}\.safetensors")  # other files here are not ours
+_TENSORS = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are not ours
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ class CheckpointFolder:
         """Replaces the state; returns the JSON part as :meth:`info` would."""
         from safetensors.torch import save
 
-        return self.put(save(_on_host(tensors)), info)
+        # Copies, since safetensors takes no parts of a common memory.
+        return self.put(save({key: value.detach().cpu().clone() for key, value in tensors.items()}), info)
 
     def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the state, given its tensors as the content of a safetensors file."""
@@ -74,8 +74,6 @@ class CheckpointFolder:
             return None
         check_kinds(self.json, info, {"tensors": dict})
         check_kinds(self.json, info["tensors"], {"file": str, "sha256": str})
-        if not _TENSORS.fullmatch(info["tensors"]["file"]):
-            raise CorruptFile(f"{self.json} is damaged: it names {info['tensors']['file']!r} as its tensors")
         return info
 
     def load(self) -> State | None:
@@ -110,19 +108,6 @@ class CheckpointFolder:
         if hashlib.sha256(content).hexdigest() != info["tensors"]["sha256"]:
             raise CorruptFile(f"{path} is not what was written: its checksum differs")
         return content
-
-
-def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in main memory; from a device they come in one transfer for each type."""
-    groups: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for key, value in tensors.items():
-        groups.setdefault((value.device, value.dtype), []).append(key)
-    copies: dict[str, Tensor] = {}
-    for keys in groups.values():
-        flat = torch.cat([tensors[key].detach().reshape(-1) for key in keys]).cpu()
-        for key, part in zip(keys, flat.split([tensors[key].numel() for key in keys]), strict=True):
-            copies[key] = part.reshape(tensors[key].shape).clone()  # safetensors takes no parts of a common memory
-    return copies
 
 
 def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:

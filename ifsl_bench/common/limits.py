@@ -115,16 +115,6 @@ RESULT_FILE = Limit(
     "has more than {most} bytes; a result of 2,000 episodes has 20,000, is it the right file?",
     "It is parsed whole. Whole numbers of 2 bytes make objects of 40: read up to here, a file of them takes 0.5 GB.",
 )
-RESULT_MARKS = Limit(
-    1_000_000,
-    "has {value} brackets and quotation marks, more than {most}; a result has a few thousand, is it the right file?",
-    "An object takes 72 bytes, and a text 57, for 3 bytes of the file.",
-)
-RESULT_DEPTH = Limit(
-    20,
-    "is nested more than {most} deep; a result is 5 deep, is it the right file?",
-    "What prints a value goes down as deep as it, and Python ends that at 1,000.",
-)
 WEIGHTS_FILE = Limit(
     1 << 30,
     "has {value} bytes, more than {most}; the weights of a backbone have 2 to 50 million, is it the right file?",

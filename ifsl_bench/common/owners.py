@@ -8,8 +8,6 @@ import os
 import re
 import secrets
 import socket
-import tempfile
-import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +17,6 @@ PARTIAL = ".partial-"  # prefix of unfinished files and folders
 REMOVED = ".removed-"  # prefix of folders that are being removed
 CLOCK = 5  # seconds by which a process may seem to have begun at another time: the clock is set while it runs
 LONGEST = 143  # bytes of a file's name, where file systems that encrypt names have the least room
-_WRITER = re.compile(r"([A-Za-z0-9_.-]{0,16}\.[0-9a-f]{8})-([0-9]{1,10})-([0-9]{1,15})")
 _TAG = re.compile(r"@[0-9a-f]{16}")
 
 
@@ -52,29 +49,20 @@ def writer() -> str:
 
 def writes_still(writer: str) -> bool | None:
     """Returns whether a process that called itself so is alive; None where that cannot be told from here: another
-    machine's, or none that :func:`writer` named.
+    machine's.
 
     The number of a process that has ended may be another's by now, which began at another time.
     """
-    match = _WRITER.fullmatch(writer)
-    if match is None or match[1] != _machine():
+    machine, process, start = writer.rsplit("-", 2)
+    if machine != _machine():
         return None
-    began = _began(int(match[2]))
-    return began is not None and abs(began - int(match[3])) <= CLOCK
+    began = _began(int(process))
+    return began is not None and abs(began - int(start)) <= CLOCK
 
 
 def _began(process: int) -> int | None:
     """Looks up when a process began, in seconds; None where there is no such process."""
     try:
         return round(psutil.Process(process).create_time())
-    except (psutil.Error, OverflowError):
+    except psutil.Error:
         return None
-
-
-def now_at(folder: Path) -> float:
-    """The time that a file written in ``folder`` now would have; this machine's where none can be written."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL) as file:
-            return os.fstat(file.fileno()).st_mtime
-    except OSError:
-        return time.time()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import open_file, read_json, sha256_json, write_json
+from ifsl_bench.common.files import read_json, sha256_json, write_json
 
 FORM = 2
 
@@ -28,7 +28,6 @@ def read_sealed(path: Path) -> dict[str, Any]:
         CorruptFile: it is damaged, or of another format.
         UserError: it may not be read.
     """
-    open_file(path).close()
     value: dict[str, Any] = read_json(path)
     if value.get("format") != FORM:
         raise CorruptFile(f"{path} is in format {value.get('format')!r:.40}, this version reads {FORM}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from ifsl_bench.common.building import remove
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.locks import is_locked, taken
-from ifsl_bench.common.owners import PARTIAL, REMOVED, now_at, what
+from ifsl_bench.common.owners import PARTIAL, REMOVED, what
 from ifsl_bench.data import datasets
 from ifsl_bench.kernels.store import sources_folder
 
@@ -46,7 +47,7 @@ class Item:
     path: Path
     of: str  # the data set, with the backbone; or the task, with the method
     bytes: int  # that its files hold
-    used: float  # when it was last used, in seconds, by the file system's clock
+    used: float  # when it was last used, in seconds
 
     def is_called(self, name: str) -> bool:
         """Tells whether a name is its kind, or a whole part of what it is of: a data set, task, backbone or method."""
@@ -123,7 +124,7 @@ def pruning(home: Home, choice: Choice) -> tuple[list[Item], list[tuple[Item, st
     Raises:
         UserError: nothing in the home has one of the names.
     """
-    items, now = listed(home), now_at(home.cache)
+    items, now = listed(home), time.time()
     for name in choice.names:
         if not any(item.is_called(name) for item in items):
             raise UserError(f"nothing in {home.cache} is called {name!r}; 'ifsl-bench cache' lists what is there")

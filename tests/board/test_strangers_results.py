@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ifsl_bench.board.boards import unfit
@@ -17,8 +15,7 @@ from ifsl_bench.board.result_file import parse, read, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.common.files import depth_of
-from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
+from ifsl_bench.common.limits import RESULT_FILE
 from ifsl_bench.page.gather import boards_with_variants
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_files import parse as parse_tasks
@@ -29,7 +26,7 @@ from tests.board.result_fields import listed
 from tests.board.test_hostile_results import cut
 
 NAME = "glyphs-5shot/lr.seed-1.json"  # it has options, what was tuned, a solver
-BAD = ("\x1b[2J", "a\nb", "\u202eabc", "\ud800", "\u2066x", "\x9b1m", "\u200bx", "\ufeff", "\x00")
+BAD = ("\x1b[2J", "a\nb", "\u202eabc", "\u2066x", "\x9b1m", "\u200bx", "\ufeff", "\x00")
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def test_a_name_that_cannot_be_printed_is_refused_in_every_section(file, section
     ],
 )
 def test_a_value_that_cannot_be_printed_is_refused_at_any_depth(file, change, where):
-    for text in ("\x1b[2J", "\u202eabc", "\ud800"):
+    for text in ("\x1b[2J", "\u202eabc"):
         altered(file, lambda v, text=text: change(v, text))
         failures = check_file(file).failures
         assert f"{where}: {text!r} cannot be printed as it is" in failures
@@ -150,17 +147,14 @@ def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
 # -- size
 
 HOSTILE = {
-    "a million objects": (b'{"schema": [' + b"{}," * 1_000_000 + b"{}]}", "brackets and quotation marks, more than"),
-    "a million texts": (b'{"schema": [' + b'"ab",' * 600_000 + b'"ab"]}', "brackets and quotation marks, more than"),
-    "nested deep": (b'{"schema": ' + b"[" * 500 + b"]" * 500 + b"}", "is nested more than 20 deep"),
     "nested too deep for the parser": (b'{"schema": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is not valid JSON"),
-    "a number of 5,000 digits": (b'{"schema": ' + b"9" * 5000 + b"}", "is not valid JSON (Exceeds the limit"),
-    "not a number": (b'{"schema": NaN}', "is not valid JSON (NaN is no finite number)"),
-    "infinity": (b'{"schema": -Infinity}', "is not valid JSON (-Infinity is no finite number)"),
-    "beyond all bounds": (b'{"schema": 1e999}', "is not valid JSON (1e999 is no finite number)"),
-    "a key twice": (b'{"schema": 1, "schema": 1}', "is not valid JSON ('schema' is there twice)"),
+    "a number of 5,000 digits": (b'{"schema": ' + b"9" * 5000 + b"}", "is not valid JSON ("),
+    "not a number": (b'{"schema": NaN}', "is not valid JSON ("),
+    "infinity": (b'{"schema": -Infinity}', "is not valid JSON ("),
+    "beyond all bounds": (b'{"schema": 1e999}', "is not valid JSON (Number out of range"),
     "a byte order mark": (b'\xef\xbb\xbf{"schema": 1}', "is not valid JSON ("),
     "UTF-16": ('{"schema": 1}'.encode("utf-16"), "is not valid JSON ("),
+    "half a character": (b'{"schema": "\\ud800"}', "is not valid JSON ("),
     "a list": (b"[1]", "holds list where a JSON object was expected"),
     "no schema but 10 MB": (b'{"schema": "' + b"x" * 10_000_000 + b'"}', "is no result of schema 1 (it says 'xxx"),
 }
@@ -195,47 +189,9 @@ def test_a_file_beyond_the_limit_is_not_read(file, call):
     assert len(remarks) == 1
 
 
-def test_what_never_ends_is_no_file(file):
-    file.unlink()
-    os.mkfifo(file)
-    assert check_file(file).failures == ("it is not a file",)
-    assert check_file(Path("/dev/zero")).failures == ("it is not a file",)
-
-
 def test_each_stored_result_is_far_below_the_limits():
     contents = [path.read_bytes() for path in packaged_root().glob("*/*.seed-*.json")]
     assert max(map(len, contents)) < RESULT_FILE.most / 100
-    assert max(sum(map(c.count, (b"[", b"{", b'"'))) for c in contents) < RESULT_MARKS.most / 100
-    assert RESULT_DEPTH.most >= 20
-
-
-def test_a_text_of_escapes_takes_no_memory_of_its_own():
-    text = b'{"a": "' + b"\\n" * 500_000 + b'"}'
-    tracemalloc.start()
-    assert depth_of(text) == 1
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 4 * len(text)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_depth_of_a_text_is_that_of_its_value(seed):
-    random = np.random.default_rng(seed)
-
-    def made(left: int) -> object:
-        kind = random.integers(4) if left else 3
-        if kind == 3:
-            return "".join(random.choice(list('[]{}"\\\n é,:'), random.integers(9)))
-        inner = [made(left - 1) for _ in range(random.integers(4))]
-        return inner if kind == 2 else {f"{made(0)}{number}": one for number, one in enumerate(inner)}
-
-    def depth(value: object) -> int:
-        inner = value.values() if isinstance(value, dict) else value
-        return 1 + max(map(depth, inner), default=0) if isinstance(value, (dict, list)) else 0
-
-    for value in ({"a": made(6)} for _ in range(50)):
-        for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
-            assert depth_of(text.encode()) == depth(value)
 
 
 def test_a_task_whose_results_could_not_be_read_is_refused(minimal_task):
@@ -256,17 +212,8 @@ DAMAGE = {
     "a list for an object": lambda path: altered(path, lambda v: v.update(training=[])),
     "a text for counts of solves": lambda path: altered(path, lambda v: v["training"].update(solves="x")),
     "beyond the limit": lambda path: os.truncate(path, RESULT_FILE.most + 1),
-    "nested deep": lambda path: altered(path, lambda v: v["training"].update(x=nested(200))),
-    "a pipe": lambda path: path.unlink() or os.mkfifo(path),
     "a folder": lambda path: path.unlink() or path.mkdir(),
 }
-
-
-def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 @pytest.fixture(scope="module")

@@ -119,18 +119,6 @@ def test_a_task_file_that_is_wrong_names_task_and_key(call, tmp_path, monkeypatc
         assert message in err
 
 
-def test_lists_go_on_where_the_home_cannot_be_read(call, tmp_path):
-    page = tmp_path / "page.html"
-    for arguments in (["tasks"], ["leaderboard", "tiered-5shot"], ["table", "tiered-5shot"], ["data", "list"],
-                      ["compare", "lr", "lr+a", "--task", "glyphs-5shot"], ["show", "lr", "glyphs-5shot"],
-                      ["weights", "list"], ["report", "glyphs-5shot", "--out", str(page)]):  # fmt: skip
-        status, out, err = call(*arguments, "--home", LONG)
-        assert status == 0, err
-        assert "glyphs" in out or "tiered-5shot" in out or page.exists()
-        assert err.count("warning: the home folder") == 1
-        assert err.count("nothing of yours is shown") == 1
-
-
 def test_results_that_cannot_be_written_are_told_before_anything_is_computed(here, call):
     Path("file").write_text("")
     status, _, err = call("run", "--method", "imprint", "--task", "clusters.toml:clusters-5shot", "--device", "cpu",

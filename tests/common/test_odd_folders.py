@@ -196,20 +196,6 @@ def shell(line: str, *arguments: str, **environment: str) -> subprocess.Complete
 
 
 @posix
-@pytest.mark.slow("starts many commands")
-def test_closed_streams_are_no_reason_to_fail_and_get_nothing_that_is_meant_for_others(here):
-    task = f"{here / 'clusters.toml'}:clusters-1shot"
-    options = ["--task", task, "--home", str(here / "home"), "--device", "cpu"]
-    done = shell("2>&-", "run", "--method", "nosuch", *options)
-    assert (done.returncode, done.stdout) == (2, "")
-    done = shell("0<&- 1>&- 2>&-", "run", "--method", "imprint", *options)
-    assert done.returncode == 0
-    assert len(list((here / "home" / "results").glob("*/imprint*.json"))) == 1
-    done = shell(">&-", "tasks")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@posix
 def test_an_encoding_that_lacks_a_character_gets_an_escape(here):
     run(here)
     home = [f"{here / 'clusters.toml'}:clusters-1shot", "--home", str(here / "home")]

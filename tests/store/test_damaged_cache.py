@@ -14,7 +14,7 @@ import pytest
 
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, read_errors, read_json, sha256_file
+from ifsl_bench.common.files import Home, read_errors, read_json
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.episodic import prepared
@@ -226,13 +226,6 @@ def test_an_impossible_trial_is_tried_again(tmp_path, change):
     assert read_trial(path, "abc", same, told) is None
     assert not path.exists()
     assert "trial.json is damaged" in told.warnings[0]
-
-
-def test_a_pipe_in_place_of_a_file_does_not_keep_anybody_waiting(tmp_path):
-    os.mkfifo(tmp_path / "pipe.json")
-    for read in (read_sealed, sha256_file):
-        with pytest.raises(CorruptFile, match="is not a file"):
-            read(tmp_path / "pipe.json")
 
 
 @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
