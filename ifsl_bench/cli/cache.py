@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from ifsl_bench.store.cache import Item
 
 
-@click.group(
-    cls=Group, invoke_without_command=True, epilog=examples("ifsl-bench cache", "ifsl-bench cache prune --dry-run")
-)
+@click.group(cls=Group, invoke_without_command=True, epilog=examples("cache", "cache prune --dry-run"))
 @home_option
 @style_option
 @click.pass_context
@@ -40,11 +38,7 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
 
 @cache.command(
     "prune",
-    epilog=examples(
-        "ifsl-bench cache prune --unused 30 --dry-run",
-        "ifsl-bench cache prune --most 20",
-        "ifsl-bench cache prune features glyphs --yes",
-    ),
+    epilog=examples("cache prune --unused 30 --dry-run", "cache prune --most 20", "cache prune features glyphs --yes"),
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--unused", type=click.FloatRange(0), metavar="DAYS", help="Only what has not been used for so long.")

@@ -59,9 +59,9 @@ def _wanted(
 
 @click.command(
     epilog=examples(
-        "ifsl-bench plan leaderboard --jobs 2",
-        "ifsl-bench plan --method paper --task glyphs-5shot --seeds 3",
-        "ifsl-bench plan campaign.toml --format json",
+        "plan leaderboard --jobs 2",
+        "plan --method paper --task glyphs-5shot --seeds 3",
+        "plan campaign.toml --format json",
     )
 )
 @job_options
@@ -98,7 +98,7 @@ def show_plan(plan: Plan, style: str, full: bool = False) -> None:
     _show(rows_of(plan, full), notes_of(plan, full), document(plan) if style == "json" else {}, style)
 
 
-@click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))
+@click.command(epilog=examples("status leaderboard", "status campaign.toml --task glyphs-5shot"))
 @job_options
 @style_option
 @machine_options(home_option, results_option)

@@ -11,9 +11,7 @@ from ifsl_bench.cli.options import examples, style_option
 from ifsl_bench.cli.output import show_tables
 
 
-@click.command(
-    epilog=examples("ifsl-bench claims", "ifsl-bench claims attention-gains", "ifsl-bench claims --format csv")
-)
+@click.command(epilog=examples("claims", "claims attention-gains", "claims --format csv"))
 @click.argument("chosen", nargs=-1, metavar="[NAME...]", shell_complete=complete_claims)
 @click.option(
     "--results", "results_dir", metavar="DIR", help="Take the rows of this folder in place of the stored ones."

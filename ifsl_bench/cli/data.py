@@ -27,16 +27,14 @@ from ifsl_bench.common.errors import UserError
 @click.group(
     cls=Group,
     epilog=examples(
-        "ifsl-bench data list",
-        "ifsl-bench data prepare tiny --from tiny-imagenet-200.zip",
-        "ifsl-bench data show glyphs --out letters.png",
+        "data list", "data prepare tiny --from tiny-imagenet-200.zip", "data show glyphs --out letters.png"
     ),
 )
 def data() -> None:
     """Data sets: list, prepare, verify, stats, show, remove."""
 
 
-@data.command("list", epilog=examples("ifsl-bench data list", "ifsl-bench data list --format json"))
+@data.command("list", epilog=examples("data list", "data list --format json"))
 @home_option
 @style_option
 def data_list(home: str | None, style: str) -> None:
@@ -51,9 +49,9 @@ def data_list(home: str | None, style: str) -> None:
 @data.command(
     "prepare",
     epilog=examples(
-        "ifsl-bench data prepare tiny --from tiny-imagenet-200.zip",
-        "ifsl-bench data prepare cifar-fs --download",
-        "ifsl-bench data prepare birds --from photographs/ --split birds.csv",
+        "data prepare tiny --from tiny-imagenet-200.zip",
+        "data prepare cifar-fs --download",
+        "data prepare birds --from photographs/ --split birds.csv",
     ),
 )
 @click.argument("name", shell_complete=complete_data)
@@ -110,7 +108,7 @@ def data_prepare(
         warn(out_of_reach(dataset, tasks))
 
 
-@data.command("verify", epilog=examples("ifsl-bench data verify", "ifsl-bench data verify glyphs"))
+@data.command("verify", epilog=examples("data verify", "data verify glyphs"))
 @click.argument("names", nargs=-1, shell_complete=complete_data)
 @home_option
 @quiet_option
@@ -126,7 +124,7 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
         click.echo(line)
 
 
-@data.command("stats", epilog=examples("ifsl-bench data stats glyphs", "ifsl-bench data stats glyphs --format latex"))
+@data.command("stats", epilog=examples("data stats glyphs", "data stats glyphs --format latex"))
 @click.argument("name", shell_complete=complete_data)
 @home_option
 @style_option
@@ -144,12 +142,7 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     show_tables([plain_table(rows, title, fold) for title, rows in tables], style)
 
 
-@data.command(
-    "show",
-    epilog=examples(
-        "ifsl-bench data show glyphs", "ifsl-bench data show glyphs --out letters.jpg --classes 20 --images 4"
-    ),
-)
+@data.command("show", epilog=examples("data show glyphs", "data show glyphs --out letters.jpg --classes 20 --images 4"))
 @click.argument("name", shell_complete=complete_data)
 @click.option("--out", default=None, metavar="FILE", help="The picture to write, .png, .jpg or .webp [NAME.png].")
 @click.option("--classes", default=12, type=Whole(1), help="Classes of each pool [12].")
@@ -165,7 +158,7 @@ def data_show(name: str, out: str | None, classes: int, images: int, home: str |
     click.echo(f"wrote {path}")
 
 
-@data.command("remove", epilog=examples("ifsl-bench data remove mine", "ifsl-bench data remove mine --yes"))
+@data.command("remove", epilog=examples("data remove mine", "data remove mine --yes"))
 @click.argument("name", shell_complete=complete_data)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @home_option

@@ -60,8 +60,7 @@ class Program(Group):
 @click.group(
     cls=Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=examples("ifsl-bench leaderboard glyphs-5shot", "ifsl-bench run --method lr,lr+a --task glyphs-5shot",
-                    "ifsl-bench COMMAND --help"),
+    epilog=examples("leaderboard glyphs-5shot", "run --method lr,lr+a --task glyphs-5shot", "COMMAND --help"),
 )  # fmt: skip
 @click.version_option(__version__, prog_name="ifsl-bench")
 @click.option("--traceback", is_flag=True, help="Where an error comes from, call by call.")

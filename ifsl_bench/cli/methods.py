@@ -16,10 +16,7 @@ MEANT = {
 SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more
 
 
-@click.command(
-    epilog=examples("ifsl-bench methods lr+a", "ifsl-bench methods new my-method",
-                    "ifsl-bench methods --check my_method.py:MyMethod")
-)  # fmt: skip
+@click.command(epilog=examples("methods lr+a", "methods new my-method", "methods --check my_method.py:MyMethod"))
 @click.argument("names", nargs=-1, metavar="[NAME | new NAME]", shell_complete=complete_methods)
 @click.option("--check", "checked", metavar="NAME", shell_complete=complete_methods,
               help="Check this method against the contract, on made-up episodes.")  # fmt: skip
@@ -105,7 +102,7 @@ def _check(name: str, style: str) -> None:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
 
 
-@click.command(epilog=examples("ifsl-bench cite", "ifsl-bench cite lr+a", "ifsl-bench cite mini-5shot >> paper.bib"))
+@click.command(epilog=examples("cite", "cite lr+a", "cite mini-5shot >> paper.bib"))
 @click.argument("names", nargs=-1, metavar="[METHOD|TASK]...", shell_complete=complete_rows_and_tasks)
 @home_option
 def cite(names: tuple[str, ...], home: str | None) -> None:

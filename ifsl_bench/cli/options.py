@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -43,8 +43,9 @@ class Group(click.Group):
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help; as it is, since click would fill its lines."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+    """The end of a command's help, of what follows ``ifsl-bench``; as it is, since click would fill its lines."""
+    commands = (line if line.startswith("torchrun ") else f"ifsl-bench {line}" for line in lines)
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
 def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
@@ -80,47 +81,6 @@ results_option = click.option(
 style_option = click.option(
     "--format", "style", default="text", callback=check_format, help="text, markdown, latex, csv or json."
 )
-
-
-def change_options(command: Any) -> Any:
-    """The options that change tasks, gathered into one argument ``change``."""
-    helps = {
-        "base-classes": "Use only N of the base classes; the backbone is trained on them.",
-        "base-order": "Draw base and novel classes of a published list of sessions anew, by the number N.",
-        "ways": "Novel classes of an episode.",
-        "shots": "Support images of each novel class.",
-        "queries": "Query images of each novel class; in episodes those of base classes change in proportion.",
-        "pretraining-steps": "Steps of the backbone's pretraining; use a few to rehearse a run.",
-        "sessions": "Sessions after the base session; a task in episodes becomes one in sessions.",
-        "novel-from": "Take the novel classes of validation and testing from another data set.",
-    }
-
-    @functools.wraps(command)
-    def with_change(**arguments: Any) -> Any:
-        from ifsl_bench.protocol.variants import make_change
-
-        file, keys = arguments.pop("weights"), (*helps, "backbone", "pretrained-on", "centre")
-        changes = {key: arguments.pop(key.replace("-", "_")) for key in keys}
-        if file is not None:
-            from ifsl_bench.backbone.frozen import take_weights
-
-            changes["weights"] = take_weights(folders_of(arguments.get("home")), Path(file).expanduser())
-        change = make_change(changes)
-        return command(change=change, **arguments)
-
-    with_change = click.option("--centre", metavar="mean|none", help="Subtract the mean of base/train from "
-                               "the features of such a backbone, or nothing [mean].")(with_change)  # fmt: skip
-    with_change = click.option("--pretrained-on", metavar="NAME", help="What these weights have seen: base (the "
-                               "task's base/train alone), imagenet-1k, ... [unknown].")(with_change)  # fmt: skip
-    with_change = click.option("--weights", metavar="FILE", help="Weights for the backbone, which is not pretrained "
-                               "here then; a copy stays in the home.")(with_change)  # fmt: skip
-    with_change = click.option("--backbone", metavar="NAME", help="Another backbone, such as timm:MODEL.TAG.")(
-        with_change
-    )
-    for key, text in reversed(helps.items()):
-        kind, what = (str, "DATASET") if key == "novel-from" else (int, "N")
-        with_change = click.option(f"--{key}", type=kind, metavar=what, help=text)(with_change)
-    return with_change
 
 
 class Whole(click.ParamType):
@@ -170,19 +130,27 @@ def _is_method(name: str) -> bool:
     return name in rows() or name in registered(METHODS)
 
 
-def gathered(command: Any, name: str, kind: Callable[..., Any], fields: Iterable[str] = ()) -> Any:
-    """The command with several options as one argument, made by ``kind``; by default those that are its fields."""
-    fields = fields or [field.name for field in dataclasses.fields(cast("Any", kind))]
-
-    @functools.wraps(command)
-    def with_argument(**arguments: Any) -> Any:
-        taken = {field: arguments.pop(field) for field in fields if field in arguments}
-        return command(**{name: kind(**taken)}, **arguments)
-
-    return with_argument
-
-
 REQUEST = ("methods", "tasks", "options", "train", "trials", "seed", "seeds", "episodes", "calibrate")
+CHANGES = {  # of tasks: option -> what it takes, and its help
+    "base-classes": ("N", "Use only N of the base classes; the backbone is trained on them."),
+    "base-order": ("N", "Draw base and novel classes of a published list of sessions anew, by the number N."),
+    "ways": ("N", "Novel classes of an episode."),
+    "shots": ("N", "Support images of each novel class."),
+    "queries": ("N", "Query images of each novel class; in episodes those of base classes change in proportion."),
+    "pretraining-steps": ("N", "Steps of the backbone's pretraining; use a few to rehearse a run."),
+    "sessions": ("N", "Sessions after the base session; a task in episodes becomes one in sessions."),
+    "novel-from": ("DATASET", "Take the novel classes of validation and testing from another data set."),
+    "backbone": ("NAME", "Another backbone, such as timm:MODEL.TAG."),
+    "weights": ("FILE", "Weights for the backbone, which is not pretrained here then; a copy stays in the home."),
+    "pretrained-on": (
+        "NAME",
+        "What these weights have seen: base (the task's base/train alone), imagenet-1k, ... [unknown].",
+    ),
+    "centre": (
+        "mean|none",
+        "Subtract the mean of base/train from the features of such a backbone, or nothing [mean].",
+    ),
+}
 
 
 def job_options(command: Any) -> Any:
@@ -207,17 +175,39 @@ def job_options(command: Any) -> Any:
         click.option("--episodes", type=Whole(), help="Number of test episodes; fewer or more than the task's own."),
         click.option("--calibrate", is_flag=True,
                      help="Add to novel logits the bias that is best on validation episodes; makes a row NAME+cal."),
+        *(click.option(f"--{key}", type=int if metavar == "N" else str, metavar=metavar, help=text)
+          for key, (metavar, text) in CHANGES.items()),
     )  # fmt: skip
 
-    def request_of(**arguments: Any) -> Any:
+    @functools.wraps(command)
+    def with_request(**arguments: Any) -> Any:
         from ifsl_bench.jobs.request import Request
+        from ifsl_bench.protocol.variants import make_change
 
-        return Request(**arguments)
+        changes = {key: arguments.pop(key.replace("-", "_")) for key in CHANGES}
+        if changes["weights"] is not None:
+            from ifsl_bench.backbone.frozen import take_weights
 
-    decorated = change_options(gathered(command, "request", request_of, (*REQUEST, "change")))
+            file = Path(changes["weights"]).expanduser()
+            changes["weights"] = take_weights(folders_of(arguments["home"]), file)
+        asked = {key: arguments.pop(key) for key in REQUEST}
+        return command(request=Request(**asked, change=make_change(changes)), **arguments)
+
     for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
+        with_request = option(with_request)
+    return with_request
+
+
+def gathered(command: Any, name: str, kind: Callable[..., Any]) -> Any:
+    """The command with the options that are fields of a data class as one argument."""
+    fields = [field.name for field in dataclasses.fields(cast("Any", kind))]
+
+    @functools.wraps(command)
+    def with_argument(**arguments: Any) -> Any:
+        taken = {field: arguments.pop(field) for field in fields if field in arguments}
+        return command(**{name: kind(**taken)}, **arguments)
+
+    return with_argument
 
 
 data_option = click.option("--data", multiple=True, callback=pairs, metavar="NAME=PATH",

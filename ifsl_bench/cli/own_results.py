@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=Group,
-    epilog=examples("ifsl-bench results list --since 7", "ifsl-bench results remove lr.weight_decay=1 glyphs-5shot"),
+    epilog=examples("results list --since 7", "results remove lr.weight_decay=1 glyphs-5shot"),
 )
 def results() -> None:
     """List and remove your own results."""
@@ -28,9 +28,9 @@ def results() -> None:
 @results.command(
     "list",
     epilog=examples(
-        "ifsl-bench results list",
-        "ifsl-bench results list glyphs-5shot --since 7",
-        "ifsl-bench results list --method lr,lr+a --since 2026-11-01 --format json",
+        "results list",
+        "results list glyphs-5shot --since 7",
+        "results list --method lr,lr+a --since 2026-11-01 --format json",
     ),
 )
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
@@ -68,10 +68,7 @@ def _time(when: str) -> datetime:
 
 
 @results.command(
-    "remove",
-    epilog=examples(
-        "ifsl-bench results remove imprint glyphs-5shot", "ifsl-bench results remove mine glyphs-5shot --seed 2 --yes"
-    ),
+    "remove", epilog=examples("results remove imprint glyphs-5shot", "results remove mine glyphs-5shot --seed 2 --yes")
 )
 @click.argument("label", shell_complete=complete_rows)
 @click.argument("task", shell_complete=complete_tasks)

@@ -33,8 +33,7 @@ class Kinds(Group):
 @click.group(
     cls=Kinds,
     epilog=examples(
-        "ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf",
-        "ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.svg",
+        "plot tradeoff glyphs-5shot --out tradeoff.pdf", "plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.svg"
     ),
 )
 def plot() -> None:
@@ -107,7 +106,7 @@ class Kind(NamedTuple):
     """A kind of figure."""
 
     says: str  # the help of its command
-    examples: tuple[str, str]  # two commands
+    examples: tuple[str, str]  # what two commands say after its name
     # those of its command, by the names of its function's arguments
     options: tuple[Callable[..., Any], ...] = OF_RESULTS
     several: bool = False  # whether it takes several tasks
@@ -121,17 +120,11 @@ KINDS: Mapping[str, Kind] = {
         Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0 and a hollow
         one where validation puts it; grey lines join equal Acc., dashed ones an equal harmonic mean.
         """,
-        (
-            "ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf",
-            "ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+a --out x.svg",
-        ),
+        ("glyphs-5shot --out tradeoff.pdf", "glyphs-5shot --method lr,lr+a --out x.svg"),
     ),
     "ranks": Kind(
         "The ranks that each method can have.",
-        (
-            "ifsl-bench plot ranks glyphs-5shot --out ranks.pdf",
-            "ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.pdf",
-        ),
+        ("glyphs-5shot --out ranks.pdf", "glyphs-1shot glyphs-5shot --wide --out ranks.pdf"),
         several=True,
     ),
     "pairs": Kind(
@@ -140,34 +133,22 @@ KINDS: Mapping[str, Kind] = {
         What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods. Rows
         with fewer than three seeds are left out unless --method names them.
         """,
-        (
-            "ifsl-bench plot pairs glyphs-5shot --wide --out pairs.pdf",
-            "ifsl-bench plot pairs glyphs-5shot --method lr,lr+s,lr+a --out x.pdf",
-        ),
+        ("glyphs-5shot --wide --out pairs.pdf", "glyphs-5shot --method lr,lr+s,lr+a --out x.pdf"),
     ),
     "seeds": Kind(
         "The accuracy of every training seed.",
-        (
-            "ifsl-bench plot seeds glyphs-5shot --out seeds.pdf",
-            "ifsl-bench plot seeds glyphs-5shot --method lr,lr+a --out seeds.svg",
-        ),
+        ("glyphs-5shot --out seeds.pdf", "glyphs-5shot --method lr,lr+a --out seeds.svg"),
     ),
     "validation": Kind(
         "Validation accuracy while meta-training.",
-        (
-            "ifsl-bench plot validation glyphs-5shot --out validation.pdf",
-            "ifsl-bench plot validation glyphs-5shot --method lr+a --out x.pdf",
-        ),
+        ("glyphs-5shot --out validation.pdf", "glyphs-5shot --method lr+a --out x.pdf"),
     ),
     "base-classes": Kind(
         """Accuracy by the number of base classes.
 
         From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
         """,
-        (
-            "ifsl-bench run --method lr --task glyphs-5shot --base-classes 50",
-            "ifsl-bench plot base-classes glyphs-5shot --method lr --out x.pdf",
-        ),
+        ("glyphs-5shot --method lr --out x.pdf", "glyphs-5shot --method lr,lr+a --out x.pdf"),
     ),
     "sessions": Kind(
         """Accuracy after each session.
@@ -176,20 +157,14 @@ KINDS: Mapping[str, Kind] = {
         the rows' A_0 that never answer with a novel class; published rows are dashed, and have names where --method
         does.
         """,
-        (
-            "ifsl-bench plot sessions tiny-features-sessions --out sessions.pdf",
-            "ifsl-bench plot sessions glyphs-sessions --method ncm,lr --out x.pdf",
-        ),
+        ("tiny-features-sessions --out sessions.pdf", "glyphs-sessions --method ncm,lr --out x.pdf"),
     ),
     "forgetting": Kind(
         """What becomes of each session's classes.
 
         Accuracy on the classes of each session, after it and each later one: a triangle for each row.
         """,
-        (
-            "ifsl-bench plot forgetting glyphs-sessions --wide --out forgetting.pdf",
-            "ifsl-bench plot forgetting glyphs-sessions --method ncm,lr --out x.pdf",
-        ),
+        ("glyphs-sessions --wide --out forgetting.pdf", "glyphs-sessions --method ncm,lr --out x.pdf"),
     ),
     "variance": Kind(
         """What rows in sessions depend on.
@@ -197,10 +172,7 @@ KINDS: Mapping[str, Kind] = {
         Shares of order, support set and training seed in the variance of a single value, of rows and of their
         differences to the best, as in the command 'variance'.
         """,
-        (
-            "ifsl-bench plot variance glyphs-sessions --out variance.pdf",
-            "ifsl-bench plot variance glyphs-sessions --method teen,protonet --out x.pdf",
-        ),
+        ("glyphs-sessions --out variance.pdf", "glyphs-sessions --method teen,protonet --out x.pdf"),
     ),
     "inner-steps": Kind(
         """Accuracy by inner steps, of RBP and T-BPTT.
@@ -208,10 +180,7 @@ KINDS: Mapping[str, Kind] = {
         Models trained with either are evaluated after a number of gradient steps on the inner problem, and at
         convergence.
         """,
-        (
-            "ifsl-bench plot inner-steps glyphs-5shot --train --out steps.pdf",
-            "ifsl-bench plot inner-steps glyphs-5shot --unrolled 5,20 --out x.pdf",
-        ),
+        ("glyphs-5shot --train --out steps.pdf", "glyphs-5shot --unrolled 5,20 --out x.pdf"),
         (*OF_STEPS, *_of_models("lr+a")),
         several=True,
     ),
@@ -220,18 +189,12 @@ KINDS: Mapping[str, Kind] = {
 
         In the plane of its first two principal components, with the regions where the method answers with each class.
         """,
-        (
-            "ifsl-bench plot episode-pca glyphs-5shot --train --out pca.pdf",
-            "ifsl-bench plot episode-pca glyphs-5shot --index 3 --out pca.pdf",
-        ),
+        ("glyphs-5shot --train --out pca.pdf", "glyphs-5shot --index 3 --out pca.pdf"),
         (INDEX, *_of_models("lr+a")),
     ),
     "attractors": Kind(
         "Base weights and the attractors they produce.",
-        (
-            "ifsl-bench plot attractors glyphs-5shot --train --out x.pdf",
-            "ifsl-bench plot attractors glyphs-5shot --index 3 --out x.pdf",
-        ),
+        ("glyphs-5shot --train --out x.pdf", "glyphs-5shot --index 3 --out x.pdf"),
         (INDEX, *_of_models("lr+a")),
     ),
     "episode": Kind(
@@ -239,10 +202,7 @@ KINDS: Mapping[str, Kind] = {
 
         Support images above, queries below, with what the methods predict: a tick is right, a cross wrong.
         """,
-        (
-            "ifsl-bench plot episode glyphs-5shot --method imprint --out x.pdf",
-            "ifsl-bench plot episode glyphs-5shot --index 3 --method lr --out x.pdf",
-        ),
+        ("glyphs-5shot --method imprint --out x.pdf", "glyphs-5shot --index 3 --method lr --out x.pdf"),
         (INDEX, *_of_models()),
     ),
     "confusions": Kind(
@@ -251,10 +211,7 @@ KINDS: Mapping[str, Kind] = {
         The pairs with the largest shares of a novel class's queries that a base class takes; in sessions, after the
         last one, of 100 sequences.
         """,
-        (
-            "ifsl-bench plot confusions tiny-features-5shot --method imprint --out x.pdf",
-            "ifsl-bench plot confusions glyphs-5shot --method lr,lr+a --train --out x.pdf",
-        ),
+        ("tiny-features-5shot --method imprint --out x.pdf", "glyphs-5shot --method lr,lr+a --train --out x.pdf"),
         (FIRST, *_of_models()),
     ),
 }
@@ -294,7 +251,8 @@ def _command(name: str, kind: Kind) -> click.Command:
     else:
         tasks = click.argument("task", shell_complete=complete_tasks)
     draw = tasks(draw)
-    return click.command(name, epilog=examples(*kind.examples))(draw)
+    commands = (f"plot {name} {arguments}" for arguments in kind.examples)
+    return click.command(name, epilog=examples(*commands))(draw)
 
 
 for _name, _kind in KINDS.items():

@@ -25,7 +25,7 @@ from ifsl_bench.protocol.task_limits import LARGEST_SEED
 
 @click.command(
     epilog=examples(
-        "ifsl-bench pretrain --task mini-5shot --head cosine",
+        "pretrain --task mini-5shot --head cosine",
         "torchrun --nproc-per-node 4 -m ifsl_bench pretrain --task tiered-5shot",
     )
 )

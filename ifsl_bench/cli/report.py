@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ifsl_bench.common.files import Home
 
 
-@click.command(epilog=examples("ifsl-bench report", "ifsl-bench report glyphs-5shot --out glyphs.html"))
+@click.command(epilog=examples("report", "report glyphs-5shot --out glyphs.html"))
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--out", metavar="FILE", default="report.html", help="The file to write [report.html].")
 @folders_options

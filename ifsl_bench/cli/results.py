@@ -55,9 +55,9 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
 
 @click.command(
     epilog=examples(
-        "ifsl-bench table glyphs-1shot glyphs-5shot",
-        "ifsl-bench table glyphs-5shot --method lr,lr+a --full",
-        "ifsl-bench table tiered-5shot --rank --format latex > table.tex",
+        "table glyphs-1shot glyphs-5shot",
+        "table glyphs-5shot --method lr,lr+a --full",
+        "table tiered-5shot --rank --format latex > table.tex",
     )
 )
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
@@ -111,9 +111,7 @@ def table(
 
 @click.command(
     epilog=examples(
-        "ifsl-bench leaderboard",
-        "ifsl-bench leaderboard glyphs-5shot",
-        "ifsl-bench leaderboard glyphs-5shot --setting tuned-12 --format csv",
+        "leaderboard", "leaderboard glyphs-5shot", "leaderboard glyphs-5shot --setting tuned-12 --format csv"
     )
 )
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
@@ -147,11 +145,7 @@ def leaderboard(
     _show_ranked(boards, folders, style, full, labels)
 
 
-@click.command(
-    epilog=examples(
-        "ifsl-bench compare lr+a lr --task glyphs-5shot", "ifsl-bench compare first.seed-0.json second.seed-0.json"
-    )
-)
+@click.command(epilog=examples("compare lr+a lr --task glyphs-5shot", "compare first.seed-0.json second.seed-0.json"))
 @click.argument("a", shell_complete=complete_rows)
 @click.argument("b", shell_complete=complete_rows)
 @click.option(
@@ -171,8 +165,7 @@ def compare(a: str, b: str, task: str | None, folders: Home, style: str) -> None
 
 @click.command(
     epilog=examples(
-        "ifsl-bench variance tiny-features-sessions",
-        "ifsl-bench variance tiny-features-sessions --method ncm,teen --metric gacc",
+        "variance tiny-features-sessions", "variance tiny-features-sessions --method ncm,teen --metric gacc"
     )
 )
 @click.argument("task", shell_complete=complete_tasks)
@@ -193,9 +186,7 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Home, sty
                 style)  # fmt: skip
 
 
-@click.command(
-    epilog=examples("ifsl-bench show lr+a glyphs-5shot", "ifsl-bench show results/glyphs-5shot/lr+a.seed-0.json")
-)
+@click.command(epilog=examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))
 @click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True, shell_complete=complete_rows_and_tasks)
 @folders_options
 @style_option
@@ -235,11 +226,7 @@ def show(what: tuple[str, ...], folders: Home, style: str) -> None:
         say("\n" + facts_of(facts, {"validated on": validated, "again": again}), style)
 
 
-@click.command(
-    epilog=examples(
-        "ifsl-bench check results/glyphs-5shot/*.json", "ifsl-bench check mine.seed-0.json --task mine.toml"
-    )
-)
+@click.command(epilog=examples("check results/glyphs-5shot/*.json", "check mine.seed-0.json --task mine.toml"))
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
 @click.option("--task", "task_files", multiple=True, metavar="FILE.toml", help="Tasks of your own, for their results.")
 @home_option
@@ -268,9 +255,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 
 @click.command(
     epilog=examples(
-        "ifsl-bench reproduce lr+a glyphs-5shot",
-        "ifsl-bench reproduce imprint glyphs-5shot --seed 0",
-        "ifsl-bench reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
+        "reproduce lr+a glyphs-5shot",
+        "reproduce imprint glyphs-5shot --seed 0",
+        "reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
     )
 )
 @click.argument(

@@ -93,9 +93,9 @@ class How:
 
 @click.command(
     epilog=examples(
-        "ifsl-bench run --method imprint --task glyphs-5shot",
-        "ifsl-bench run --method lr,lr+a --task 'glyphs-*shot' --seeds 3 --dry-run",
-        "ifsl-bench run --method my.py:Mine --task glyphs-5shot --set width=2",
+        "run --method imprint --task glyphs-5shot",
+        "run --method lr,lr+a --task 'glyphs-*shot' --seeds 3 --dry-run",
+        "run --method my.py:Mine --task glyphs-5shot --set width=2",
     )
 )
 @job_options

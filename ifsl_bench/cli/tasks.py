@@ -37,7 +37,7 @@ class Tasks(Group):
     cls=Tasks,
     invoke_without_command=True,
     subcommand_metavar="[NAME | COMMAND ...]",
-    epilog=examples("ifsl-bench tasks", "ifsl-bench tasks glyphs-5shot", "ifsl-bench tasks new mine --data glyphs"),
+    epilog=examples("tasks", "tasks glyphs-5shot", "tasks new mine --data glyphs"),
 )
 @home_option
 @style_option
@@ -68,9 +68,7 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     say("\nDetails of a task: ifsl-bench tasks NAME. To run one: ifsl-bench run --method imprint --task NAME", style)
 
 
-@tasks.command(
-    "show", epilog=examples("ifsl-bench tasks glyphs-5shot", "ifsl-bench tasks glyphs-5shot+ways=10 --format json")
-)
+@tasks.command("show", epilog=examples("tasks glyphs-5shot", "tasks glyphs-5shot+ways=10 --format json"))
 @click.argument("name", shell_complete=complete_tasks)
 @home_option
 @results_option
@@ -98,12 +96,7 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
         say("\n" * bool(i) + "\n".join(f"{key:15}{text}" for key, text in facts.items()), style)
 
 
-@tasks.command(
-    "new",
-    epilog=examples(
-        "ifsl-bench tasks new mine --data glyphs", "ifsl-bench tasks new mine --data glyphs --out mine.toml"
-    ),
-)
+@tasks.command("new", epilog=examples("tasks new mine --data glyphs", "tasks new mine --data glyphs --out mine.toml"))
 @click.argument("name")
 @click.option("--data", required=True, metavar="DATASET", shell_complete=complete_data,
               help="The data set that the tasks are on.")  # fmt: skip
@@ -128,7 +121,7 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 
-@tasks.command("reference", epilog=examples("ifsl-bench tasks reference", "ifsl-bench tasks reference > task-file.md"))
+@tasks.command("reference", epilog=examples("tasks reference", "tasks reference > task-file.md"))
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
     from ifsl_bench.backbone.contract import descriptions

@@ -13,17 +13,14 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task_limits import LARGEST_SEED
 
 
-@click.group(cls=Group, epilog=examples("ifsl-bench weights list", "ifsl-bench weights export --task glyphs-5shot"))
+@click.group(cls=Group, epilog=examples("weights list", "weights export --task glyphs-5shot"))
 def weights() -> None:
     """Export, import or list weights of backbones."""
 
 
 @weights.command(
     "export",
-    epilog=examples(
-        "ifsl-bench weights export --task glyphs-5shot",
-        "ifsl-bench weights export --task tiered-5shot --to w.safetensors",
-    ),
+    epilog=examples("weights export --task glyphs-5shot", "weights export --task tiered-5shot --to w.safetensors"),
 )
 @click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear", help="Head of the base classifier: linear or cosine [linear].")
@@ -43,10 +40,7 @@ def export(task: str | None, head: str, seed: int, to: str | None, home: str | N
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {exported.sha256}")
 
 
-@weights.command(
-    "import",
-    epilog=examples("ifsl-bench weights import w.safetensors", "ifsl-bench weights import *.safetensors --force"),
-)
+@weights.command("import", epilog=examples("weights import w.safetensors", "weights import *.safetensors --force"))
 @click.argument("files", metavar="FILE...", nargs=-1)
 @click.option(
     "--force",
@@ -72,7 +66,7 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
         click.echo(f"weights: {imported.sha256}")
 
 
-@weights.command("list", epilog=examples("ifsl-bench weights list", "ifsl-bench weights list --format csv"))
+@weights.command("list", epilog=examples("weights list", "weights list --format csv"))
 @home_option
 @style_option
 def list_(home: str | None, style: str) -> None:

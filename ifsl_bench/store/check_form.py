@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.common.errors import UserError, is_printable
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.task_limits import MOST_TRIALS
 
@@ -169,19 +169,3 @@ def _time(value: str) -> Iterator[str]:
         return
     if ahead > AHEAD:
         yield f"provenance.time: {value} is in the future"
-
-
-def unprintable(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Each text that no terminal may be sent, a line each; names and values alike, at any depth."""
-    rest: list[tuple[str, Any]] = [("", raw)]
-    while rest:
-        where, value = rest.pop()
-        if isinstance(value, str) and not is_printable(value):
-            yield f"{where}: {reprlib.repr(value)} cannot be printed as it is"
-        elif isinstance(value, dict):
-            for name in value:
-                if not is_printable(name):
-                    yield f"{where or 'the file'}: the name {reprlib.repr(name)} cannot be printed as it is"
-            rest += [(f"{where}.{name}" if where else name, part) for name, part in value.items()]
-        elif isinstance(value, list):
-            rest += [(where, part) for part in value if isinstance(part, (str, dict, list))]

@@ -7,14 +7,12 @@ import itertools
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint
 from typing import Any, get_args
 
 from ifsl_bench.backbone.contract import corpora_of
 from ifsl_bench.backbone.pretrained import HeadKind, pretraining_key
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
 from ifsl_bench.common.wording import short
 from ifsl_bench.jobs.candidates import rounds_of
 from ifsl_bench.jobs.job import Job
@@ -27,29 +25,54 @@ from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_limits import MOST_TRIALS
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.store.check_form import Unverified, verifying
+from ifsl_bench.store.check_form import Unverified
 
 METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
 
-def _distribution(result: Result) -> dict[str, str]:
-    """Name and version of the package that the method is said to be from; empty of a class that nobody registers."""
+def check_method(result: Result, task: Task) -> Iterator[str | Unverified]:
+    """Yields what of a method, its package, its code and the choice of its options is not as it is installed here."""
     recorded = result.provenance.get("distribution")
-    return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
-
-
-def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
-    """Looks up the packages that register the method here, and those that the file names."""
+    distribution = {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
+    package, version = distribution.get("name", ""), distribution.get("version", "")
     owners = registry.owners(registry.METHODS, result.method)
-    package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
-    return owners, theirs
+    job: Job | None = None
+    if owners and not theirs:
+        here = " and ".join(registry.package_of(point) for point in owners)
+        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
+    elif missing := _missing(result, bool(owners)):
+        yield from _unknown_method(result, task)
+        yield Unverified(f"label, options and backbone, since {missing}")
+    else:
+        try:
+            job = _job(result, task)
+        except UserError as error:
+            yield f"options: {error}"
+        else:
+            yield from _odd_names(result, task, job)
+    installed = registry.distribution_of(theirs[0]) if theirs else distribution
+    other_version = ""
+    if owners and not (package and version):  # a class that nobody registers has none
+        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
+               f"{registry.package_of(owners[0])}")  # fmt: skip
+    elif version != installed.get("version", ""):
+        other_version = f"the method is of {installed['name']} {version}, installed is {installed['version']}"
+        yield Unverified(f"distribution, since {other_version}")
+    if job is None:
+        return
+    faults = list(_odd_search(result, job))
+    if faults and other_version:  # which may have tried others
+        yield Unverified(f"choice of options, since {other_version}")
+    else:
+        yield from faults
+    if not other_version and not job.has_made(result.provenance):
+        yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 
-def _missing(result: Result) -> str:
+def _missing(result: Result, registered: bool) -> str:
     """Says why the method cannot be loaded here; "" where it can."""
-    owners, _ = _owners(result)
-    if not owners:
+    if not registered:
         return f"method {result.method} is not installed here"
     lacks = registry.load(registry.METHODS, result.method).lacks
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
@@ -68,39 +91,19 @@ def _job(result: Result, task: Task) -> Job:
     return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
 
-def _known_job(result: Result, task: Task) -> Job | None:
-    """The job; None where :func:`_method` says why there is none."""
-    owners, theirs = _owners(result)
-    if (owners and not theirs) or _missing(result):
-        return None
-    with contextlib.suppress(UserError):
-        return _job(result, task)
-    return None
-
-
-def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """Label, options and backbone, as the installed method and the task make them."""
-    owners, theirs = _owners(result)
-    if owners and not theirs:
-        here, package = " and ".join(registry.package_of(point) for point in owners), _distribution(result)["name"]
-        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
-        return
-    if missing := _missing(result):
-        yield from _unknown_method(result, task)
-        raise Unverified(f"label, options and backbone, since {missing}")
-    try:
-        job = _job(result, task)
-    except UserError as error:
-        yield f"options: {error}"
-        return
+def _odd_names(result: Result, task: Task, job: Job) -> Iterator[str | Unverified]:
+    """Holds label, setting and backbone against those that method and task make."""
     if others := sorted(result.chosen - set(job.method.space)):  # they would be missing in the label
         yield f"tuned: {others[0]} is no option that method {job.name} tunes"
     if job.setting != result.setting:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
-    with verifying("backbone"):
+    try:
         corpora = corpora_of(task.pretraining)
+    except UserError as error:
+        yield Unverified(f"backbone, since {error}")
+        return
     yield from _elsewhere(result, task, corpora)
     key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):
@@ -116,44 +119,6 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
     here, recorded = seen(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
     if recorded in SEEN and SEEN.index(recorded) < SEEN.index(here):
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
-
-
-def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """The distribution that the method is from; a class that nobody registers has none."""
-    recorded, (owners, _) = _distribution(result), _owners(result)
-    if owners and not (recorded.get("name") and recorded.get("version")):
-        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
-               f"{registry.package_of(owners[0])}")  # fmt: skip
-    elif other_version := _other_version(result):
-        raise Unverified(f"distribution, since {other_version}")
-
-
-def _other_version(result: Result) -> str:
-    """Names the other version of its package that the method is from; "" for the installed version."""
-    recorded, (_, theirs) = _distribution(result), _owners(result)
-    if not theirs or not recorded.get("version"):
-        return ""
-    here = registry.distribution_of(theirs[0])
-    if recorded["version"] == here["version"]:
-        return ""
-    return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"
-
-
-def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """The choice of options, made again; another version of the method may have tried others."""
-    if (job := _known_job(result, task)) is None:
-        return
-    faults = list(_odd_search(result, job))
-    if faults and (other_version := _other_version(result)):
-        raise Unverified(f"choice of options, since {other_version}")
-    yield from faults
-
-
-def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """The method's code; that of another version of its package may be other code."""
-    job = _known_job(result, task)
-    if job and not job.has_made(result.provenance) and not _other_version(result):
-        yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
@@ -234,6 +199,3 @@ def _odd_settings(
         yield f"edge: {', '.join(result.edge) or 'nothing'}, what was chosen has {', '.join(edge) or 'nothing'} there"
     if not best and result.passed_over:
         yield f"passed_over: {result.passed_over[0]}, and nothing was tuned"
-
-
-CHECKS = (_method, _package, _search, _code)
