@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,12 +72,12 @@ def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, ori
     return home.features / key / name
 
 
-def is_computed(folder: Path, pretraining_sha256: str | None) -> bool:
-    """Returns whether features of a pretraining with these weights are there."""
+def recorded(folder: Path) -> dict[str, Any]:
+    """The record of the features in a folder; nothing of those that are none of ours, or damaged."""
     try:
-        return bool(read_sealed(folder / "bank.json").get("pretraining_sha256") == pretraining_sha256)
+        return read_sealed(folder / "bank.json")
     except (OSError, CorruptFile):
-        return False
+        return {}
 
 
 def compute_features(
@@ -168,14 +169,6 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
             before = features
     if before is not None:
         yield before.cpu().numpy()
-
-
-def computed_at(folder: Path) -> str:
-    """The record of where features were computed; "" of those that are none of ours."""
-    try:
-        return str(read_sealed(folder / "bank.json").get("place", ""))
-    except (OSError, CorruptFile):
-        return ""
 
 
 def _place(folder: Path) -> str:

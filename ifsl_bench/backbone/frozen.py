@@ -20,7 +20,7 @@ from ifsl_bench.backbone.base_head import accuracies, fit_head, head_of
 from ifsl_bench.backbone.contract import Card, Frozen, backbone_plugin, check_backbone, corpora_of
 from ifsl_bench.backbone.device import choose_precision, describe_device
 from ifsl_bench.backbone.features import centred, compute_features
-from ifsl_bench.backbone.networks import FrozenNetwork, channels_last, make_backbone, make_head, make_normalise
+from ifsl_bench.backbone.networks import FrozenNetwork, Normalise, channels_last, make_backbone, make_head
 from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, at_chance, features_key, pretraining_key
 from ifsl_bench.backbone.weights import ENDINGS, read_tensors
 from ifsl_bench.common.building import read_or_made
@@ -74,7 +74,7 @@ def pretrain_frozen(
     card = check_backbone(spec)  # None: the network of a registered Backbone
     if card and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
         raise UserError(f"{spec.backbone} is for images of one or three channels, not for data {dataset.shape}")
-    normalise = Preprocess(card, device) if card else make_normalise(task.dataset, dataset.shape, device)
+    normalise = Preprocess(card, device) if card else Normalise(task.dataset, dataset.shape, device)
     file = weights_file(home, spec, card, reporter)
     digest = sha256_file(file)
     try:

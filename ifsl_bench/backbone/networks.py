@@ -339,9 +339,21 @@ def feature_count(backbone: str, shape: tuple[int, ...]) -> int:
 
 
 class Normalise:
-    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged."""
+    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged.
 
-    def __init__(self, spec: DataSpec, channels: int, device: torch.device) -> None:
+    Args:
+        shape: of an image [H, W, C], or features [D].
+
+    Raises:
+        UserError: mean and std do not fit the channels.
+    """
+
+    def __init__(self, spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> None:
+        channels = shape[-1] if len(shape) == 3 else 1
+        if len(spec.mean) not in (1, channels):
+            raise UserError(
+                f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
+            )
         mean = torch.tensor(spec.mean, device=device).expand(channels)
         std = torch.tensor(spec.std, device=device).expand(channels)
         self.scale, self.shift = 1 / (255 * std), -mean / std
@@ -350,14 +362,3 @@ class Normalise:
         if batch.dim() == 2:
             return batch
         return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)
-
-
-def make_normalise(spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> Normalise:
-    """Makes the normalisation of images [H, W, C] or features [D]; raises :class:`UserError` where mean and std do not
-    fit the channels."""
-    channels = shape[-1] if len(shape) == 3 else 1
-    if len(spec.mean) not in (1, channels):
-        raise UserError(
-            f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
-        )
-    return Normalise(spec, channels, device)

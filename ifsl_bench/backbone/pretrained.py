@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.contract import Backbone, Frozen, backbone_plugin, is_frozen
-from ifsl_bench.backbone.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head, make_normalise
+from ifsl_bench.backbone.networks import CosineHead, LinearHead, Normalise, channels_last, make_backbone, make_head
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home, sha256_json
@@ -163,7 +163,7 @@ class Checkpoint:
             classes = len(dataset.manifest["pools"]["base/train"]["classes"])
             self.head = make_head(head, network.features, classes).to(device)
         self.network = channels_last(network, device)
-        self.normalise = make_normalise(task.dataset, dataset.shape, device)
+        self.normalise = Normalise(task.dataset, dataset.shape, device)
 
     @property
     def held_out(self) -> list[str]:

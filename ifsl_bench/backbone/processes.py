@@ -140,7 +140,8 @@ def together(launch: Launch | None) -> Iterator[World]:
     except (Exception, KeyboardInterrupt) as error:
         if not _speaks(store):
             sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
-        if _is_of_another(error):
+        # gloo and NCCL close the connection to a process that ends.
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             raise UserError(
                 f"another of the {launch.size} processes ended; the same command goes on from where it stopped"
             ) from error
@@ -153,8 +154,3 @@ def _speaks(store: Any) -> bool:
         return bool(store.add("errors", 1) == 1)
     except RuntimeError:  # the store has ended with the process that held it
         return False
-
-
-def _is_of_another(error: BaseException) -> bool:
-    """Says whether an error comes from the connection to another process, which gloo and NCCL close when one ends."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

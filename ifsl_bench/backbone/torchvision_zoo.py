@@ -27,14 +27,13 @@ class Torchvision(Frozen):
         weights = _weights(model, own_weights)
         seen = weights.transforms()
         (side,), resize = seen.crop_size, list(seen.resize_size)
-        _, tag = _parts(model)
         return Card(
             size=(side, side),
             resize=resize[0] if len(resize) == 1 else (resize[0], resize[1]),
             interpolation=seen.interpolation.value,
             mean=tuple(seen.mean),
             std=tuple(seen.std),
-            corpora=("imagenet-1k",) if tag.startswith(IMAGES) else (UNKNOWN,),
+            corpora=("imagenet-1k",) if model.partition(".")[2].startswith(IMAGES) else (UNKNOWN,),
             source=weights.url,
             endings=(".pth", ".safetensors"),
         )
@@ -67,16 +66,11 @@ class Torchvision(Frozen):
         return path
 
 
-def _parts(model: str) -> tuple[str, str]:
-    plain, _, tag = model.partition(".")
-    return plain, tag
-
-
 def _weights(model: str, own_weights: bool) -> Any:
     """The entry of torchvision's list; of a name without weights, which only the user's own can be, the usual one."""
     import torchvision.models as zoo
 
-    plain, tag = _parts(model)
+    plain, _, tag = model.partition(".")
     if plain not in zoo.list_models(module=zoo):
         raise unknown(
             "model of torchvision", plain, zoo.list_models(module=zoo), see="torchvision.models.list_models()"
@@ -97,7 +91,7 @@ def _network(model: str) -> tuple[nn.Module, str]:
     """A network with random weights, and the name of its last linear layer, the classifier's."""
     import torchvision.models as zoo
 
-    plain, _ = _parts(model)
+    plain = model.partition(".")[0]
     with torch.random.fork_rng(devices=[]):
         network = zoo.get_model(plain, weights=None)
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]

@@ -49,19 +49,15 @@ def pairs_of(board: Board) -> list[Pair]:
     ]
     pairs = []
     for paper in papers:
-        if (row := board.row(paper.label) or _changed(board, paper.label)) is None:
+        # Else one of yours that differs in options alone, as a rehearsal does.
+        mine = (r for r in (*board.rows, *board.others) if r.origin != STORED and r.label.startswith(f"{paper.label}."))
+        if (row := board.row(paper.label) or next(mine, None)) is None:
             continue
         reasons = [f"a variant of {variant}"] if variant else []
         reasons += [] if row.label == paper.label else ["with other options or episodes"]
         reasons += [board.apart(row) or "not on all episodes of the task"] if row not in board.compared else []
         pairs.append(Pair(board, row, paper, "; ".join(reasons)))
     return pairs
-
-
-def _changed(board: Board, label: str) -> Row | None:
-    """A row of yours that differs from the one of that label in options alone, as a rehearsal does."""
-    mine = (row for row in (*board.rows, *board.others) if row.origin != STORED)
-    return next((row for row in mine if row.label.startswith(f"{label}.")), None)
 
 
 def beside_tables(boards: Iterable[Board]) -> list[Table[Pair]]:

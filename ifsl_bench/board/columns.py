@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import COMPUTED, Row, lazy_rows
-from ifsl_bench.board.published import PublishedRow
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.board.table import Column
@@ -109,15 +108,14 @@ def _lazy(board: Board) -> list[Entry]:
 
 def published_entries(board: Board) -> list[Entry]:
     """The published rows."""
-    return [_published(board, paper) for paper in board.papers]
-
-
-def _published(board: Board, paper: PublishedRow) -> Entry:
-    after = [Estimate(value, math.nan) for value in paper.sequence.after] if paper.sequence else ()
-    values = {name: Estimate(value, math.nan) for name, value in paper.values.items()}
-    printed = paper.values.get("plus_minus_as_printed")
-    return Entry(board.task, not paper.protocol, paper.label, values, paper.source, printed=printed, note=paper.remark,
-                 after=after, marks=paper.sequence.marks if paper.sequence else "")  # fmt: skip
+    entries = []
+    for paper in board.papers:
+        after = [Estimate(value, math.nan) for value in paper.sequence.after] if paper.sequence else ()
+        values = {name: Estimate(value, math.nan) for name, value in paper.values.items()}
+        printed, marks = paper.values.get("plus_minus_as_printed"), paper.sequence.marks if paper.sequence else ""
+        entries.append(Entry(board.task, not paper.protocol, paper.label, values, paper.source, printed=printed,
+                             note=paper.remark, after=after, marks=marks))  # fmt: skip
+    return entries
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.protocol.calibration import RESAMPLES
-from ifsl_bench.protocol.metrics import Estimate, Paired, paired
+from ifsl_bench.protocol.metrics import Estimate, Paired, estimate, paired
+
+NONE = Estimate(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     Raises:
         UserError: the two were not measured on the same episodes; says why.
     """
+    from scipy.special import stdtrit
+
     first, second = _called(a), _called(b)
     if reason := mismatch(a.results[0], b.results[0]):
         raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}")
@@ -73,6 +77,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     names = [name for name in ours if name in theirs]
     choices = {name: variance(a.choices(name, seeds) - b.choices(name, seeds)) for name in names}
     by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in names}
+    student = float(stdtrit(len(common) - 1, 0.975))
     differences = np.stack([ours[name] - theirs[name] for name in names], 1)
     over = over_classes(differences, a.results[0].classes(), np.array(list(choices.values())))
     by_class = over if isinstance(over, OverClasses) else None
@@ -87,7 +92,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         episodes={name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in names},
         seeds=common,
         by_seed=by_seed,
-        by_seed_interval={name: _over_seeds(values) for name, values in by_seed.items()},
+        by_seed_interval={name: estimate(v, quantile=student) if common else NONE for name, v in by_seed.items()},
         overall={name: overall(a, b, among, name) for name in names},
         over_classes=dict(zip(names, estimates, strict=False)),
         classes=by_class.classes if by_class else 0,
@@ -132,15 +137,6 @@ def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
 def _called(row: Row) -> str:
     """The full name of a row; of a file the label alone, which names it."""
     return row.label if row.origin == FILE else row.full_name
-
-
-def _over_seeds(values: np.ndarray) -> Estimate:
-    from scipy.special import stdtrit
-
-    n = len(values)
-    if n < 2:
-        return Estimate(float(values.mean()) if n else math.nan, math.nan)
-    return Estimate(float(values.mean()), float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1)) / math.sqrt(n))
 
 
 def verdict(comparison: Comparison) -> str:

@@ -13,15 +13,13 @@ from ifsl_bench.board.measured import COMPUTED, STORED, having
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import LETTERS, bibtex
 from ifsl_bench.board.ranking import Ranking, setting_of
+from ifsl_bench.board.render import escaped
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.plugin.bibliography import Paper, papers, printed
 from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
-SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"} | {
-    character: f"\\{character}" for character in "&%$#_{}"
-}
 BOLD = (
     "Bold: among ranked rows, those that may be the best in the column, with 95% confidence for all rows at once, over "
     "episodes and training seeds; for each paper, its highest number, without a test."
@@ -31,11 +29,6 @@ ARROWS = (
     "Ren et al. (2019) print the same numbers as decreases, with a down arrow."
 )
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
-
-
-def escaped(text: str) -> str:
-    """Text that LaTeX prints as it is."""
-    return "".join(SPECIAL.get(character, character) for character in one_line(text))
 
 
 def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
@@ -86,12 +79,13 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         bold |= _bold(board, entries, columns)
         for entry in entries:
             blocks.setdefault(_block(entry), {}).setdefault(_label(entry, twice), {})[board.name] = entry
+    notes = [note for board in boards for note in (*notes_of(board, "their ± too"), *notes_of_ranks(board))]
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}",
         *_not_shown(boards, bold),
         *([f"% {ARROWS}"] if set(columns) & {"delta", "delta_a", "delta_b"} else []),
-        *(f"% {one_line(line)}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
+        *(f"% {one_line(line)}" for line in dict.fromkeys(notes)),
         *([f"% {of_calibration(boards[0].task)}"] if "calibrated_acc" in columns else []),
         r"\begin{table}[t]",
         r"\begin{center}",
@@ -111,13 +105,13 @@ def _table(boards: Sequence[Board], full: bool) -> str:
             brace = "{}" * label.startswith(("[", "*"))  # else it would be an argument of the \\ before it
             first = brace + escaped(label) + (f"$^{{{','.join(marks)}}}$" if marks else "")
             lines.append(" & ".join([first, *cells]) + r" \\")
-    lines += _legend({mark for block in blocks.values() for by_task in block.values() for e in by_task.values()
-                      for mark in e.marks}, 1 + len(columns))  # fmt: skip
+    marked = {
+        mark for block in blocks.values() for by_task in block.values() for e in by_task.values() for mark in e.marks
+    }
+    if legend := "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marked):
+        span = rf"\multicolumn{{{1 + len(columns)}}}{{p{{0.95\linewidth}}}}"
+        lines += [r"\midrule", rf"{span}{{\footnotesize {escaped(legend)}}} \\"]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
-
-
-def _notes(board: Board) -> list[str]:
-    return [*notes_of(board, "their ± too"), *notes_of_ranks(board)]
 
 
 def _caption(boards: Sequence[Board]) -> str:
@@ -151,16 +145,6 @@ def _sessions_header(count: int) -> list[str]:
         r"& \multirow{2}{*}{Avg. $\uparrow$} & \multirow{2}{*}{PD $\downarrow$} & \multirow{2}{*}{gain $\uparrow$} \\",
         rf" & {numbers} & & & \\",
     ]
-
-
-def _legend(marks: Collection[str], width: int) -> list[str]:
-    """Explains the letters beside published rows."""
-    legend = "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marks)
-    return (
-        [r"\midrule", rf"\multicolumn{{{width}}}{{p{{0.95\linewidth}}}}{{\footnotesize {escaped(legend)}}} \\"]
-        if legend
-        else []
-    )
 
 
 def _place(entries: Mapping[str, Entry]) -> tuple[int, float]:

@@ -13,6 +13,7 @@ from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import COMPUTED, STORED
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import PublishedRow, published_tasks
+from ifsl_bench.board.published_table import published_tables
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
@@ -31,19 +32,12 @@ RULE = (
 )
 
 
-def task_tables(board: Board, full: bool = False) -> list[Table[Entry] | Table[PublishedRow]]:
-    """:func:`task_table`, and for a task in sessions the rows that papers print, in a table of their own."""
-    printed = _published_tables(board, full)
-    return [*([task_table(board, full)] if board.rows or board.others or not printed else []), *printed]
-
-
-def _published_tables(board: Board, full: bool) -> list[Table[PublishedRow]]:
-    """The table of the rows that papers print of a task in sessions; none of other tasks, whose rows are in one."""
-    if not board.task.sessions:
-        return []
-    from ifsl_bench.board.published_table import published_tables
-
-    return published_tables(board, full)
+def task_tables(board: Board, full: bool = False, ranked: bool = False) -> list[Table[Entry] | Table[PublishedRow]]:
+    """The table of a task, and for one in sessions the rows that papers print, in a table of their own."""
+    printed = published_tables(board, full)
+    if printed and not (board.rows or board.others):
+        return [*printed]
+    return [ranked_table(board, full) if ranked else task_table(board, full), *printed]
 
 
 def task_table(board: Board, full: bool = False) -> Table[Entry]:
@@ -102,25 +96,17 @@ def ranked_tables(
     """The tables of :func:`leaderboard`, before they are text, and the notes below all of them."""
     shown = _with_variants(boards, results, labels)
     closing = RULE if any(len(board.compared) > 1 for board in shown) else ""
-    tables: list[Table[Entry] | Table[PublishedRow]] = []
-    for board in shown:
-        printed = _published_tables(board, full)
-        tables += [*([ranked_table(board, full)] if board.rows or board.others or not printed else []), *printed]
-    return tables, closing
+    return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 
-def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]], str]:
-    """The best ranked rows of each task and the user's own, in few columns; and where there is more.
-
-    Args:
-        first: how many of each task.
-    """
+def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
+    """The best three ranked rows of each task and the user's own, in few columns; and where there is more."""
     tables, boards = [], list(boards)
     for board in boards:
         whole = ranked_table(board)
         entries = [entry for entry in whole.rows if entry.comparable and entry.measured]
         best = [entry for entry in entries if entry.place and entry.place.ranks] or entries
-        shown = [entry for entry in entries if entry in best[:first] or _mine(entry)]
+        shown = [entry for entry in entries if entry in best[:3] or _mine(entry)]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
         notes = [f"{count} more row{'s' * (count > 1)}: ifsl-bench leaderboard {board.name}"] if count else []

@@ -16,6 +16,7 @@ Records = list[dict[str, Any]]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
 # In a comment, where titles and notes stand, "95%" and "Delta_a" are left as they are.
 LATEX = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
+SPECIAL = LATEX | {"~": r"\textasciitilde{}", "±": r"$\pm$"} | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
@@ -87,37 +88,37 @@ def _markdown(table: Table[Any]) -> str:
     return _grid(table, "github", write)
 
 
-# What tabulate would escape in a cell, as characters for private use, and what becomes of them.
-SIGNS = {"\ue000": "$-$", "\ue001": "$\\pm$", "\ue002": "$\\Delta$", "\ue003": "$\\Delta_a$", "\ue004": "$\\Delta_b$",
-         "\ue005": "{}"}  # fmt: skip
 _NUMBERS = re.compile(r"(?=.*\d)[\d.+\-± *]+")  # one or several, with their intervals
-_DELTA = {"Delta": "\ue002", "Delta_a": "\ue003", "Delta_b": "\ue004"}
+_DELTA = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b$"}
+
+
+def escaped(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(SPECIAL.get(character, character) for character in one_line(text))
 
 
 def _latex(table: Table[Any]) -> str:
     """A plain ``tabular``; :mod:`ifsl_bench.board.latex` has the layout of papers."""
-    grid = _grid(table, "latex_booktabs", lambda cell: _latex_cell(one_line(cell.text)), _latex_cell)
-    return re.sub(f"[{''.join(SIGNS)}]", lambda match: SIGNS[match[0]], grid)
+    rows = [table.headings(), *([cell.text for cell in row] for row in table.cells())]
+    head, *body = (" & ".join(map(_latex_cell, row)) + r" \\" for row in rows)
+    begin = rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
 
 
 def _latex_cell(text: str) -> str:
-    text = "".join(character for character in text if character not in SIGNS)
     if _NUMBERS.fullmatch(text):
-        text = re.sub(r"(?<!\S)-(?=\d)", "\ue000", text)  # not that of ranks, 2-7
-    elif (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
-        text = match[1] + _DELTA[match[2]]
-    elif text.startswith(("[", "*")):  # at the beginning of a line it would be an argument of the \\ before
-        text = f"\ue005{text}"
-    return text.replace("±", "\ue001")
+        return re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped(text))  # not that of ranks, 2-7
+    if (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
+        return match[1] + _DELTA[match[2]]
+    brace = "{}" * text.startswith(("[", "*"))  # at the beginning of a line it would be an argument of the \\ before
+    return brace + escaped(text)
 
 
-def _grid(
-    table: Table[Any], layout: str, write: Callable[[Cell], str], head: Callable[[str], str] = lambda text: text
-) -> str:
+def _grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:
     from tabulate import tabulate
 
     cells = [[write(cell) for cell in row] for row in table.cells()]
-    return tabulate(cells, headers=list(map(head, table.headings())), tablefmt=layout, disable_numparse=True)
+    return tabulate(cells, headers=table.headings(), tablefmt=layout, disable_numparse=True)
 
 
 def _csv(names: Sequence[str], records: Records) -> str:

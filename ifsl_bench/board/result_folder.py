@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -22,8 +23,6 @@ CLAIMS = "claims.toml"  # in the folder of the package: what README and docs say
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on usual file systems
 MOST_KNOWN = 2048  # results that a process keeps, of 20 KB each
-
-_results: dict[Path, tuple[tuple[int, ...], Result]] = {}  # as they were when they were read
 
 
 def packaged_root() -> Path:
@@ -74,13 +73,12 @@ def read_once(path: Path) -> Result:
         return read(path)  # which says why it cannot be read
     if not 0 <= max(at.st_mtime_ns, at.st_ctime_ns) <= time.time_ns() - SETTLED:
         return read(path)
-    stamp = at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
-    known_stamp, result = _results.get(path, ((), None))
-    if result is None or known_stamp != stamp:
-        result = read(path)
-        if path in _results or len(_results) < MOST_KNOWN:
-            _results[path] = stamp, result
-    return result
+    return _read_as(path, (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+
+
+@lru_cache(MOST_KNOWN)
+def _read_as(path: Path, _stamp: tuple[int, ...]) -> Result:
+    return read(path)
 
 
 def copied(result: Result) -> Result:

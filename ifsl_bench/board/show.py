@@ -11,7 +11,7 @@ import numpy as np
 
 from ifsl_bench.board.choices import OF_BIAS, Calibration
 from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
-from ifsl_bench.board.comparison import MANY, Comparison, p_value, verdict
+from ifsl_bench.board.comparison import MANY, NONE, Comparison, p_value, verdict
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PARTIAL, BiasedRow, Row
 from ifsl_bench.board.rank_intervals import Difference
@@ -24,7 +24,6 @@ from ifsl_bench.protocol.metrics import Estimate, Paired
 from ifsl_bench.protocol.session_metrics import AFTER
 from ifsl_bench.protocol.task import Task
 
-NO_ESTIMATE = Estimate(math.nan, math.nan)
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
 PERCENT = "In percent; intervals are over {}, trained models held fixed."
@@ -140,8 +139,8 @@ def _facts(result: Result) -> dict[str, list[str]]:
     """Name and text, in one line or several, of everything that a result says beside its numbers."""
     training = dict(result.training)
     validation = training.pop("validation", None)
-    if isinstance(solves := training.get("solves"), Mapping):  # what did not happen is not listed
-        training["solves"] = {key: count for key, count in solves.items() if count != 0}
+    if "solves" in training:  # what did not happen is not listed
+        training["solves"] = {key: count for key, count in training["solves"].items() if count != 0}
     pretraining = dict(result.pretraining)
     facts = {
         "method": f"{result.label}, options {spelled(result.options) or 'at their defaults'}",
@@ -161,7 +160,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
         facts["choice"] = f"{again} of {RESAMPLES} resamples of the validation episodes would have chosen other options"
     lines = {key: [text] for key, text in facts.items()}
     for tried in result.tuned.values():
-        best_first = sorted(tried, key=lambda setting: _order(tried[setting]), reverse=True)
+        best_first = sorted(tried, key=tried.__getitem__, reverse=True)
         lines.setdefault(TRIED, []).extend(f"{setting}: {_percent(tried[setting])}" for setting in best_first)
     facts = {}
     if result.at_edge:
@@ -173,11 +172,6 @@ def _facts(result: Result) -> dict[str, list[str]]:
     facts["cost"] = _words(result.cost)
     facts |= {PROVENANCE.get(str(key), str(key)): _words(value) for key, value in result.provenance.items()}
     return lines | {key: [text] for key, text in facts.items()}
-
-
-def _order(accuracy: object) -> float:
-    """The key to sort by; what is no number, in a stranger's file, comes last."""
-    return accuracy if isinstance(accuracy, int | float) else -math.inf
 
 
 def _statistic(values: Mapping[str, float], episodes: int) -> str:
@@ -223,7 +217,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
 
     def record(name: str) -> dict[str, Any]:
         over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
-        classes = comparison.over_classes.get(name, NO_ESTIMATE).interval
+        classes = comparison.over_classes.get(name, NONE).interval
         return {
             "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6),
             "p": None if math.isnan(over.p) else over.p,

@@ -21,8 +21,6 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.metrics import Estimate
 
 ONE = "one"  # a single value: one order, support set and seed
-HEADINGS = {ONE: "a single one", "order": "order", "support": "support", "seed": "seed",
-            "seed by order": "seed by order", "rest": "rest"}  # fmt: skip
 NOTES = [
     "Standard deviations in points, with 95% intervals: of a single value (one order of the classes, one support set, "
     "one seed), and of what it is made of. docs/statistics.md has the model."
@@ -129,7 +127,7 @@ def _columns(board: Board, heading: str) -> list[Column[Split]]:
             values = _deviations(entry.parts[part]) if part in entry.parts else (math.nan,) * 3
             return {name + end: rounded(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
 
-        return Column(HEADINGS[part], text, fields, drop=(*PARTS, ONE)[::-1].index(part))
+        return Column("a single one" if part == ONE else part, text, fields, drop=(*PARTS, ONE)[::-1].index(part))
 
     def mean(entry: Split) -> dict[str, float | int | str | None]:
         return {"task": board.name, "mean": rounded(entry.mean.mean), "interval": rounded(entry.mean.interval),

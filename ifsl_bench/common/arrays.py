@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,20 @@ def release(array: np.ndarray) -> None:
     mapped = getattr(array, "_mmap", None)
     if mapped is not None and hasattr(mapped, "madvise"):
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def releasing(array: np.ndarray) -> Callable[[int], None]:
+    """A function to be told of bytes as they are written to an array, which releases it after each 64 MB."""
+    held = 0
+
+    def written(count: int) -> None:
+        nonlocal held
+        held += count
+        if held >= 1 << 26:
+            release(array)
+            held = 0
+
+    return written
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:

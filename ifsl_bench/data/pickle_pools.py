@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ifsl_bench.common.arrays import release
+from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem
 from ifsl_bench.data.read.decode_many import Item, digest_of
@@ -20,7 +20,7 @@ SHAPE = (SIZE, SIZE, 3)
 
 
 Rows = Mapping[str, Sequence[int]]  # class -> rows of the source array or list, in the order they are to have
-_BLOCK, _RELEASE = 256, 1 << 28  # rows copied at a time; bytes written between two releases of the pool's pages
+_BLOCK = 256  # rows copied at a time
 
 
 def required(tree: FileTree, name: str, what: str) -> Entry:
@@ -131,36 +131,21 @@ def copy_pools(
     total = sum(len(rows) for groups in pools.values() for rows in groups.values())
     with to.reporter.stage(f"importing {total:,} images", total) as stage:
         for pool, groups in pools.items():
+            counts = [len(group) for group in groups.values()]
             if to.writer.has(pool):
-                stage.advance(sum(map(len, groups.values())))
-            else:
-                _copy_rows(to, pool, groups, arrays[pool], stage.advance, shape, digests)
-
-
-def _copy_rows(
-    to: Import,
-    pool: str,
-    groups: Rows,
-    source: np.ndarray,
-    advance: Callable[[int], None],
-    shape: tuple[int, int, int],
-    digests: bool,
-) -> None:
-    rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
-    labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups.values()])
-    with to.writer.pool(pool, labels, tuple(groups), shape) as images:
-        written = 0
-        for start in range(0, len(rows), _BLOCK):
-            block = source[rows[start : start + _BLOCK]]
-            images[start : start + len(block)] = block
-            written += block.nbytes
-            if written >= _RELEASE:
-                release(images)
-                written = 0
-            advance(len(block))
-        if digests:
-            np.save(to.writer.side_file(pool), np.array([digest_of(image) for image in images], np.uint64))
-        to.bytes_read += images.nbytes
+                stage.advance(sum(counts))
+                continue
+            rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
+            with to.writer.pool(pool, np.repeat(np.arange(len(counts)), counts), tuple(groups), shape) as images:
+                written = releasing(images)
+                for start in range(0, len(rows), _BLOCK):
+                    block = arrays[pool][rows[start : start + _BLOCK]]
+                    images[start : start + len(block)] = block
+                    written(block.nbytes)
+                    stage.advance(len(block))
+                if digests:
+                    np.save(to.writer.side_file(pool), np.array([digest_of(image) for image in images], np.uint64))
+                to.bytes_read += images.nbytes
 
 
 def items_of(where: str, groups: Rows) -> dict[str, list[ListItem]]:

@@ -188,7 +188,15 @@ def build(
         writer = Writer(partial, keys)
         try:
             fill(writer)
-            write_sealed(partial / "manifest.json", _manifest(writer, name, recipe, about))
+            _check_sides(writer.pools)
+            manifest = {
+                "name": name,
+                "recipe": recipe,
+                "fingerprint": fingerprint(writer.pools, bool(about.get("partial"))),
+                "about": about,
+                "pools": writer.pools,
+            }
+            write_sealed(partial / "manifest.json", manifest)
         except BaseException:
             with suppress(OSError):
                 writer.discard_incomplete()
@@ -197,17 +205,6 @@ def build(
         with suppress(OSError):
             path.unlink(missing_ok=True)
     return open_dataset(folder)
-
-
-def _manifest(writer: Writer, name: str, recipe: str, about: dict[str, Any]) -> dict[str, Any]:
-    _check_sides(writer.pools)
-    return {
-        "name": name,
-        "recipe": recipe,
-        "fingerprint": fingerprint(writer.pools, bool(about.get("partial"))),
-        "about": about,
-        "pools": writer.pools,
-    }
 
 
 def _check_sides(pools: dict[str, dict[str, Any]]) -> None:

@@ -19,9 +19,9 @@ from ifsl_bench.backbone.features import (
     base_classifier,
     class_moments,
     compute_features,
-    computed_at,
     feature_pool,
     images_of,
+    recorded,
 )
 from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, on_linear, open_pretrained
@@ -153,7 +153,7 @@ class PreparedTask:
         for pool, views in self._features:
             origin = self.dataset.origin(pool)
             folder = bank_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
-            if place := computed_at(folder):
+            if place := str(recorded(folder).get("place", "")):
                 places[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
         return {"features": next(iter(places.values()))} if len(set(places.values())) == 1 else places
 

@@ -75,13 +75,9 @@ def draw(
     axes.set_xticks(sorted(boards))
     grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in looks], names, wide)
-    return figure, [*(_alone(lines) if labels else []), *_uneven(names, shared)]
-
-
-def _alone(lines: dict[tuple[str, str], dict[int, Row]]) -> list[str]:
-    single = [row for line in lines.values() if len(line) < 2 for row in line.values()]
-    names = ", ".join(row.full_name for row in single)
-    return [f"known for only one number of base classes: {names}"] if single else []
+    alone = [row.full_name for line in lines.values() if len(line) < 2 for row in line.values()]
+    notes = [f"known for only one number of base classes: {', '.join(alone)}"] if labels and alone else []
+    return figure, [*notes, *_uneven(names, shared)]
 
 
 def _uneven(names: Sequence[str], lines: Sequence[dict[int, Row]]) -> list[str]:

@@ -26,8 +26,6 @@ AT_ONCE = 65536  # points that a method is asked for
 ROOM = 27  # points around the name of a region
 BORDER = 0.7  # points of a paper, of a line between regions
 GREY, BASE = "#9A9A9A", "#E6E6E6"
-WAYS = tuple(colour for colour in COLOURS if colour != "#808080")  # grey is for base classes
-
 
 DOT: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgewidth": 0}
 MARKS: list[Mark] = [
@@ -138,7 +136,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
 
 def way_look(way: int) -> dict[str, Any]:
     """Colour and marker of the points of a novel class, by its place in the episode."""
-    return {"color": WAYS[way % len(WAYS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
+    return {"color": COLOURS[way % len(COLOURS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
             "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip
 
 
@@ -159,7 +157,9 @@ def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
     base_count, episode = len(plane.episode.base_classes), plane.episode
     labels = plane.after if after else plane.before
     kinds = np.where(labels < base_count, 0, labels - base_count + 1)
-    light = [(1 - 0.4 * (1 - np.array(to_rgb(WAYS[way % len(WAYS)])))).tolist() for way in range(len(episode.classes))]
+    light = [
+        (1 - 0.4 * (1 - np.array(to_rgb(COLOURS[way % len(COLOURS)])))).tolist() for way in range(len(episode.classes))
+    ]
     extent = (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1])
     axes.imshow(kinds, cmap=ListedColormap([BASE, *light]), vmin=-0.5, vmax=len(light) + 0.5, origin="lower",
                 extent=extent, aspect="auto", interpolation="nearest", gid="regions")  # fmt: skip

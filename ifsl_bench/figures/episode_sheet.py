@@ -71,7 +71,9 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
     y = _legend(axes, answers, width, f"{task.name}, test episode {int(episode.drawn.index[0])}")
     y = _key(sheet, y, len(answers))
     y = _support(sheet, y, episode, width, ROOMY if wide else NARROW)
-    parts = _order(episode)
+    order = np.argsort(episode.labels.numpy(), kind="stable")
+    is_novel = episode.drawn.query_novel[0].cpu().numpy()[order]
+    parts = order[is_novel], order[~is_novel]
     most = max(map(len, parts))
     across = math.ceil(most / math.ceil(most / int((width - EDGE) / CELL)))  # evenly: the last line is not empty
     cell_width = min((width - EDGE) / across, 2 * CELL)
@@ -179,19 +181,6 @@ def _small(label: str) -> dict[str, Any]:
     return dots(label) | {"markersize": 3}
 
 
-def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
-    """Queries of novel and of base classes, by label."""
-    order = np.argsort(episode.labels.numpy(), kind="stable")
-    novel = episode.drawn.query_novel[0].cpu().numpy()[order]
-    return order[novel], order[~novel]
-
-
-def _beside(answers: Sequence[Answered], width: float) -> int:
-    """The number of legend entries that fit beside each other."""
-    widest = max(width_of(_entry(answer)) for answer in answers) + 0.3
-    return max(1, int(width / widest))
-
-
 def _entry(answer: Answered) -> str:
     right = answer.episode.right
     return f"{text_of(answer.label)}: {int(right.sum())} of {len(right)} right"
@@ -199,7 +188,7 @@ def _entry(answer: Answered) -> str:
 
 def _legend(axes: Axes, answers: Sequence[Answered], width: float, title: str) -> float:
     axes.text(EDGE, LABEL / 2, title, va="center", fontsize=TITLE)
-    beside = _beside(answers, width)
+    beside = max(1, int(width / (max(width_of(_entry(answer)) for answer in answers) + 0.3)))
     for i, answer in enumerate(answers):
         x, y = i % beside * width / beside + 0.1, LABEL * (1 + i // beside) + LABEL / 2
         axes.plot(x, y, **dots(answer.label), clip_on=False)

@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.figures.models import check_trained, jobs_of, open_model
-from ifsl_bench.figures.style import FAINT, drawn, grid, hollow, legend_below, legend_height, new_panels, styled
+from ifsl_bench.figures.style import FAINT, drawn, grid, legend_below, legend_height, new_panels, styled
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.jobs.training import fresh, to_evaluate
@@ -157,7 +157,8 @@ def _look(course: Course, row: int) -> dict[str, Any]:
     if not course.unrolled:
         return look
     dashes = [style for style in DASHES if style != look["linestyle"]]
-    return look | hollow(course.label) | {"linestyle": dashes[(row - 1) % len(dashes)]}
+    hollow = {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
+    return look | hollow | {"linestyle": dashes[(row - 1) % len(dashes)]}
 
 
 def _panel(axes: Axes, courses: Sequence[Course]) -> None:

@@ -65,7 +65,8 @@ def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure,
         if i != j and cell >= NUMBER:
             dark = differs[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
             box = None if differs[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            axes.text(j + 0.5, i + 0.5, _number(float(values[i, j])), ha="center", va="center", bbox=box,
+            number = f"{values[i, j]:+.1f}".replace("-", "\N{MINUS SIGN}")
+            axes.text(j + 0.5, i + 0.5, "0.0" if number[1:] == "0.0" else number, ha="center", va="center", bbox=box,
                       color="white" if dark else "black")  # fmt: skip
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names)
@@ -83,11 +84,6 @@ def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure,
         f"left out, having fewer than {SEEDS} seeds (--method names them)": [row.full_name for row in out],
     }
     return figure, [f"{note}: {', '.join(which)}" for note, which in notes.items() if which]
-
-
-def _number(value: float) -> str:
-    text = f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
-    return "0.0" if text[1:] == "0.0" else text
 
 
 def differences(board: Board, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from ifsl_bench.board.boards import Board
 from ifsl_bench.board.looks import COLOURS
 from ifsl_bench.board.measured import Row, lazy_rows
 from ifsl_bench.board.session_variance import PARTS
-from ifsl_bench.board.variance_table import ONE, Split, splits_of_differences, splits_of_rows
+from ifsl_bench.board.variance_table import ONE, splits_of_differences, splits_of_rows
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import by_accuracy, named_looks, names_of
 from ifsl_bench.figures.style import (
@@ -145,7 +145,9 @@ def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
             width = 100 * split.parts[part].value / total if part in split.parts else 0.0
             axes.barh(at, width, left=left, height=0.7, color=COLOUR_OF[part], linewidth=0, gid=f"{part} {at}")
             left += width
-        axes.text(102, at, _spread(split), va="center", color=DARK, gid=f"said {at}")
+        wrong = f", wrong {100 * split.sign.chance:.0f}%" if split.sign else ""
+        text = f"sd {split.parts[ONE].value ** 0.5:.2f}{wrong}"
+        axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
     lines_of_rows(axes, [text_of(label) for label in labels])
     axes.set_yticks(places, [text_of(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
@@ -153,8 +155,3 @@ def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         axes.text(0, len(rows), text_of(f"{names[rows[0].a]} minus"), va="center", color=DARK)
     legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts, wide)
     return figure, [SAID]
-
-
-def _spread(split: Split) -> str:
-    text = f"sd {split.parts[ONE].value ** 0.5:.2f}"
-    return text + (f", wrong {100 * split.sign.chance:.0f}%" if split.sign else "")

@@ -156,12 +156,6 @@ def dots(label: str) -> dict[str, Any]:
     return drawn(label) | {"linestyle": "none"}
 
 
-def hollow(label: str) -> dict[str, Any]:
-    """The look of points of which something is not known."""
-    look = dots(label)
-    return look | {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
-
-
 def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
     """The looks of rows that are drawn beside each other: those of :func:`ifsl_bench.board.looks.looks_of`.
 

@@ -40,7 +40,9 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
     if len(curves) < len(rows):
         raise UserError(f"{board.name}: its rows have no base-novel curves, since no validation episodes can be drawn")
-    points, calibrated = np.array([_point(row) for row in rows]), np.array([calibrated_point(row) for row in rows])
+    summaries = [row.summary() for row in rows]
+    points = np.array([[values[name].mean for name in ("base_joint", "novel_joint")] for values in summaries])
+    calibrated = np.array([calibrated_point(row) for row in rows])
     keys = {
         "with one bias (cal.)": _hollow({"color": DARK, "marker": "o", "linestyle": "none"}),
         "equal Acc.": {"color": FAINT, "linewidth": 0.8},
@@ -63,11 +65,6 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         return figure, []
     return figure, [f"{len(rows)} rows are close together in one column: --wide gives them room, --method "
                     f"{rows[0].label},... draws some of them"]  # fmt: skip
-
-
-def _point(row: Row) -> tuple[float, float]:
-    values = row.summary()
-    return values["base_joint"].mean, values["novel_joint"].mean
 
 
 def _hollow(look: dict[str, Any]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def to_learn2learn(
         "val": spec.evaluation.validation_episodes,
         "test": spec.evaluation.episodes,
     }
-    normalise = Normalise(spec.dataset, prepared.dataset.shape[-1], work.device)
+    normalise = Normalise(spec.dataset, prepared.dataset.shape, work.device)
     convert = partial(_each, transform) if transform else partial(_normalised, normalise)
 
     def tasks(side: Side) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from ifsl_bench.backbone.contract import is_frozen
 from ifsl_bench.backbone.device import Place
-from ifsl_bench.backbone.features import BATCH, bank_folder, is_computed
+from ifsl_bench.backbone.features import BATCH, bank_folder, recorded
 from ifsl_bench.backbone.pretrained import (
     HeadKind,
     features_key,
@@ -279,7 +279,8 @@ class Features(Stage):
         return [self.backbone]
 
     def cached(self, home: Home) -> bool:
-        return is_computed(home.features / self.key(home), features_sha256(home, self.backbone.key(home)))
+        there, weights = recorded(home.features / self.key(home)), features_sha256(home, self.backbone.key(home))
+        return weights is not None and there.get("pretraining_sha256") == weights
 
     def place(self, work: Workspace) -> Place:
         return work.place("features")

@@ -301,12 +301,9 @@ def _variance(row: Row) -> dict[str, float]:
         return {}
 
 
-def _validation(training: dict[str, object]) -> list[list[float]]:
+def _validation(training: dict[str, Any]) -> list[list[float]]:
     """Steps, and the accuracy on validation episodes at each, in percent."""
-    history = training.get("validation")
-    if not isinstance(history, dict):
-        return [[], []]
-    points = sorted((int(step), round(float(value), 2)) for step, value in history.items())
+    points = sorted((int(step), round(float(value), 2)) for step, value in training.get("validation", {}).items())
     return [[step for step, _ in points], [value for _, value in points]]
 
 

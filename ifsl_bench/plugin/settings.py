@@ -74,6 +74,8 @@ def _beyond(value: float, end: float) -> float:
 
 Point = dict[str, Any]  # option -> value
 PAIR = 2  # settings of a later round: below the best one and above it
+# Without 5, whose root is that of the golden section; 95, more than any method has options.
+PRIMES = [number for number in range(2, 500) if number != 5 and all(number % n for n in range(2, number))]
 HALVINGS = 4  # of the distance between these and the best, for each option
 
 
@@ -116,20 +118,9 @@ def later_rounds(space: Space, trials: int) -> int:
 def spread(space: Space, count: int) -> list[Point]:
     """``count`` points that fill the space evenly: multiples of an irrational number for each option, modulo 1
     (Richtmyer's sequence, 1951); of the golden section for the first option, for which they are most even."""
-    steps = [(math.sqrt(5) - 1) / 2, *(math.sqrt(prime) % 1 for prime in _primes(len(space)))]
+    steps = [(math.sqrt(5) - 1) / 2, *(math.sqrt(prime) % 1 for prime in PRIMES)]
     shares = [[(0.5 + i * step) % 1 for step in steps] for i in range(count)]
     return [{key: space[key].at(u) for key, u in zip(space, row, strict=False)} for row in shares]
-
-
-def _primes(count: int) -> list[int]:
-    """The first so many primes without 5, whose root is that of the golden section."""
-    primes: list[int] = []
-    number = 2
-    while len(primes) < count:
-        if number != 5 and all(number % prime for prime in (*primes, 5) if prime < number):
-            primes.append(number)
-        number += 1
-    return primes
 
 
 def _each_once(points: Sequence[Point]) -> list[Point]:

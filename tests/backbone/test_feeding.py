@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ifsl_bench.backbone import feeding
 from ifsl_bench.backbone.feeding import DeviceFeed, HostFeed, draw_epoch
-from ifsl_bench.backbone.networks import make_normalise
+from ifsl_bench.backbone.networks import Normalise
 from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocol.task import DataSpec, Pretraining, Schedule
@@ -41,7 +41,7 @@ def seen(feed, epoch) -> list[tuple[torch.Tensor, torch.Tensor]]:
 )
 def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
     """Bit for bit, on a device that is the CPU."""
-    images, normalise = pool(shape), make_normalise(IMAGES if len(shape) == 3 else DataSpec(name="x"), shape, CPU)
+    images, normalise = pool(shape), Normalise(IMAGES if len(shape) == 3 else DataSpec(name="x"), shape, CPU)
     epoch = draw_epoch(images, spec, 3, 1, 8, 3, ALONE)
     expected = seen(HostFeed(images, normalise), epoch)
     found = seen(DeviceFeed(images, normalise, CPU, resident), epoch)
@@ -54,7 +54,7 @@ def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
 
 @pytest.mark.parametrize(("size", "parts"), [(2, [4, 4]), (3, [2, 3, 3]), (8, [1] * 8)])
 def test_processes_share_the_batches_of_one(size, parts):
-    images, normalise = pool(), make_normalise(IMAGES, (8, 7, 3), CPU)
+    images, normalise = pool(), Normalise(IMAGES, (8, 7, 3), CPU)
     whole = seen(HostFeed(images, normalise), draw_epoch(images, SPEC, 3, 1, 8, 3, ALONE))
     shared = [
         seen(HostFeed(images, normalise), draw_epoch(images, SPEC, 3, 1, 8, 3, World(rank, size)))
@@ -94,7 +94,7 @@ class Crossings(TorchDispatchMode):
 def test_transfers_of_an_epoch_are_one_and_one_a_step_where_the_images_are_not_there(resident, transfers):
     """On PyTorch's device without memory, ``meta``, on which a wait for a value is an error."""
     images, device = pool(), torch.device("meta")
-    feed = DeviceFeed(images, make_normalise(IMAGES, (8, 7, 3), device), device, resident)
+    feed = DeviceFeed(images, Normalise(IMAGES, (8, 7, 3), device), device, resident)
     with Crossings() as crossings:
         found = seen(feed, draw_epoch(images, SPEC, 3, 1, 8, 3, ALONE))
     assert [tuple(inputs.shape) for inputs, _ in found] == [(8, 3, 8, 7)] * 3

@@ -39,7 +39,9 @@ def test_a_device_cuts_the_same_images_as_the_cpu(padding, flip):
 
 def test_normalise():
     images = torch.randint(0, 256, (4, 5, 6, 3), dtype=torch.uint8)
-    out = Normalise(DataSpec(name="x", mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0)), 3, torch.device("cpu"))(images)
+    out = Normalise(DataSpec(name="x", mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0)), (1, 1, 3), torch.device("cpu"))(
+        images
+    )
     expected = (images.double() / 255 - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 2.0])
     # three float32 operations on values up to 4
     torch.testing.assert_close(out.double(), expected.permute(0, 3, 1, 2), atol=1e-5, rtol=1e-5)

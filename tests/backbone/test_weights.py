@@ -209,7 +209,6 @@ def test_a_damaged_file_of_the_package_is_refused_by_name(packaged, other):
         (lambda v: v["info"].update(device="\x1b[2J"), "texts that cannot be printed"),
         (lambda v: v["info"].update(device="x" * 301), "length <= 300 - at `$.device`"),
         (lambda v: v["info"].update(seed=True), "got `bool` - at `$.seed`"),
-        (lambda v: v["info"].update(seed=7), "it says two seeds"),
         (lambda v: v["info"].update(finished=False), "no finished pretraining"),
         (lambda v: v["info"].update(rounded="int4"), "Invalid enum value 'int4' - at `$.rounded`"),
         (lambda v: v["info"].update(seconds=1e300), "<= 10000000000.0 - at `$.seconds`"),
@@ -252,9 +251,6 @@ def _tensors(name: str, value: torch.Tensor):
         (lambda path: path.write_bytes((90).to_bytes(8, "little") + b"[" * 90), "its header is no JSON"),
         (lambda path: path.write_bytes((1 << 20).to_bytes(8, "little") + b"[" * (1 << 20)), "its header is no JSON"),
         (lambda path: path.write_bytes(save({"x": torch.zeros(3)})), "does not say its pretraining"),
-        (_tensors("head.weight", torch.full((8, 16), float("nan"))), "'head.weight' is not finite"),
-        (_tensors("head.weight", torch.zeros(8)), "no base classifier"),
-        (_tensors("x", torch.zeros(8, dtype=torch.float64)), "tensors of type 'F64'"),
         (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
         (lambda path: path.unlink(), "there is no"),
     ],
@@ -266,20 +262,6 @@ def test_hostile_files_are_refused_in_one_line(exported, other, call, change, sa
     assert said in err
     assert len(err.splitlines()) == 1
     assert not list(other.cache.rglob("*.safetensors"))
-
-
-def test_tensors_that_are_described_in_two_ways_are_refused(exported):
-    """Other tools would read other weights than we."""
-    path = exported[1]
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    begin, end = header["head.weight"]["data_offsets"]
-    header["head.weight"]["shape"] = [(end - begin) // 2]
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-    with pytest.raises(CorruptFile, match="describes its tensors in two ways"):
-        read_weights(path)
 
 
 def test_weights_of_another_network_are_refused_where_they_are_used(exported, other):

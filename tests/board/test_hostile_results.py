@@ -15,9 +15,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ifsl_bench.board.boards import load_board, unfit
-from ifsl_bench.board.latex import escaped
 from ifsl_bench.board.measured import mismatch
-from ifsl_bench.board.render import FORMATS, READERS, prose, render
+from ifsl_bench.board.render import FORMATS, READERS, escaped, prose, render
 from ifsl_bench.board.result_file import Result, parse, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.board.show import facts_of

@@ -33,9 +33,9 @@ EXPECTED = {
                 "note",
     "latex": "% title\n\n"
              "\\begin{tabular}{lll}\n\\toprule\n"
-             " name   & value   & said   \\\\\n\\midrule\n"
-             " a      & 1.2 $\\pm$ 1 & yes    \\\\\n"
-             " b      & 0.5 $\\pm$ 1 & yes    \\\\\n"
+             "name & value & said \\\\\n\\midrule\n"
+             "a & 1.2 $\\pm$ 1 & yes \\\\\n"
+             "b & 0.5 $\\pm$ 1 & yes \\\\\n"
              "\\bottomrule\n\\end{tabular}\n\n"
              "% note",
     "csv": "name,value,seeds\na,1.25,1 2\nb,0.5,",
@@ -98,4 +98,4 @@ def test_latex_has_minus_signs_and_leaves_names_and_ranks_as_they_are():
     assert "$-$0.10  +0.20" in text
     assert "2-7" in text
     assert "my-Delta.a=1,-2" in text
-    assert "\n {}[red]x" in text
+    assert "\n{}[red]x" in text

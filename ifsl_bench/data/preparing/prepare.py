@@ -34,7 +34,12 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
         UserError: the data have to be obtained first, or are not the ones that the task is pinned to.
         CorruptFile: the cached copy is damaged and cannot be rebuilt without its source.
     """
-    dataset = _ensure(home, spec, reporter)
+    dataset = pinned(home, spec)
+    if dataset is None and is_made_here(spec.name):
+        source = datasets.dataset_source(spec.name)
+        dataset = _prepared(home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter))
+    if dataset is None and (dataset := prepared(home, spec.name)) is None:
+        raise UserError(not_prepared(home, spec))
     if spec.fingerprint and dataset.fingerprint != spec.fingerprint:
         raise UserError(
             f"data set {spec.name!r} in {dataset.folder} has fingerprint {dataset.fingerprint[:16]}, the task is "
@@ -43,17 +48,6 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
         )
     mark_used(dataset.folder / "manifest.json")
     return dataset
-
-
-def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
-    if (dataset := pinned(home, spec)) is not None:
-        return dataset
-    if is_made_here(spec.name):
-        source = datasets.dataset_source(spec.name)
-        return _prepared(home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter))
-    if (ready := prepared(home, spec.name)) is not None:
-        return ready
-    raise UserError(not_prepared(home, spec))
 
 
 def prepare(

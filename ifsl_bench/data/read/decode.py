@@ -146,16 +146,9 @@ def rgb(image: Image.Image, form: str | None = None) -> Image.Image:
         kind = "32-bit" if image.mode == "I" else "floating-point"
         raise BadImage(f"its pixels are {kind} numbers of unknown range")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        return _on_white(image)
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    """An image with transparency as RGB."""
-    from PIL import Image
-
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
 
 
 def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 import loky
 import numpy as np
 
-from ifsl_bench.common.arrays import release
+from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_sized, formats
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 
-_RELEASE = 1 << 26  # bytes written between two releases of the array's pages
 _CHUNK = 32  # images that a thread takes at a time
 
 Item = tuple[int, str, Callable[[], bytes]]  # row, how messages name the image, how to read its encoded content
@@ -53,7 +52,7 @@ def decode_into(
         items: of each image; it is read in a thread, which may raise :class:`BadImage`.
         advance: called with a number of finished images now and then, from this thread.
     """
-    result, written = Decoded(np.zeros(len(out), np.uint64)), 0
+    result, written = Decoded(np.zeros(len(out), np.uint64)), releasing(out)
     sizes, sides = np.zeros(len(out), np.int64), np.full(len(out), spec.size)  # bytes, and the shorter one in pixels
     formats()
 
@@ -74,10 +73,7 @@ def decode_into(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata
             for count in _in_order(pool, work, items):
-                written += count * 3 * spec.size**2
-                if written >= _RELEASE:
-                    release(out)
-                    written = 0
+                written(count * 3 * spec.size**2)
                 if advance:
                     advance(count)
     finally:

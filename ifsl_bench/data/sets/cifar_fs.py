@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,7 +46,13 @@ class Cifar100(Form):
 
     def build(self, to: Import) -> None:
         entries = _entries(to.files)
-        names = _names(load_dict(to.files, entries[META], ("fine_label_names",)), to.files.where(entries[META]))
+        where = to.files.where(entries[META])
+        names = names_of(load_dict(to.files, entries[META], ("fine_label_names",))["fine_label_names"],
+                         "'fine_label_names'", where)  # fmt: skip
+        if strange := sorted(set(names) - sides().keys()):
+            raise UserError(f"{where} names a class {strange[0]!r}, which is none of CIFAR-100's")
+        if len(set(names)) < len(names):
+            raise UserError(f"{where} gives two labels one name")
         arrays, labels = [], []
         for entry in (entries[part] for part in PARTS):
             where = to.files.where(entry)
@@ -97,16 +103,6 @@ def _entries(tree: FileTree) -> dict[str, Entry]:
             f"{tree.path} lacks {' and '.join(missing)}, a part of {Cifar100.title}; get cifar-100-python.tar.gz again"
         )
     return {name: files[name] for name in (*PARTS, META)}
-
-
-def _names(value: Mapping[str, Any], where: str) -> list[str]:
-    """The class of each label."""
-    names = names_of(value["fine_label_names"], "'fine_label_names'", where)
-    if strange := sorted(set(names) - sides().keys()):
-        raise UserError(f"{where} names a class {strange[0]!r}, which is none of CIFAR-100's")
-    if len(set(names)) < len(names):
-        raise UserError(f"{where} gives two labels one name")
-    return names
 
 
 class CifarFS(PublishedData, Downloadable):

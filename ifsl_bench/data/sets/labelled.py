@@ -8,13 +8,13 @@ twice and kept never: first to learn its label, size and range, then to be writt
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.common.arrays import release
+from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
@@ -29,7 +29,6 @@ POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an obje
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
 # Class of learn2learn -> the data set that its files make, and where they lie below the root that it was given.
 FILES = {"MiniImagenet": ("mini-imagenet-held-out", "."), "TieredImagenet": ("tiered-imagenet-2018", "tiered-imagenet")}
-_RELEASE = 1 << 28  # bytes written between two releases of the pool's pages
 _EXACT = 1e-3  # how far 255 times a float may be from a whole number
 
 
@@ -195,6 +194,14 @@ class Side:
             hash(label)
         return image, label
 
+    def read_again(self, place: int) -> np.ndarray:
+        """An image that was looked at; raises :class:`UserError` where it is another one now."""
+        image, _ = self.read(place)
+        if _digest(image) != self.digests[place]:
+            raise UserError(f"{self.image_name(place)} is another one each time it is read; leave what is random out "
+                            "of the data set's transform")  # fmt: skip
+        return image
+
     def survey(self) -> Iterator[tuple[np.ndarray, str]]:
         """Every image [H, W, C] and what messages call it, while labels and digests are collected.
 
@@ -271,35 +278,19 @@ class LabelledObjects:
         done = sum(count.images for pool, count in counts.items() if to.writer.has(pool))
         with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
             for pool, files in pools.items():
-                if not to.writer.has(pool):
-                    self._write(to, pool, files, side_of[next(iter(files))], stage.advance)
+                if to.writer.has(pool):
+                    continue
+                side = side_of[next(iter(files))]
+                places = np.array([item.index for items in files.values() for item in items], np.int64)
+                labels = np.repeat(np.arange(len(files)), [len(items) for items in files.values()])
+                with to.writer.pool(pool, labels, tuple(files), self.shape) as images:
+                    written = releasing(images)
+                    for row, place in enumerate(places.tolist()):
+                        images[row] = self.range.to_bytes(side.read_again(place))
+                        written(images[row].nbytes)
+                        stage.advance(1)
+                    np.save(to.writer.side_file(pool), side.digests[places])
         note_duplicates(to, pools)
-
-    def _write(
-        self,
-        to: Import,
-        pool: str,
-        classes: Mapping[str, Sequence[ListItem]],
-        side: Side,
-        advance: Callable[[int], None],
-    ) -> None:
-        """Writes a pool, having seen that each image is the one that was looked at."""
-        places = np.array([item.index for items in classes.values() for item in items], np.int64)
-        labels = np.repeat(np.arange(len(classes)), [len(items) for items in classes.values()])
-        with to.writer.pool(pool, labels, tuple(classes), self.shape) as images:
-            written = 0
-            for row, place in enumerate(places.tolist()):
-                image, _ = side.read(place)
-                if _digest(image) != side.digests[place]:
-                    raise UserError(f"{side.image_name(place)} is another one each time it is read; leave what is "
-                                    "random out of the data set's transform")  # fmt: skip
-                images[row] = self.range.to_bytes(image)
-                written += images[row].nbytes
-                if written >= _RELEASE:
-                    release(images)
-                    written = 0
-                advance(1)
-            np.save(to.writer.side_file(pool), side.digests[places])
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -32,10 +32,6 @@ def sides() -> Mapping[str, str]:
     return {wnid: _SIDES[side] for wnid, side in sorted(columns("tiny-tiered.csv", "wnid", "split").items())}
 
 
-def _named(match: re.Match[str]) -> tuple[str, str]:
-    return match[1], f"{match[1]}_{int(match[2])}.JPEG"
-
-
 class _TrainFolder(Form):
     title: ClassVar[str] = "Tiny-ImageNet's download (train/<wnid>/images/<wnid>_<number>.JPEG)"
 
@@ -46,8 +42,11 @@ class _TrainFolder(Form):
         return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
     def build(self, to: Import) -> None:
+        def named(match: re.Match[str]) -> tuple[str, str]:
+            return match[1], f"{match[1]}_{int(match[2])}.JPEG"
+
         images = {}
-        for wnid, paths in find_images(to.files, _IMAGE, _named, sides(), "Tiny-ImageNet").items():
+        for wnid, paths in find_images(to.files, _IMAGE, named, sides(), "Tiny-ImageNet").items():
             images[wnid] = [paths[name] for name in sorted(paths, key=natural)][: self.most.get(sides()[wnid])]
         there = divide(images, sides())
         pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
