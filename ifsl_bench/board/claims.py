@@ -31,7 +31,6 @@ from ifsl_bench.board.result_folder import CLAIMS, packaged_root
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.plugin.printed_rows import LAZY
 
@@ -125,7 +124,7 @@ def read_claims(path: Path) -> dict[str, Claim]:
     Raises:
         UserError: it cannot be read, or has an unknown key or a value of another type.
     """
-    raw = parsed(text_of(path, "file of claims", TASK_FILE), str(path), TASK_FILE)
+    raw = parsed(text_of(path, "file of claims"), str(path))
     keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
     claims = held(raw, dict[str, Claim], str(path), keys)
     for name, claim in claims.items():

@@ -19,7 +19,6 @@ import msgspec
 
 from ifsl_bench.board.result_folder import CLAIMS
 from ifsl_bench.common.errors import UserError, is_printable, unknown
-from ifsl_bench.common.limits import CAMPAIGN_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
@@ -77,7 +76,7 @@ def read_campaign(file: str, request: Request) -> Campaign:
         UserError: no such file, or one that is wrong; the message names it and the key.
     """
     path = _located(file)
-    campaign = parse(text_of(path, "campaign", CAMPAIGN_FILE), file, path.absolute().parent)
+    campaign = parse(text_of(path, "campaign"), file, path.absolute().parent)
     here = Path.cwd()
     return replace(
         campaign,
@@ -111,7 +110,7 @@ def parse(text: str, where: str, folder: Path) -> Campaign:
     """
     keys = {f.encode_name for kind in (_File, _Run) for f in msgspec.structs.fields(kind)}
     try:
-        file = held(parsed(text, where, CAMPAIGN_FILE), _File, where, keys)
+        file = held(parsed(text, where), _File, where, keys)
     except UserError as error:  # other errors count runs from 1 as well
         raise UserError(re.sub(r"`run\[(\d+)\]", lambda m: f"`run {int(m[1]) + 1}", str(error))) from error
     if not file.run:

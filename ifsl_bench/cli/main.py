@@ -84,14 +84,11 @@ def _guarded(call: Callable[[], Any]) -> int:
             traceback.print_exception(error)
         click.echo(f"ifsl-bench: {error}", err=True)
         return 2
-    except click.exceptions.Abort:
-        click.echo(_interrupted(sys.argv[1:]), err=True)
-        return 130
     except click.ClickException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "ifsl-bench")
         click.echo(f"ifsl-bench: {error.format_message()} ({command} --help lists what there is)", err=True)
         return 2
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo(_interrupted(sys.argv[1:]), err=True)
         return 130
     except (BrokenPipeError, Unheard):

@@ -90,19 +90,9 @@ SPLIT_FILE = Limit(
     "has more than {most} characters; a list of classes is shorter, is it the right file?",
     "A line of 50 characters for each of 20,000 classes is 1 MB. All lines are in memory.",
 )
-TASK_FILE = Limit(
+TOML_FILE = Limit(
     1 << 18,
-    "has more than {most} characters; a task file has a few thousand, is it the right file?",
-    "It is parsed whole, in Python.",
-)
-CAMPAIGN_FILE = Limit(
-    1 << 18,
-    "has more than {most} characters; a campaign has a few thousand, is it the right file?",
-    "It is parsed whole, in Python.",
-)
-CLUSTER_FILE = Limit(
-    1 << 16,
-    "has more than {most} characters; the description of a cluster has a few hundred, is it the right file?",
+    "has more than {most} characters; such a file has a few thousand, is it the right one?",
     "It is parsed whole, in Python.",
 )
 TOML_LINE = Limit(

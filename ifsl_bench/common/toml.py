@@ -13,34 +13,34 @@ import msgspec
 import msgspec.inspect
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import TOML_LINE, Limit, read_text
+from ifsl_bench.common.limits import TOML_FILE, TOML_LINE, read_text
 
 T = TypeVar("T")
 
 
-def text_of(path: Path, what: str, limit: Limit) -> str:
+def text_of(path: Path, what: str) -> str:
     """A file's text.
 
     Args:
         what: how errors call such a file, "task file".
 
     Raises:
-        UserError: it cannot be read, is no text, or is longer than the limit.
+        UserError: it cannot be read, is no text, or is too long.
     """
     try:
-        return read_text(path, limit)
+        return read_text(path, TOML_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read the {what} {path}: {reason}") from error
 
 
-def parsed(text: str, where: str, limit: Limit) -> dict[str, Any]:
+def parsed(text: str, where: str) -> dict[str, Any]:
     """The tables of a file.
 
     Raises:
         UserError: not TOML, or larger than is parsed; ``where`` names it.
     """
-    limit.check(len(text), where)
+    TOML_FILE.check(len(text), where)
     TOML_LINE.check(max((line.count(".") for line in text.split("\n")), default=0), where)
     try:
         return tomllib.loads(text)

@@ -56,15 +56,14 @@ def pretrain_for(
         UserError: whatever is wrong, in one line.
         SystemExit: in a process of several, where another one has said what is wrong.
     """
-    head_kind(head)
-    home = home or Home.locate()
+    kind, home = head_kind(head), home or Home.locate()
     with together(launched) as world:
         chosen = one_task(find(task, home=home), task)
         where = choose_device(device_name(device, launched))
         if compiled and where.type == "cpu":
             raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
         check_backbone(chosen.pretraining)
-        kind, frozen = head_kind(head), is_frozen(chosen.pretraining)
+        frozen = is_frozen(chosen.pretraining)
         if frozen and (world.size > 1 or anew):
             raise UserError(
                 f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "

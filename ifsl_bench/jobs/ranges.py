@@ -9,22 +9,22 @@ measured anew, while a run that was stopped goes on with the ranges that are not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from ifsl_bench.common import packed
 from ifsl_bench.common.building import remove
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import Home, sha256_json
+from ifsl_bench.common.files import Home, sha256_json, write_bytes
 from ifsl_bench.common.own_code import own_code
 from ifsl_bench.common.progress import Mute
-from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import Evaluated
 from ifsl_bench.episodic.prepared import Workspace
@@ -37,8 +37,6 @@ from ifsl_bench.jobs.training import MetaTrain, backbone_of, evaluation_amount, 
 from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
 from ifsl_bench.protocol.calibration import Bias, Calibrated
 from ifsl_bench.protocol.metrics import Counts
-
-Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -86,14 +84,18 @@ class Calibrate(KeptStage):
         return self.needed()
 
     def file(self, home: Home) -> Path:
-        return self.folder(home) / "bias.json"
+        return self.folder(home) / "bias.npz"
 
     def cached(self, home: Home) -> bool:
         return self.read(home) is not None
 
     def read(self, home: Home) -> tuple[Bias | None, str] | None:
         """Reads the bias that was found, if it is there and of the same method; a damaged one is found again."""
-        return _read(self.file(home), self.made_of(home), _bias_of)
+        fields = _read(self.file(home), self.made_of(home))
+        if fields is None:
+            return None
+        bias = _fields(fields, "bias.")
+        return Bias(**bias) if bias else None, fields["why"].item()
 
     def amount(self, data: Outline, work: Workspace) -> Amount:
         return evaluation_amount(self.job, len(self.job.task.evaluation.halves[0]), work)
@@ -106,15 +108,8 @@ class Calibrate(KeptStage):
         answers = check_answers(asked)
         bias, why = ready.bias(work.reporter)
         check_repeated(asked, answers)
-        value = {
-            "made_of": self.made_of(work.home),
-            "bias": bias.value if bias else None,
-            "validation_episodes": bias.validation_episodes if bias else 0,
-            "points": bias.points.tolist() if bias else [],
-            "resampled": bias.resampled.tolist() if bias else [],
-            "why": why,
-        }
-        write_sealed(self.file(work.home), value)
+        fields = {**_named("bias.", vars(bias) if bias else {}), "why": why}
+        _write(self.file(work.home), self.made_of(work.home), fields)
         return bias, why
 
 
@@ -136,7 +131,7 @@ class EvaluateRange(KeptStage):
         return [Calibrate(self.job, self.model)]
 
     def file(self, home: Home) -> Path:
-        return self.folder(home) / f"{self.start}-{self.stop}.json"
+        return self.folder(home) / f"{self.start}-{self.stop}.npz"
 
     def cached(self, home: Home) -> bool:
         if not self.file(home).exists():
@@ -146,12 +141,8 @@ class EvaluateRange(KeptStage):
 
     def read(self, home: Home, bias: Bias | None) -> Part | None:
         """Reads what was found with this bias, if it is of the same method; damaged files are made again."""
-
-        def part(content: dict[str, Any]) -> Part:
-            evaluated = evaluated_of(content, self.stop - self.start, bias)
-            return Part(evaluated, float(content["seconds"]), str(content["place"]), str(content["device"]))
-
-        return _read(self.file(home), self._made_of(home, bias), part)
+        fields = _read(self.file(home), self._made_of(home, bias))
+        return Part(evaluated_of(fields), **_fields(fields, "about.")) if fields else None
 
     def _made_of(self, home: Home, bias: Bias | None) -> str | None:
         made_of = self.made_of(home)
@@ -173,8 +164,8 @@ class EvaluateRange(KeptStage):
         part = ready.part(range(self.start, self.stop), bias, work.reporter, str(self))
         check_repeated(asked, answers)
         about = {"seconds": part.seconds, "place": part.place, "device": part.device}
-        made_of = self._made_of(work.home, bias)
-        write_sealed(self.file(work.home), {"made_of": made_of, **about, **record_of(part.evaluated)})
+        fields = {**_named("about.", about), **record_of(part.evaluated)}
+        _write(self.file(work.home), self._made_of(work.home, bias), fields)
         return part
 
 
@@ -191,57 +182,44 @@ def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
         remove(Calibrate(job, model).folder(home))
 
 
-def _bias_of(content: dict[str, Any]) -> tuple[Bias | None, str]:
-    value = content["bias"]
-    points, resampled = (np.array(content[name], dtype=np.float64) for name in ("points", "resampled"))
-    bias = None if value is None else Bias(float(value), int(content["validation_episodes"]), points, resampled)
-    return bias, str(content["why"])
+def _write(file: Path, made_of: str | None, fields: Mapping[str, Any]) -> None:
+    """Keeps arrays and single values, with what they are made of."""
+    content = io.BytesIO()
+    np.savez(content, made_of=np.array(made_of), **fields)
+    write_bytes(file, content.getvalue())
 
 
-def _read(file: Path, made_of: str | None, read: Callable[[dict[str, Any]], Kept]) -> Kept | None:
+def _read(file: Path, made_of: str | None) -> dict[str, np.ndarray] | None:
     """Reads what a stage left, if it is there, whole, and made of the same."""
     try:
-        content = read_sealed(file)
-        return read(content) if made_of is not None and content.get("made_of") == made_of else None
-    except (FileNotFoundError, CorruptFile, KeyError, TypeError, ValueError):
+        with np.load(file, allow_pickle=False) as content:
+            fields = dict(content)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
+    return fields if made_of is not None and fields["made_of"].item() == made_of else None
+
+
+def _named(prefix: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields under longer names, without those that are None."""
+    return {prefix + name: value for name, value in fields.items() if value is not None}
+
+
+def _fields(fields: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
+    """The fields that :func:`_named` gave a prefix; what is no array as the number or text that it was."""
+    named = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+    return {name: value if value.ndim else value.item() for name, value in named.items()}
 
 
 def record_of(evaluated: Evaluated) -> dict[str, Any]:
-    """Packs it for JSON, bit by bit: counts, statistics, and the hits on the base-novel curve."""
+    """Lists its arrays and numbers by name: counts, statistics, and the hits on the base-novel curve."""
     assert isinstance(evaluated.counts, Counts)  # there are never so many sequences
-    return {
-        "base_queries": evaluated.counts.base_queries,
-        "novel_queries": evaluated.counts.novel_queries,
-        "counts": {name: packed.pack(values) for name, values in evaluated.counts.columns().items()},
-        "statistics": {name: packed.pack(values) for name, values in evaluated.statistics.items()},
-        "curve": evaluated.calibrated.curve[:, 1:].astype(int).tolist() if evaluated.calibrated else [],
-        "resampled": evaluated.calibrated.resampled.tolist() if evaluated.calibrated else [],
-    }
+    calibrated = vars(evaluated.calibrated) if evaluated.calibrated else {}
+    counts, statistics = _named("counts.", vars(evaluated.counts)), _named("statistics.", evaluated.statistics)
+    return {**counts, **statistics, **_named("calibrated.", calibrated)}
 
 
-def evaluated_of(record: Mapping[str, Any], episodes: int, bias: Bias | None) -> Evaluated:
-    """The record of so many episodes, read again.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is none.
-    """
-
-    def arrays(texts: Mapping[str, str]) -> dict[str, np.ndarray]:
-        read = {name: packed.unpack(text, episodes) for name, text in texts.items()}
-        if any(len(values) != episodes for values in read.values()):
-            raise ValueError(f"it is not of {episodes:,} episodes")
-        return read
-
-    hits: dict[str, Any] = arrays(record["counts"])
-    counts = Counts(**hits, base_queries=int(record["base_queries"]), novel_queries=int(record["novel_queries"]))
-    statistics = arrays(record["statistics"])
-    if bias is None:
-        return Evaluated(counts, statistics)
-    base, novel = counts.calibrated_base, counts.calibrated_novel
-    if base is None or novel is None:
-        raise ValueError("it has no hits with a bias")
-    curve = np.concatenate([bias.points[:, None], np.reshape(record["curve"], (-1, 2))], 1)
-    resampled = np.array(record["resampled"], dtype=np.int64).reshape(len(bias.resampled), 2)
-    calibrated = Calibrated(bias.value, bias.validation_episodes, base, novel, curve, resampled)
-    return Evaluated(counts, statistics, None, calibrated)
+def evaluated_of(record: Mapping[str, np.ndarray]) -> Evaluated:
+    """The evaluation of a record, read again."""
+    calibrated = _fields(record, "calibrated.")
+    counts, statistics = Counts(**_fields(record, "counts.")), _fields(record, "statistics.")
+    return Evaluated(counts, statistics, None, Calibrated(**calibrated) if calibrated else None)

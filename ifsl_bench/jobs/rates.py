@@ -6,11 +6,15 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, read_json, write_json
+import msgspec
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home, write_json
 from ifsl_bench.common.locks import locked
 
+Rate = Annotated[float, msgspec.Meta(gt=0)]  # seconds a unit
 # Seconds a unit: medians of the stored results, which two cores made. Units are pixels of images that a network is
 # trained on or asked for, and episodes.
 COARSE: Mapping[str, float] = {"pretraining": 1e-6, "features": 3e-7, "meta-training": 3.3e-3, "evaluation": 2.5e-4}
@@ -36,11 +40,8 @@ class Rates:
         self.measured = self._read()
 
     def _read(self) -> dict[str, dict[str, float]]:
-        with contextlib.suppress(OSError, CorruptFile, UserError):
-            raw = read_json(self.path)
-            if all(isinstance(rates, dict) and all(type(rate) is float and rate > 0 for rate in rates.values())
-                   for rates in raw.values()):  # fmt: skip
-                return dict(raw)
+        with contextlib.suppress(OSError, ValueError):
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, dict[str, Rate]])
         return {}
 
     def seconds(self, amount: Amount | None) -> float | None:

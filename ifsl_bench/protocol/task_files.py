@@ -18,7 +18,6 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.protocol.task import (
     DataSpec,
@@ -69,7 +68,7 @@ def _keys() -> set[str]:
 
 def _read(text: str, where: str) -> TaskFile | _VariantFile:
     """A file's content, held against the schema."""
-    raw = parsed(text, where, TASK_FILE)
+    raw = parsed(text, where)
     kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
     file = held(raw, kind, where, _keys())
     if not file.variants and not getattr(file, "tasks", None):
@@ -150,7 +149,7 @@ def own(home: Home) -> dict[str, Task]:
     """
     tasks: dict[str, Task] = {}
     for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
-        for task in parse(text_of(path, "task file", TASK_FILE), str(path)):
+        for task in parse(text_of(path, "task file"), str(path)):
             if task.name in tasks:
                 raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
             _check_free(task, str(path))
@@ -210,7 +209,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
     if chosen:
         path += ".toml"
     if path.endswith(".toml"):
-        tasks = {task.name: task for task in parse(text_of(Path(path), "task file", TASK_FILE), path)}
+        tasks = {task.name: task for task in parse(text_of(Path(path), "task file"), path)}
         for task in tasks.values():
             _check_free(task, path)
         if chosen and chosen not in tasks:

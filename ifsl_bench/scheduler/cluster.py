@@ -6,9 +6,9 @@ Dask is imported where a cluster is asked for and not before.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
+import re
 import shlex
 import signal
 import threading
@@ -18,14 +18,12 @@ from pathlib import Path
 from tempfile import _TemporaryFileWrapper
 from types import ModuleType
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 import psutil
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.limits import CLUSTER_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.protocol.task_limits import MOST_WORKERS
 from ifsl_bench.scheduler.worker_check import ACCELERATOR
@@ -36,6 +34,7 @@ LOCAL_ARGUMENTS = ("n_workers", "threads_per_worker", "memory_limit", "host", "i
 DECIDED_HERE = ("asynchronous", "job_cls", "loop", "protocol", "scheduler_cls", "security")  # of clusters of jobs
 PATIENCE = 10.0  # seconds to wait for a scheduler's answer
 GRACE = 2.0  # seconds that workers have to end by themselves
+ADDRESS = re.compile(r"(tcp|tls)://[^/?]+:[1-9][0-9]{0,4}")
 STATUS_PAGE = "127.0.0.1:0"  # of the scheduler: for this machine alone, at any free port
 SHELL = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts in a job
 
@@ -95,7 +94,7 @@ def read_cluster(name: str) -> ClusterSpec:
         spec, where = ClusterSpec(name), "--cluster"
     elif name.endswith(".toml"):
         where = name
-        raw = parsed(text_of(Path(os.path.expanduser(name)), "cluster file", CLUSTER_FILE), name, CLUSTER_FILE)
+        raw = parsed(text_of(Path(os.path.expanduser(name)), "cluster file"), name)
         if isinstance(kind := raw.get("class"), str):
             raw["class"] = kind.rpartition(".")[2]
         spec = held(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
@@ -112,7 +111,7 @@ def _problem(spec: ClusterSpec) -> str:
     """Says what is wrong with a description; "" for nothing."""
     if bool(spec.address) == bool(spec.kind):
         return 'give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"'
-    if spec.address and not _is_address(spec.address):
+    if spec.address and not ADDRESS.fullmatch(spec.address):
         return f"a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
     if spec.address and spec != ClusterSpec(spec.address):
         return "a scheduler that runs takes no [arguments], and has keys already"
@@ -124,14 +123,6 @@ def _problem(spec: ClusterSpec) -> str:
     if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
         return f"say in [arguments] how many workers {spec.kind} shall start: n_workers = 4"
     return ""
-
-
-def _is_address(text: str) -> bool:
-    try:
-        url = urlsplit(text)
-        return url.scheme in ("tcp", "tls") and bool(url.hostname and url.port) and not (url.path or url.query)
-    except ValueError:
-        return False
 
 
 def connect(spec: ClusterSpec, home: Home, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
@@ -233,8 +224,4 @@ def _end(started: Any) -> None:
 
 def is_open(address: str) -> bool:
     """Tells whether other machines could send work to a scheduler, which runs whatever it is sent."""
-    url = urlsplit(address)
-    try:
-        return url.scheme == "tcp" and not ipaddress.ip_address(url.hostname or "").is_loopback
-    except ValueError:
-        return url.hostname != "localhost"
+    return re.match(r"tls:|tcp://(127\.|\[::1\]|localhost:)", address) is None

@@ -50,11 +50,6 @@ class Node:
     def __str__(self) -> str:
         return str(self.stage)
 
-    @property
-    def ends(self) -> bool:
-        """True for the stages that a job ends with: its evaluation."""
-        return self.last or getattr(self.stage, "kind", "") == "evaluation"
-
 
 @dataclass(frozen=True)
 class Graph:

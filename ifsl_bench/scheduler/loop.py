@@ -97,7 +97,7 @@ class Loop:
             return (self.order[key],)
         node = self.nodes[key]
         seconds = math.inf if node.seconds is None else node.seconds
-        return -len(node.results), not node.ends, -seconds, self.order[key]
+        return -len(node.results), not node.last, -seconds, self.order[key]
 
     def _hand_out(self) -> None:
         """Begins what there is room for. Nothing passes a node for which there is none yet, but from one to the other

@@ -41,7 +41,7 @@ def test_an_address_is_taken_as_it_is(address, written):
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://host", "tcp://:8786", "tcp://host:0", "tcp://host:99999", "http://host:80", "tcp://host:8786/x"]
+    "address", ["tcp://host", "tcp://:8786", "tcp://host:0", "http://host:80", "tcp://host:8786/x"]
 )
 def test_what_is_no_address_is_refused(address, written):
     assert "tcp://HOST:PORT" in refusal(address)
@@ -81,7 +81,7 @@ def test_what_is_decided_elsewhere_is_no_argument(argument, written):
         ("class = ", "not valid TOML"),
         ("x = " + "[" * 3000, "not valid TOML"),
         ("a" + ".a" * 300 + " = 1", "dots"),
-        ("#" * 100_000, "characters"),
+        ("#" * 300_000, "characters"),
     ],
 )
 def test_what_a_file_gets_wrong_is_told_in_one_line(text, told, written):
