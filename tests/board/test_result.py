@@ -50,30 +50,6 @@ def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, clas
     return Result(**{**PLAIN, **fields, **changes})
 
 
-def test_round_trip(tmp_path):
-    result = make()
-    path = write(tmp_path, result)
-    assert path == tmp_path / "toy" / "m.seed-0.json"
-    assert read(path) == result
-    assert stored(tmp_path) == stored(tmp_path, ["toy"]) == ([result], [])
-    assert stored(tmp_path, ["other"]) == stored(tmp_path / "none") == ([], [])
-
-
-def test_bad_and_misplaced_files_are_left_out_with_a_remark(tmp_path):
-    """One bad file takes nobody down, and a result counts only in its own place."""
-    good = make()
-    path = write(tmp_path, good)
-    (tmp_path / "toy" / "cut.seed-0.json").write_text(path.read_text()[:-50])
-    (tmp_path / "toy" / "m.seed-77.json").write_text(path.read_text())
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "m.seed-0.json").write_text(path.read_text())
-    results, remarks = stored(tmp_path)
-    assert results == [good]
-    assert len(remarks) == 3
-    for name in ("cut", "m.seed-77", "other"):
-        assert any(name in remark for remark in remarks), name
-
-
 def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
     path = write(tmp_path, make())
     assert stored(tmp_path)[0][0] is not stored(tmp_path)[0][0], "it may be written again before its time differs"

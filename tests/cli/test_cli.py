@@ -193,15 +193,7 @@ def test_dry_run_tells_stages_and_changes_nothing(call, here):
     assert table.count("to do") == 1
 
 
-def test_lists(call, here):
-    status, out, _ = call("methods")
-    assert status == 0
-    rows = {line.split()[0] for line in out.splitlines() if line.strip()}
-    assert {"lr", "lr+a", "lwof"} <= rows
-    assert "static-attractor" not in rows, "its shorthands are"
-    status, out, _ = call("tasks")
-    assert "glyphs-shared-1shot" in out
-    assert "to be prepared from files" in out
+def test_what_is_prepared_is_listed(call, here):
     status, out, _ = call("data", "list")
     assert "clusters" in out
     assert "prepared" in out
@@ -224,8 +216,7 @@ def write_plugin(folder: Path, entries: str, code: str) -> None:
 
 PLUGIN = '''
 import torch
-from ifsl_bench import Method, Prediction, Range
-from ifsl_bench.common.errors import UserError
+from ifsl_bench import Method, Prediction
 
 class Wrong(Method):
     """Returns one logit too few."""
@@ -237,26 +228,6 @@ class Nan(Method):
     def forward(self, support, query):
         E, Q, K = query.base_logits.shape
         return Prediction(torch.full((E, Q, K + self.ways), torch.nan))
-
-class Tuned(Method):
-    """Base logits beside cosine ones, ``weight`` times; weight is tuned."""
-    space = {"weight": Range(0.0, 200.0)}
-    grid = {"weight": (0.0, 1e-3, 100.0)}
-    def __init__(self, base, ways, *, weight: float = 0.0):
-        super().__init__(base, ways)
-        self.weight = weight
-    def forward(self, support, query):
-        means = torch.nn.functional.normalize(support.class_means(self.ways), dim=-1)
-        novel = torch.nn.functional.normalize(query.features, dim=-1) @ means.mT
-        base = torch.nn.functional.normalize(query.base_logits, dim=-1)
-        return Prediction(torch.cat([base, self.weight * novel], -1))
-
-class Stubborn(Tuned):
-    """Its solves fail where the weight is large, which is where it is best."""
-    grid = {"weight": (0.25, 0.5, 1.0)}
-    def forward(self, support, query):
-        failed = torch.full((len(query.features),), float(self.weight > 0.75))
-        return Prediction(super().forward(support, query).logits, {"solver_unconverged": failed})
 
 class Text:
     pass
@@ -275,21 +246,8 @@ class Exploding(Deaf):
         bad = torch.nan if self.training else 1
         return Prediction(super().forward(support, query).logits * (1 + self.unused) * bad)
 
-class BadHead(Wrong):
-    """A head that does not exist."""
-    head = "cosin"
-
-class BadSpace(Wrong):
-    """Tunes what it does not have."""
-    space = {"nothing": Range(1, 2)}
-
 class Abstract(Method):
     """Forgot its forward."""
-
-class BadOption(Wrong):
-    """An option that no command line can give."""
-    def __init__(self, base, ways, *, table: dict = None):
-        super().__init__(base, ways)
 
 class Wants(Wrong):
     """Imports something when it is made."""
@@ -308,12 +266,10 @@ def plugins(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     entries = (
-        "wrong = other_methods:Wrong\nnan = other_methods:Nan\ntuned = other_methods:Tuned\ntext = other_methods:Text\n"
+        "wrong = other_methods:Wrong\nnan = other_methods:Nan\ntext = other_methods:Text\n"
         "gone = other_methods:Gone\nbroken = other_broken:X\nheavy = other_heavy:X [big]\nleaves = other_leaves:X\n"
-        "deaf = other_methods:Deaf\nexploding = other_methods:Exploding\nbad-head = other_methods:BadHead\n"
-        "bad-space = other_methods:BadSpace\nabstract = other_methods:Abstract\nbad-option = other_methods:BadOption\n"
-        "bad-statistic = other_methods:BadStatistic\nwants = other_methods:Wants\n"
-        "stubborn = other_methods:Stubborn\n"
+        "deaf = other_methods:Deaf\nexploding = other_methods:Exploding\n"
+        "abstract = other_methods:Abstract\nbad-statistic = other_methods:BadStatistic\nwants = other_methods:Wants\n"
     )
     write_plugin(folder, entries, PLUGIN)
     (folder / "other_leaves.py").write_text("import sys; sys.exit(0)\n")
@@ -368,10 +324,7 @@ def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
     ("name", "message"),
     [
         ("leaves", "broken: SystemExit"),
-        ("bad-head", "BadHead.head is 'cosin', expected 'linear' or 'cosine'"),
-        ("bad-space", "BadSpace.space names 'nothing', which is none of its options, nor 'train.rate'"),
         ("abstract", "Abstract defines neither forward nor learn and answer"),
-        ("bad-option", "which --set cannot read"),
         ("deaf", "its logits in training do not depend on them"),
         ("exploding", "diverged: method 'exploding' returned NaN or +inf logits in 1 of 1 episodes"),
         ("bad-statistic", "returned statistic 'steps' as a tensor of shape [1], expected [8]"),
@@ -431,44 +384,6 @@ def test_one_setting_has_one_label(call, here):
     status, _, err = call("run", "--method", "lwof", "--task", TASK, "--train", "views=2")
     assert status == 2
     assert "has no augmentation" in err
-
-
-def test_bad_result_files_take_no_table_down(call, here):
-    call("run", "--method", "imprint", "--task", TASK, "--device", "cpu")
-    (here / "home/results/clusters-5shot/cut.seed-0.json").write_text("{")
-    status, out, _ = call("table", TASK)
-    assert status == 0
-    assert "imprint" in out
-    assert "left out" in out
-    assert "cut.seed-0.json" in out
-
-
-def test_tuned_options_are_chosen_on_validation_and_recorded(call, here, plugins):
-    status, _, err = call("run", "--method", "tuned", "--task", TASK, "--device", "cpu")
-    assert status == 0, err
-    assert err.count("trial of") >= 3
-    value = json.loads((here / "home/results/clusters-5shot/tuned.seed-0.json").read_text())
-    grid = value["tuned"]["weight"]
-    assert set(grid) == {"weight=0", "weight=0.001", "weight=100"}
-    assert f"weight={value['options']['weight']:g}" == max(grid, key=grid.get)
-    for given in ("100", "0.0"):  # 0.0 is the default, yet no longer tuned
-        status, _, err = call("run", "--method", "tuned", "--task", TASK, "--device", "cpu", "--set", f"weight={given}")
-        assert status == 0
-        assert "trial of" not in err
-        path = here / f"home/results/clusters-5shot/tuned.weight={float(given):g}.seed-0.json"
-        assert json.loads(path.read_text())["tuned"] == {}
-
-
-def test_a_setting_whose_solves_fail_is_never_chosen(call, here, plugins):
-    status, _, err = call("run", "--method", "stubborn", "--task", TASK, "--device", "cpu")
-    assert status == 0, err
-    assert "weight=1 is passed over: inner solves fail in 10 of 10 validation episodes" in err
-    value = json.loads((here / "home/results/clusters-5shot/stubborn.seed-0.json").read_text())
-    tried = value["tuned"]["weight"]
-    assert max(tried, key=tried.get) == "weight=1"
-    assert value["passed_over"] == ["weight=1"]
-    assert value["edge"] == []
-    assert value["options"] == {"weight": 0.5}
 
 
 def test_a_method_that_the_list_has_under_other_names_says_so(here, call):

@@ -169,16 +169,6 @@ def read_screen(screen: int, until: Callable[[bytes], bool] = lambda text: False
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
-def test_a_real_terminal(rows):
-    child, screen = in_terminal("table", TASK)
-    text = read_screen(screen)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    lines = ESCAPE.sub("", text.decode()).splitlines()
-    assert max(map(cell_len, lines)) <= 90
-    assert any("±" in line for line in lines)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_who_ends_a_run_gets_the_cursor_back(name, here):
     number = getattr(signal, name)

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled, regression
-from ifsl_bench.solve import LBFGS, ConjugateGradient, Implicit, Neumann, minimise
+from ifsl_bench.solve import ConjugateGradient, Implicit, Neumann, minimise
 from tests.tolerances import rounding
 
 STOP = 1e-9  # DualNewton's in float64: of the gradient at the centres, in the metric of the penalty
@@ -171,15 +171,6 @@ def test_one_episode_at_a_time_gives_the_same_as_a_batch():
     for index in range(7):
         alone = minimise(objective, DualNewton(), None, objective.take(args, torch.tensor([index])))
         torch.testing.assert_close(whole.value[index : index + 1], alone.value, rtol=100 * STOP, atol=STOP)
-
-
-def test_lbfgs_in_the_large_form_finds_the_same():
-    args = problem()
-    dual = minimise(SoftmaxRegression(), DualNewton(), None, args)
-    large = minimise(SoftmaxRegression(), LBFGS(), torch.zeros_like(args.centres), args)
-    assert bool(large.converged.all())
-    # L-BFGS stops at 1e-8 of its first gradient, here over curvatures down to 4e-3.
-    torch.testing.assert_close(large.value, dual.value, rtol=1e-4, atol=1e-5)
 
 
 def query_loss(args, solver=None, linear=None):

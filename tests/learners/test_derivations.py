@@ -115,11 +115,3 @@ def test_the_networks_representer_and_its_hessian_in_the_metric():
 
 
 RESIDUAL = 1e-12 * 1000  # what is asked of the inverses, times what the kernels make of it
-
-
-def test_the_structured_inverse_of_softmax_regression_is_one():
-    args = regression()
-    operator = SoftmaxRegression().hessian(expand(0.2 * normal(1, N, S), args), args)
-    rhs = normal(1, N, D + 1, seed=2)
-    found = operator.inverse(rhs, 1e-12, 1000).value
-    torch.testing.assert_close(operator.product(found), rhs, rtol=RESIDUAL, atol=RESIDUAL)

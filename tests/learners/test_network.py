@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -25,14 +24,12 @@ from ifsl_bench.learners import (
 from ifsl_bench.solve import (
     LBFGS,
     ConjugateGradient,
-    GradientDescent,
     Implicit,
     Neumann,
-    Unroll,
     largest_curvature,
     minimise,
 )
-from ifsl_bench.solve.lbfgs import FIRST_LOOK, LOOK
+from ifsl_bench.solve.lbfgs import LOOK
 from ifsl_bench.solve.tree import pack, unpack
 
 STOP = 1e-8 * 100  # L-BFGS's in float64, times the condition of these small problems
@@ -153,32 +150,6 @@ def test_the_reduced_inverse_is_the_inverse_of_the_hessian():
         torch.testing.assert_close(part, other, rtol=RESIDUAL, atol=RESIDUAL)
 
 
-def test_every_adjoint_runs_in_single_precision():
-    objective, args = problem(ways=5, shots=5, hidden=40, features=64, norm=12.0, gamma=0.05)
-    args = NetworkArgs(*(a.float() if a.is_floating_point() else a for a in args))
-    gradients = {}
-    for name, adjoint, solver in (
-        ("cg", Implicit(ConjugateGradient(1e-5)), LBFGS()),
-        ("rbp", Implicit(Neumann()), LBFGS()),
-        ("unroll", Unroll(), GradientDescent(0.1, 20)),
-    ):
-        args = args._replace(skip_centres=args.skip_centres.detach().requires_grad_())
-        space = objective.space(None, NetworkArgs(*(a.detach() for a in args)))
-        v0 = space.expand(space.initial()) if name == "unroll" else None
-        loss_of(objective, args, solver, adjoint, v0).backward()
-        gradients[name] = args.skip_centres.grad.numpy().copy()
-        assert np.isfinite(gradients[name]).all()
-
-
-def test_the_start_is_the_same_for_every_episode_and_call():
-    objective, args = problem(episodes=1)
-    twice = NetworkArgs(*(torch.cat([a, a]) if a.dim() > 1 else a for a in args))
-    both, one = minimise(objective, LBFGS(), None, twice), minimise(objective, LBFGS(), None, args)
-    for pair, alone in zip(both.value, one.value, strict=True):
-        torch.testing.assert_close(pair[0], pair[1], rtol=STOP, atol=STOP)
-        torch.testing.assert_close(pair[:1], alone, rtol=STOP, atol=STOP)
-
-
 @pytest.mark.parametrize("shots", [1, 5])
 def test_one_by_one_is_the_search_that_all_at_once_is(shots):
     objective, args = problem(ways=5, shots=shots, hidden=40, features=32, episodes=4, norm=12.0)
@@ -201,19 +172,6 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots):
         torch.testing.assert_close(
             a, b, rtol=1e-4, atol=1e-6
         )  # 1e-10 of the first gradient, over curvatures from 1e-5 on
-
-
-def test_one_by_one_asks_for_a_short_next_step_too():
-    objective, args = problem(ways=5, shots=5, hidden=40, features=32, episodes=4, norm=12.0)
-    found = []
-    for every in (True, False):
-        with compiled.batched(every):
-            found.append(minimise(objective, LBFGS(0.9, gap=1e3), None, args))  # the other two tests hold at once
-    batch, alone = found
-    assert bool(batch.converged.all())
-    assert bool(alone.converged.all())
-    assert int(alone.steps.max()) > 10
-    assert bool(((batch.steps - alone.steps >= 0) & (batch.steps - alone.steps < FIRST_LOOK + LOOK)).all())
 
 
 def curvatures(objective, args, v):
@@ -256,18 +214,6 @@ def test_a_weak_ridge_is_followed_to_its_minimum(decay, dtype):
     on = minimise(replace(objective, begin=there), LBFGS(1e-2, 9999, gap=1e-13), None, double)
     assert bool(on.converged.all())
     assert bool((solution.objective.double() <= on.objective * (1 + 1e-4)).all())
-
-
-def test_one_by_one_is_the_search_that_all_at_once_is_where_the_first_step_has_no_unit():
-    objective, args = weak(1e-12)
-    found = []
-    for every in (True, False):
-        with compiled.batched(every):
-            found.append(minimise(objective, LBFGS(1e-2, gap=1e3), None, args))
-    batch, alone = found
-    assert int(batch.steps.max()) > 5
-    assert bool(((batch.steps - alone.steps >= -2) & (batch.steps - alone.steps <= LOOK)).all())
-    assert bool((batch.objective <= alone.objective).all())  # a few steps more
 
 
 def saddles(dtype=torch.float64):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
-import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import pytest
 from ifsl_bench.board.result_file import file_name, parse, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
-from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task_files import find
@@ -72,9 +69,6 @@ def shorten(value: dict) -> None:
     ("change", "message"),
     [
         (lambda v: v.pop("digest"), "it is not a valid result: Object missing required field `digest`"),
-        (lambda v: v.update(extra=1), "unknown field `extra`"),
-        (lambda v: v.update(schema=9), "it is no result of schema 1"),
-        (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
         (lambda v: v["episodes"]["base_joint"].__setitem__(5, 25), "more joint hits than hits alone"),
         (
             lambda v: v.update(digest="0" * 64),
@@ -113,8 +107,6 @@ def shorten(value: dict) -> None:
         (lambda v: v["pretraining"].pop("sha256"), "pretraining: Object missing required field `sha256`"),
         (lambda v: v["episodes"].update(base_queries=26), "episodes.base_queries is 26, episodes of the task have 25"),
         (shorten, "make it 'lwof.episodes=1999'"),
-        (lambda v: v["cost"].update(seconds=math.nan), "it is not valid JSON ("),
-        (lambda v: v["training"].update(x=[-math.inf]), "it is not valid JSON ("),
         (lambda v: v["cost"].update(parameters=-1e300), "cost[...]: Expected `float` >= 0.0"),
         (lambda v: v["cost"].update({"a\nok: b\x1b": -1}), "cost: Invalid enum value 'a\\nok: b\\x1b'"),
         (lambda v: v.update(tuned={"gamma": {"gamma=1": 101}}), "tuned[...][...]: Expected `float` <= 100.0"),
@@ -122,14 +114,10 @@ def shorten(value: dict) -> None:
         (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: Expected `object`, got `str`"),
         (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes[1]: Expected `int` >= 1"),
         (lambda v: v["pretraining"].update(rounded="int4"), "pretraining.rounded: Invalid enum value 'int4'"),
-        (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: Expected `array`, got `int`"),
-        (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: Expected `object`, got `array`"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
         (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected 64 hexadecimal digits"),
-        (lambda v: v["pretraining"].update(sha256=["x"]), "pretraining.sha256: Expected `str`, got `array`"),
         (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
         (lambda v: v.update(digest="G" * 64), "digest: Expected 64 hexadecimal digits"),
-        (lambda v: v.update(fingerprint="f"), "fingerprint: Expected 64 hexadecimal digits"),
         (lambda v: v.update(novel_fingerprint="f"), "novel_fingerprint: Expected 64 hexadecimal digits or none"),
         (
             lambda v: v.update(novel_fingerprint="f" * 64),
@@ -141,7 +129,6 @@ def shorten(value: dict) -> None:
         (lambda v: v["provenance"].pop("commit"), "provenance: Object missing required field `commit`"),
         (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected a commit of Git"),
         (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: Expected `str`, got `object`"),
-        (lambda v: v["provenance"].update(libraries={"torch": 2}), "provenance.libraries[...]: Expected `str`, got"),
         (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected 16 hexadecimal"),
         (
             lambda v: v["provenance"].update(version="99.9"),
@@ -218,16 +205,6 @@ def test_what_can_be_told_without_the_method(file, changes, message):
     found = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
     assert [failure[: len(message)] for failure in found.failures] == [message] * bool(message)
     assert any(text.startswith("label, options and backbone, since method") for text in found.unverified)
-
-
-def test_an_own_task_is_known_by_its_folder_too(measured):
-    home, paths = measured
-    path = paths["clusters-5shot"]
-    altered(path, lambda v: v["provenance"].update(commit=COMMIT))
-    tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
-    other = path.parent.parent / next(name for name in paths if name != "clusters-5shot") / path.name
-    path.rename(other)
-    assert [f.partition(":")[0] for f in check_file(other, tasks, home).failures] == ["folder"]
 
 
 def test_unreadable_files_and_published_rows_fail(tmp_path, file):
@@ -316,12 +293,3 @@ def test_the_command(measured, file, call):
     assert "digest" in err[1]
     assert err[-1] == "ifsl-bench: 1 of 2 result files failed the checks"
     assert check(str(path))[0] == 2, "a task of one's own is unknown without its file"
-
-
-def test_what_the_page_for_contributors_says_is_there():
-    page = (Path(__file__).parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "(docs/contributing.md)" in readme
-    named = set(re.findall(r"ifsl-bench ([a-z]+)", page))
-    assert named >= {"run", "check", "table"}
-    assert named <= set(cli.MODULES)
