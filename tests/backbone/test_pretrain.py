@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import msgspec
 import numpy as np
@@ -207,34 +206,6 @@ def test_features_are_learned(frozen):
     home, task, dataset = frozen
     for head in ("linear", "cosine"):
         assert pretrain(home, task, dataset, head, 0, CPU, Reporter()).info["accuracy"]["base/test"] > 0.7
-
-
-@pytest.mark.parametrize("damage", ["cut", "byte", "gone", "json", "version"])
-def test_damaged_checkpoint_is_named_and_made_again(frozen, damage):
-    home, task, dataset = frozen
-    first = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-    folder = home.pretrained / first.key
-    info = json.loads((folder / "checkpoint.json").read_text())
-    path = folder / info["tensors"]["file"]
-    content = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(content[:-7])
-    elif damage == "byte":
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "gone":
-        path.unlink()
-    elif damage == "json":
-        (folder / "checkpoint.json").write_text('{"format": 1,')
-    else:
-        (folder / "checkpoint.json").write_text(json.dumps(info | {"format": 99}))
-    log = io.StringIO()
-    again = pretrain(home, task, dataset, "linear", 0, CPU, LogReporter(log))
-    assert first.key in log.getvalue()
-    assert "starts anew" in log.getvalue()
-    assert again.info["finished"]
-    # half-precision weights between 1 and 2 are 0.001 apart; a training again rounds in another order
-    torch.testing.assert_close(again.head.weight, first.head.weight, rtol=0, atol=1e-3)
-    assert len(list(home.pretrained.glob("*.corrupt-0"))) == 1
 
 
 def test_divergence_is_said(frozen):

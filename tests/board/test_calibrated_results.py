@@ -62,13 +62,6 @@ def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, app
     return Result(**{**PLAIN, **fields})
 
 
-def test_round_trip_of_a_row_with_calibration_and_of_one_without(tmp_path):
-    for one in (result(), result("with", applied=True), result("bare", bare=True)):
-        path = write(tmp_path, one)
-        assert read(path) == one
-    assert set(BALANCE) & read(path).counts().per_episode().keys() == {"harmonic", "ausuc"}
-
-
 def change(field: str, at: int, value: int):
     def apply(stored: dict) -> None:
         stored["episodes"][field][at] += value

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from ifsl_bench.board.boards import load_board, unfit
+from ifsl_bench.board.boards import unfit
 from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.render import FORMATS, READERS, escaped, prose, render
 from ifsl_bench.board.result_file import Result, parse, summary_entry, write
@@ -104,14 +104,6 @@ def test_files_of_unequal_length_are_not_compared(damaged, said):
     assert text.count("\n") == 1
     assert "cannot be compared: both say that their episodes are those of digest" in text
     assert "have 2000 and 3 of them" in text
-
-
-def test_a_label_with_nothing_but_cut_results_is_no_row(results):
-    for seed in range(3):
-        write(results, cut(parse(results / f"glyphs-5shot/lwof.seed-{seed}.json"), 3))
-    board = load_board(find("glyphs-5shot")[0], results)
-    assert "yours" not in {row.origin for row in (*board.rows, *board.others)}
-    assert sum(remark.startswith("left out: lwof") for remark in board.remarks) == 3
 
 
 def test_where_no_digest_is_pinned_most_results_say_how_many_episodes_it_has():

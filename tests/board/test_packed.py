@@ -60,12 +60,6 @@ def test_what_is_packed_is_read_bit_by_bit(kind, n):
     assert found.tobytes() == values.tobytes()
 
 
-def test_a_few_bytes_an_episode():
-    random = np.random.default_rng(0)
-    hits = [random.binomial(25, p, 100_000) for p in (0.8, 0.85, 0.75, 0.85)]
-    assert sum(len(packed.pack(values)) for values in hits) < 4 * 100_000
-
-
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -114,13 +108,6 @@ def drawn(n: int, shape: EpisodeSpec, classes: int = 200) -> tuple[Counts, np.nd
     counts = Counts(base_joint, base_alone, novel_joint, novel_alone, shape.base_queries, novel, pairs,
                     base_joint, novel_joint)  # fmt: skip
     return counts, np.argsort(random.random((n, classes), dtype=np.float32), 1)[:, : shape.ways]
-
-
-def test_a_million_episodes_fit_into_a_result():
-    """By what a tenth of them takes."""
-    shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
-    assert most_episodes(shape) == EPISODES
-    assert 10 * len(json.dumps(msgspec.to_builtins(counts_entry(*drawn(100_000, shape))))) < RESULT_FILE.most - OTHERS
 
 
 @pytest.mark.parametrize("ways", [1, 20, 200])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -23,7 +21,7 @@ from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row, rows_of
 from ifsl_bench.board.notes import standing
 from ifsl_bench.board.published import published
-from ifsl_bench.board.render import FORMATS, PROGRAMS, render
+from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import SCHEMA, Result, read, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -222,29 +220,6 @@ def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
     return boards.load_board(found, tmp_path / "r")
 
 
-@pytest.mark.parametrize("style", list(FORMATS))
-def test_tables_hold_measured_and_published_rows(style, tmp_path, monkeypatch):
-    text = render([task_table(board(tmp_path, monkeypatch, make("mine")))], style)
-    assert "mine" in text
-    assert "published: ren2019" in text
-    assert "63.04" in text
-    minus = "$-$" if style == "latex" else "-"
-    assert f"{minus}8.77" in text
-    assert f"{minus}10.66" in text
-    if style in PROGRAMS:
-        table = list(csv.DictReader(io.StringIO(text))) if style == "csv" else json.loads(text)
-        accuracies = [float(r["acc"]) for r in table]
-        assert accuracies == sorted(accuracies, reverse=True)
-        assert {r["task"] for r in table} == {"mini-5shot"}
-    elif style == "latex":
-        assert "\\toprule" in text
-        assert "$\\pm$" in text
-        assert "±" not in text.split("\\bottomrule")[0]
-    else:
-        assert "related, not the same" in text
-        assert "printed -13.60, parts -13.39" in text
-
-
 def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(tmp_path, monkeypatch):
     """However good the odd ones are, the comparable rows are the ones that are ranked."""
     made = board(
@@ -260,13 +235,6 @@ def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(t
     assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
     assert "old, seed 0 (yours) belongs to another definition of the task" in text
     assert standing(made, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
-
-
-def test_unknown_format_and_empty_task(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="did you mean 'markdown'"):
-        render([], "markdwn")
-    with pytest.raises(UserError, match="no results of task 'glyphs-5shot' are stored"):
-        task_table(board(tmp_path, monkeypatch, task="glyphs-5shot"))
 
 
 def test_standing_ranks_and_compares(tmp_path, monkeypatch):

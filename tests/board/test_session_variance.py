@@ -20,7 +20,6 @@ from ifsl_bench.board.session_variance import (
     split,
     wrong_sign,
 )
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 
 
@@ -147,12 +146,6 @@ def test_overall_is_wider_by_the_seeds():
     x = simulated(np.random.default_rng(4), (5, 50, 4), (0.5, 0.5, 1.0, 0.1, 0.1))
     assert overall(x, Prior(0.0, 0.0), 1).interval > over_orders(x).interval
     assert overall(x[:1], Prior(0.0, 0.0), 1).interval == pytest.approx(over_orders(x[:1]).interval)
-
-
-def test_one_order_is_refused():
-    for function in (over_orders, split, wrong_sign):
-        with pytest.raises(UserError, match="one order of the classes"):
-            function(np.zeros((3, 1, 4)))
 
 
 def average_accuracies(label: str) -> np.ndarray:

@@ -7,20 +7,9 @@ import re
 import warnings
 
 import pytest
-import torch
 from rich.console import Console
 
-import ifsl_bench
 from ifsl_bench.common.progress import LogReporter, Reporter, RichReporter
-
-
-def test_in_a_notebook_warnings_are_those_of_python(tmp_path):
-    """The same images on all three sides are not taken without a word, whoever calls."""
-    images = torch.randint(0, 256, (12 * 30, 3, 8, 8), generator=torch.Generator().manual_seed(0))
-    side = [(image, i % 12) for i, image in enumerate(images)]
-    work = ifsl_bench.workspace(tmp_path / "home", device="cpu")
-    with pytest.warns(UserWarning, match="repeat"):
-        ifsl_bench.from_learn2learn([side] * 3, name="thrice", work=work)
 
 
 def test_by_default_nothing_else_is_said(capsys):

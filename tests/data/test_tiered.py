@@ -201,14 +201,6 @@ def test_wrong_image_files_are_named(dump, message, home, tmp_path, python2, exa
         prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
 
 
-@pytest.mark.parametrize("name", ["class_names.txt", "synsets.txt", "val_labels.pkl", "val_images_png.pkl"])
-def test_a_missing_file_is_named(name, home, tmp_path, python2, exact):
-    folder = write_release(tmp_path / "files", python2)
-    (folder / name).unlink()
-    with pytest.raises(UserError, match=f"lacks {name}, a part of the files of Ren et al"):
-        prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
-
-
 @pytest.mark.slow("reads a long list")
 def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch, traced):
     classes = VAL[:3]

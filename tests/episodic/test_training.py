@@ -254,18 +254,6 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
 
 
-def test_damaged_state_is_named_and_training_starts_anew(clusters):
-    made = job(clusters)
-    whole, _, folder, _ = train(clusters, made)
-    (path,) = (clusters / "home" / "trained" / folder).glob("*.safetensors")
-    path.write_bytes(path.read_bytes()[:-1])
-    log = io.StringIO()
-    again, _, _, _ = train(clusters, made, LogReporter(log))
-    assert path.name in log.getvalue()
-    assert "starts anew" in log.getvalue()
-    assert torch.equal(whole.tau, again.tau)
-
-
 @pytest.mark.parametrize(("late", "said"), [
     (False, "step 1 of 40; nothing was learned before"), (True, "step 2 of 40; a lower learning rate"),
 ])  # fmt: skip
@@ -307,13 +295,6 @@ def test_schedule_of_the_method_wins_and_steps_stretch_it():
 def test_training_options_are_checked(given, message):
     with pytest.raises(UserError, match=message):
         Training.parse(given)
-
-
-def test_initial_parameters_depend_on_seed_and_name_only(clusters):
-    lwof = registry.method("lwof")
-    a, b, c = (stages.fresh(job(clusters, lwof, seed=s), work(clusters)) for s in (0, 0, 1))
-    assert torch.equal(a.to_query, b.to_query)
-    assert not torch.equal(a.to_query, c.to_query)
 
 
 def test_adam_is_pytorchs():

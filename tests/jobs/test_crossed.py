@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.board.measured import mismatch
@@ -22,7 +21,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.views import crossed
 from ifsl_bench.data.writer import Writer, build
-from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.protocol.task import Task
@@ -158,23 +157,6 @@ def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, method, 
     assert not same(plain, found)
     assert (plain.novel_fingerprint, plain.fingerprint) == ("", found.fingerprint)
     assert found.novel_fingerprint == open_dataset(work.home.data / "beta").fingerprint
-
-
-def test_features_are_those_of_the_pools_own_images_under_the_base_data_sets_normalisation(root, work):
-    task = task_of(root, "alpha-1shot+novel-from=beta")
-    plain, crossed = (PreparedTask(one, "linear", 0, work) for one in (task_of(root, "alpha-1shot"), task))
-    for pool in POOLS:
-        name = "beta" if pool in ("novel/val", "novel/test") else "alpha"
-        images = pixels(name, pool, len(CLASSES.get(pool, CLASSES["base"])), 16)
-        scaled = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - 0.45) / 0.2
-        network, features = crossed.pretrained.network, crossed.features(pool)
-        with torch.inference_mode():
-            # float32 through a network: sums of up to 1,728 terms in each of seven layers, in batches of other sizes
-            np.testing.assert_allclose(features, network(scaled).numpy(), rtol=1e-3, atol=1e-3)
-    for pool in ("novel/val", "novel/test"):  # in one cache, under one pretraining
-        assert not np.allclose(plain.features(pool), crossed.features(pool), atol=1e-2)
-    folders = [path.name for path in (work.home.features / plain.pretrained.key).glob("[!.]*") if path.is_dir()]
-    assert len(folders) == len(POOLS) + 2
 
 
 def test_names_hashes_and_pretrainings():

@@ -116,16 +116,6 @@ def test_a_search_makes_no_more_trials_than_asked_for_and_none_twice(trials):
     assert len(points) >= trials - 16
 
 
-def test_ranges_and_choices_say_where_values_are():
-    wide = Range(1e-10, 1.0, log=True)
-    assert [wide.share(value) for value in (1e-10, 1e-5, 1.0, 5.0)] == pytest.approx([0, 0.5, 1, 1])
-    assert wide.beside(1e-10, 0.1) == [1e-10, 1e-9]
-    assert Choices(("x", "y", "z")).beside("x", 0.1) == ["z", "y"]
-    for low, high in ((1.0, 1.0), (0.0, 1.0), (math.nan, 1.0)):
-        with pytest.raises(ValueError, match="is no range"):
-            Range(low, high, log=True)
-
-
 def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there():
     lda, lr = (registry.load(registry.METHODS, name).value for name in ("lda", "ridge"))
 

@@ -15,8 +15,6 @@ import scipy.optimize
 import torch
 import torch.nn.functional as F
 from ifsl_bench.methods.attractor import Attractor
-from ifsl_bench.methods.imprint import Imprint
-from ifsl_bench.methods.protonet import ProtoNet
 from ifsl_bench.methods.ridge import Ridge
 from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
@@ -372,20 +370,3 @@ def test_attractors_unrolled(kind, learner, shots, mode, gamma):
         torch.autograd.grad(ep.query_loss(z), list(theta.values())) for ep, z in zip(single, points, strict=True)
     ]
     same_gradients(method, [dict(zip(theta, gradients, strict=True)) for gradients in expected], 1e-7)
-
-
-@pytest.mark.parametrize(("shots", "mode"), [case[:2] for case in CASES if case[1] != "regular"])
-def test_protonet_and_imprint(shots, mode):
-    base, support, query, t = draw(shots + 30, shots, mode)
-    for plugin in (ProtoNet, Imprint):
-        logits = masked_logits(plugin(base, N)(support, query), support.hidden)
-        for e, ep in enumerate(one_by_one(base, support, query, t)):
-            means = [ep.x[ep.y == k].mean(0) for k in range(N)]
-            for i, h in enumerate(ep.q):
-                if plugin is ProtoNet:
-                    expected = [-(h - c).square().sum() for c in [*base.prototypes, *means]]
-                else:
-                    expected = [7.0 * (h @ c) / (h.norm() * c.norm()) for c in map(unit, [*base.weight, *means])]
-                seen = torch.cat([ep.shown, torch.ones(N, dtype=torch.bool)])
-                torch.testing.assert_close(logits[e, i][seen], torch.stack(expected)[seen], rtol=FORMULA, atol=FORMULA)
-                assert bool(logits[e, i][~seen].isneginf().all())

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import threadpoolctl
@@ -22,14 +21,6 @@ def test_every_worker_computes_with_one_thread():
     assert torch.get_num_threads() == 1
     assert {pool["num_threads"] for pool in threadpoolctl.threadpool_info()} == {1}
     assert os.environ["OMP_NUM_THREADS"] == "1", "commands that tests start keep to it too"
-
-
-def test_slow_tests_say_why(pytestconfig):
-    (plugin,) = [p for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "CHROMIUM_ARGUMENTS")]
-    for mark in (pytest.mark.slow.mark, pytest.mark.slow(1).mark, pytest.mark.slow(reason="long").mark):
-        item = SimpleNamespace(nodeid="test_1", iter_markers=lambda name, mark=mark: [mark])
-        with pytest.raises(pytest.UsageError, match="test_1: say why it is slow"):
-            plugin.pytest_collection_modifyitems([item])
 
 
 def test_benchmark_commands_run_in_one_process():
