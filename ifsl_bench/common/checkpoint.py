@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -44,8 +45,12 @@ class CheckpointFolder:
         """Replaces the state; returns the JSON part as :meth:`info` would."""
         from safetensors.torch import save
 
-        # Copies, since safetensors takes no parts of a common memory.
-        return self.put(save({key: value.detach().cpu().clone() for key, value in tensors.items()}), info)
+        # Copies in the plain order, since safetensors takes no parts of a common memory, and no other order.
+        copies = {
+            key: torch.clone(value.detach().cpu(), memory_format=torch.contiguous_format)
+            for key, value in tensors.items()
+        }
+        return self.put(save(copies), info)
 
     def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the state, given its tensors as the content of a safetensors file."""

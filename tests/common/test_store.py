@@ -97,6 +97,15 @@ def test_a_state_is_replaced_whole_and_what_a_killed_process_left_goes(tmp_path)
     assert left == found.info["tensors"]["file"]
 
 
+def test_a_state_of_any_order_in_memory_is_kept(tmp_path):
+    values = torch.arange(120.0).reshape(2, 3, 4, 5)
+    tensors = {"channels last": values.to(memory_format=torch.channels_last), "part": values[:, 1], "one": values[0, 0]}
+    store = CheckpointFolder(tmp_path)
+    store.save(tensors, {})
+    found = store.load().tensors
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
+
+
 def test_temporary_names_are_never_the_same_and_never_too_long():
     assert len({tagged("x.json") for _ in range(100)}) == 100
     assert what(tagged("x.json")) == "x.json"
