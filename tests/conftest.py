@@ -27,6 +27,7 @@ from filelock import FileLock
 if TYPE_CHECKING:
     from ifsl_bench.data.writer import Writer
     from ifsl_bench.episodic.prepared import Workspace
+    from tests.reporters import Messages
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads()))
 
@@ -90,6 +91,14 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return int(stop.value.code or 0), captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def messages() -> Messages:
+    """A reporter that keeps what it is told."""
+    from tests.reporters import Messages
+
+    return Messages()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ifsl_bench.backbone.base_head import fit_head
-from ifsl_bench.backbone.contract import Card, Frozen, backbone_plugin, check_backbone, corpora_of
+from ifsl_bench.backbone.contract import Card, check_backbone, corpora_of
 from ifsl_bench.backbone.features import Moments, base_classifier, feature_pool
 from ifsl_bench.backbone.frozen import Preprocess, pretrain_frozen, take_weights
 from ifsl_bench.backbone.pretrained import features_key, pretraining_key
@@ -22,25 +22,17 @@ from ifsl_bench.backbone.torchvision_zoo import Torchvision
 from ifsl_bench.backbone.weights import read_tensors
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.registry import is_installed
 from ifsl_bench.protocol.contamination import seen, seen_facts
 from ifsl_bench.protocol.task_files import find, parse
 from ifsl_bench.protocol.variants import Change, changed, make_change
+from tests.reporters import Messages
 
 CPU = torch.device("cpu")
 HERE = is_installed("timm")
 with_timm = pytest.mark.skipif(not HERE, reason='timm is not installed: pip install "ifsl_bench[backbones]"')
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 class Labelled(SimpleNamespace):
@@ -98,8 +90,8 @@ def small(home, tmp_path):
 def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home, small):
     from timm.data import create_transform, resolve_data_config
 
-    (task, network), data, heard = small, Images(), Heard()
-    made = pretrain_frozen(home, task, data, "linear", CPU, heard)
+    (task, network), data, messages = small, Images(), Messages()
+    made = pretrain_frozen(home, task, data, "linear", CPU, messages)
     transform = create_transform(**resolve_data_config(model=network))
     images = torch.stack([transform(Image.fromarray(image)) for image in data.pool("base/train").images])
     with torch.no_grad():
@@ -107,31 +99,31 @@ def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home
     bank = np.load(home.features / made.features_key / "base-train" / "features.npy")
     assert np.abs(bank - theirs).max() < 0.02 * np.abs(theirs).max()  # Pillow rounds each pass, torchvision once
     assert np.corrcoef(bank.ravel(), theirs.ravel())[0, 1] > 0.9999
-    assert "enlarged" in heard.warnings[0]
+    assert "enlarged" in messages.warned[0]
     assert made.entry()["seen"] == "may"
     assert made.entry()["pretrained_on"] == ["unknown"]
 
 
 def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(home, small, monkeypatch):
     task, data = small[0], Images()
-    first = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    first = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     monkeypatch.setattr("ifsl_bench.backbone.features._forward", lambda *_: pytest.fail("computed again"))
-    again = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    again = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     torch.testing.assert_close(again.head.weight, first.head.weight)
     assert again.sha256 == first.sha256
-    other = pretrain_frozen(home, task, data, "cosine", CPU, Heard())
+    other = pretrain_frozen(home, task, data, "cosine", CPU, Messages())
     assert other.features_key == first.features_key == features_key(task, data.fingerprint, "cosine", 7)
     assert other.key != first.key == pretraining_key(task, data.fingerprint, "linear", 7)
 
 
 def test_other_weights_at_the_same_place_are_other_features(home, small, tmp_path):
     task, data = small[0], Images()
-    first = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    first = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     (file,) = home.weights.iterdir()
     from safetensors.torch import load_file, save_file
 
     save_file({k: v * 1.5 if v.is_floating_point() else v for k, v in load_file(file).items()}, file)
-    second = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    second = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     assert second.info["weights"] != first.info["weights"]
     assert second.sha256 != first.sha256
     assert (second.head.weight - first.head.weight).abs().max() > 0
@@ -144,7 +136,7 @@ def test_the_weights_of_another_network_are_refused_and_nothing_is_listed(home, 
         torch.save(tensors, tmp_path / file)
         task = glyphs("timm:test_resnet", take_weights(home, tmp_path / file))
         with pytest.raises(UserError, match=rf"holds the weights of another network .* the file with {begins}"):
-            pretrain_frozen(home, task, Images(), "linear", CPU, Heard())
+            pretrain_frozen(home, task, Images(), "linear", CPU, Messages())
     assert not list(home.weights.glob("[0-9a-f]*.pth")), "no copy of what nothing can be made with"
     assert len("".join(capfd.readouterr())) < 500, "timm lists every tensor"
 
@@ -153,9 +145,9 @@ def test_the_weights_of_another_network_are_refused_and_nothing_is_listed(home, 
 def test_weights_that_a_network_of_the_home_uses_stay_when_another_network_refuses_them(home, small, tmp_path):
     torch.save(small[1].state_dict(), tmp_path / "a.pth")
     digits = take_weights(home, tmp_path / "a.pth")
-    pretrain_frozen(home, glyphs("timm:test_resnet", digits), Images(), "linear", CPU, Heard())
+    pretrain_frozen(home, glyphs("timm:test_resnet", digits), Images(), "linear", CPU, Messages())
     with pytest.raises(UserError, match="holds the weights of another network"):
-        pretrain_frozen(home, glyphs("timm:test_efficientnet", digits), Images(), "linear", CPU, Heard())
+        pretrain_frozen(home, glyphs("timm:test_efficientnet", digits), Images(), "linear", CPU, Messages())
     assert (home.weights / f"{digits}.pth").exists()
 
 
@@ -165,7 +157,7 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
     assert plain.name == f"{task.name}+centre=none"
     assert plain.hash != task.hash
     assert changed(task, Change(centre="mean")) is task, "what it does anyway has no name of its own"
-    centred, raw = (pretrain_frozen(home, one, data, "linear", CPU, Heard()) for one in (task, plain))
+    centred, raw = (pretrain_frozen(home, one, data, "linear", CPU, Messages()) for one in (task, plain))
     assert centred.features_key == raw.features_key, "one bank for both"
     assert centred.key != raw.key
     bank = np.load(home.features / raw.features_key / "base-train" / "features.npy")
@@ -174,7 +166,7 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
     np.testing.assert_allclose(centred.mean, bank.mean(0, dtype=np.float64), rtol=1e-6)
     assert raw.mean is None
     assert (centred.entry()["centre"], raw.entry()["centre"]) == ("mean", "none")
-    again = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    again = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     np.testing.assert_array_equal(again.mean, centred.mean)
     pool = data.pool("base/train")
     moments = Moments.of(bank, pool.starts)
@@ -220,7 +212,7 @@ def test_where_a_source_cannot_be_reached_one_line_says_which_file_goes_where(ho
     monkeypatch.setattr(Torchvision, "fetch", lambda *_: (_ for _ in ()).throw(OSError("no route")))
     task = glyphs("torchvision:resnet18.IMAGENET1K_V1")
     with pytest.raises(UserError) as error:
-        pretrain_frozen(home, task, Images(), "linear", CPU, Heard())
+        pretrain_frozen(home, task, Images(), "linear", CPU, Messages())
     said = str(error.value)
     assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in said
     assert f"put it at {home.weights}/torchvision:resnet18.IMAGENET1K_V1.pth" in said
@@ -235,7 +227,7 @@ def test_torchvisions_features_are_what_its_classifier_takes(home):
     home.weights.mkdir(parents=True)
     torch.save(network.state_dict(), home.weights / "torchvision:resnet18.IMAGENET1K_V1.pth")
     data = Images(2, 3)
-    made = pretrain_frozen(home, glyphs("torchvision:resnet18.IMAGENET1K_V1"), data, "linear", CPU, Heard())
+    made = pretrain_frozen(home, glyphs("torchvision:resnet18.IMAGENET1K_V1"), data, "linear", CPU, Messages())
     images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
     with torch.no_grad():
         theirs = network(zoo.ResNet18_Weights.IMAGENET1K_V1.transforms()(images))
@@ -377,7 +369,7 @@ def test_what_was_seen_is_asked_of_the_data_set_that_novel_classes_are_from(home
     monkeypatch.setattr("ifsl_bench.backbone.frozen.corpora_of", lambda spec: ("imagenet-1k",))
     for novel_from, said in ((None, "no"), ("cub", "yes"), (None, "no")):
         task = msgspec.structs.replace(small[0], novel_from=novel_from)
-        assert pretrain_frozen(home, task, Images(), "linear", CPU, Heard()).entry()["seen"] == said
+        assert pretrain_frozen(home, task, Images(), "linear", CPU, Messages()).entry()["seen"] == said
     assert len(list(home.pretrained.glob("glyphs-*"))) == 1
 
 
@@ -424,7 +416,7 @@ def lees():
 def test_a_registered_network_takes_the_weights_of_the_code_that_it_follows(home, tmp_path, lees, wrap):
     torch.save(wrap(lees), tmp_path / "lee.pth")
     task, data = glyphs("resnet12", take_weights(home, tmp_path / "lee.pth")), Images()
-    made = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    made = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
     theirs = by_lee(lees, (images / 255 - task.dataset.mean[0]) / task.dataset.std[0]).numpy()
     bank = np.load(home.features / made.features_key / "base-train" / "features.npy")
@@ -448,7 +440,7 @@ def test_tensors_that_do_not_fit_a_registered_network_are_named_in_one_line(home
     torch.save(tensors, tmp_path / "other.pth")
     task = glyphs("resnet12", take_weights(home, tmp_path / "other.pth"))
     with pytest.raises(UserError, match=named) as error:
-        pretrain_frozen(home, task, Images(), "linear", CPU, Heard())
+        pretrain_frozen(home, task, Images(), "linear", CPU, Messages())
     assert "weights of another network than resnet12" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -499,8 +491,3 @@ def test_a_frozen_network_must_say_which_weights():
         check_backbone(glyphs("timm:resnet50").pretraining)
     with pytest.raises(UserError, match="did you mean"):
         check_backbone(glyphs("timm:resnet50.a1_in2k").pretraining)
-
-
-def test_ours_are_registered_as_everybodys_are():
-    assert isinstance(backbone_plugin("torchvision:resnet18.IMAGENET1K_V1")[0], Frozen)
-    assert backbone_plugin("resnet10")[0].features == 512

@@ -75,27 +75,6 @@ def test_keys_differ_with_everything_that_matters(few):
     assert pretraining_key(other_shots, dataset.fingerprint, "linear", 0) in keys, "shared by the tasks of a data set"
 
 
-@pytest.mark.slow("pretrains with a seed of its own")
-def test_one_pretraining_for_all_seeds_is_that_of_its_seed(few):
-    """A task that fixes the seed shares the backbone with those that do not, and is another task."""
-    home, task, dataset = few
-    fixed = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, seed=1))
-    key = pretraining_key(task, dataset.fingerprint, "linear", 1)
-    assert {pretraining_key(fixed, dataset.fingerprint, "linear", seed) for seed in (0, 1, 2)} == {key}
-    assert fixed.hash != task.hash
-    made = pretrain(home, fixed, dataset, "linear", 0, CPU, Reporter())
-    assert made.info["seed"] == 1
-    again = pretrain(home, task, dataset, "linear", 1, CPU, Reporter())
-    assert again.key == made.key
-    assert torch.equal(made.head.weight, again.head.weight)
-
-
-def test_seeds_give_other_weights(frozen):
-    home, task, dataset = frozen
-    a, b = (pretrain(home, task, dataset, "linear", seed, CPU, Reporter()) for seed in (0, 1))
-    assert not torch.equal(a.head.weight, b.head.weight)
-
-
 def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
     """Stopped in the middle of an epoch, and again later: bit for bit the undisturbed weights."""
     task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
@@ -168,23 +147,6 @@ def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
         hits = made.head(made.network(made.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
     # two images whose logits tie up to rounding, in batches of another size
     assert made.info["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=2 / len(hits))
-
-
-def test_weights_on_the_way_are_whole(frozen, monkeypatch):
-    home, task, dataset = frozen
-    original, steps = Trainer._step, iter(range(1000))
-
-    def step(self, *arguments):
-        if next(steps) == 40:
-            raise KeyboardInterrupt
-        return original(self, *arguments)
-
-    monkeypatch.setattr(Trainer, "_step", step)
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(home, task, dataset, "cosine", 3, CPU, Reporter())
-    (folder,) = (path for path in home.pretrained.glob("*cosine-seed3*") if path.is_dir())
-    weight = CheckpointFolder(folder).load().tensors["head.weight"]
-    assert not torch.equal(weight, weight.half().float())
 
 
 def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):

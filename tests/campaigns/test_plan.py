@@ -245,11 +245,6 @@ def test_a_log_that_is_no_log_says_nothing(tmp_path):
     assert read_log(path).last == "\\x1b[2J"
 
 
-def test_what_lost_its_command_is_interrupted_and_has_not_failed(tmp_path):
-    log(tmp_path / "x.log", begun("h"), ("interrupted", {"text": "nobody listens"}))
-    assert read_log(tmp_path / "x.log").state == "interrupted"
-
-
 def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):
     work = replace(api.workspace(device="cpu"))
     wanted, _ = with_tasks(asked(None, Request(methods=("lr",), tasks=("mini-5shot",))), work.home)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 
 
 def _python2(value: Any) -> bytes:
@@ -48,25 +47,6 @@ def python2() -> Callable[[Any], bytes]:
 def home(tmp_path: Path) -> Home:
     """A cache with nothing in it."""
     return Home.locate(tmp_path / "home")
-
-
-class Messages(Reporter):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.warned: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-
-@pytest.fixture
-def messages() -> Messages:
-    return Messages()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree
-from ifsl_bench.data.source import Count, DatasetSource, Form, Import, count_differences, count_files
+from ifsl_bench.data.source import Count, DatasetSource, Form, Import, count_files
 from ifsl_bench.plugin import registry
 
 SIDES = {"base": ("a", "b"), "novel/train": ("c",), "novel/val": ("d",), "novel/test": ("e",)}
@@ -124,17 +124,6 @@ def test_unknown_files_are_described(toy, tmp_path):
     (toy / "toy.txt").unlink()
     with pytest.raises(UserError, match=r"it holds base/test/a/0\.png, .*\.\.; known are: toy files"):
         prepare(Home.locate(tmp_path / "home"), "toy", toy, False, Reporter())
-
-
-def test_counts_stand_side_by_side():
-    expected = {"base/train": Count(2, 1000), "novel/val": Count(1, 5)}
-    assert count_differences(expected, dict(expected)) == []
-    found = {"base/train": Count(2, 999), "novel/test": Count(3, 3)}
-    assert count_differences(expected, found) == [
-        "base/train should have 2 classes with 1,000 images and has 2 classes with 999 images",
-        "novel/val should have 1 classes with 5 images and has 0 classes with 0 images",
-        "novel/test should have 0 classes with 0 images and has 3 classes with 3 images",
-    ]
 
 
 def test_partial_data_say_so_everywhere(toy, tmp_path):

@@ -23,7 +23,8 @@ import torch
 
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import change_json, spoiled
-from tests.fuzz.small import Disturbance, Told, fork, run, undisturbed
+from tests.fuzz.small import Disturbance, fork, run, undisturbed
+from tests.reporters import Messages
 
 # How far a run has got where it is killed: the path of a file that it writes then, and how often it has done so.
 KILLED = {
@@ -133,16 +134,16 @@ def one_case(whole: Caches, recipe: dict[str, Any]) -> str:
             before = chosen.read_bytes()
             how = damage(chosen, chance)
         unchanged = chosen.is_file() and chosen.read_bytes() == before
-        told, wanted = Told(), whole.wanted
+        told, wanted = Messages(), whole.wanted
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = run(root, reporter=told)
         different = [key for key in wanted if found.get(key) != wanted[key]]
         said = f"{chosen.relative_to(root) if how else chosen} ({how})"
-        assert not different, f"{said}: other {', '.join(different)}, after {told.warnings}"
+        assert not different, f"{said}: other {', '.join(different)}, after {told.warned}"
         if how == "" or unchanged:
-            assert not told.warnings, f"{said}: {told.warnings}"
-        return "made again" if told.warnings else "unchanged" if unchanged else "the same"
+            assert not told.warned, f"{said}: {told.warned}"
+        return "made again" if told.warned else "unchanged" if unchanged else "the same"
 
 
 # -- the format

@@ -23,6 +23,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.owners import what
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.writer import Writer, build
+from tests.reporters import Messages
 
 TASKS = """
 [dataset]
@@ -51,16 +52,6 @@ base_queries = 4
 shots = 1
 """
 PATIENCE = 60.0  # seconds after which a run counts as hanging
-
-
-class Told(Reporter):
-    """Keeps what a run warns of."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def make_data(home: Home) -> None:
@@ -93,7 +84,7 @@ def run(root: Path, reporter: Reporter | None = None, rerun: bool = False) -> di
         make_data(home)
     file = root / "tiny.toml"
     file.write_text(TASKS)
-    work = api.workspace(home.cache, device="cpu", reporter=reporter or Told())
+    work = api.workspace(home.cache, device="cpu", reporter=reporter or Messages())
     task = f"{file}:tiny-images-1shot"
     assert api.run("lwof", task, train={"steps": 8}, tune=2, rerun=rerun, work=work).label
     found = result(root)

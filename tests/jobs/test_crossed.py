@@ -17,7 +17,6 @@ from ifsl_bench.board.result_file import Result
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.views import crossed
 from ifsl_bench.data.writer import Writer, build
@@ -28,6 +27,7 @@ from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import Change, make_change, split
 from ifsl_bench.store.check import check_file
+from tests.reporters import Messages
 
 TASKS = """
 [dataset]
@@ -122,16 +122,6 @@ def by_hand(task: Task) -> Task:
     """The same task, by name and numbers, on the data set that was put together."""
     dataset = msgspec.structs.replace(task.dataset, name="both")
     return msgspec.structs.replace(task, dataset=dataset, novel_from=None)
-
-
-class Messages(Reporter):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def same(a: Result, b: Result) -> bool:

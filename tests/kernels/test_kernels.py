@@ -18,7 +18,7 @@ from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.owners import what
 from ifsl_bench.episodic.hits import hits
-from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.kernels import krylov, network, store, threads, vectors
 from ifsl_bench.kernels import regression as regression_kernels
 from ifsl_bench.kernels.compiling import FOLDER, inlined
@@ -124,19 +124,6 @@ def test_numbers_of_either_precision_are_solved_by_one_code():
     assert [v.dtype for v in found] == [torch.float32, torch.float64, torch.float64]
     torch.testing.assert_close(found[0].double(), found[1], rtol=1e-6, atol=1e-7)  # the answer in float32
     assert 1e-14 < (found[2] - found[1]).abs().max() < 1e-9  # inputs that differ by 1e-12, which float32 would lose
-
-
-def test_every_episode_is_solved_once():
-    asked = []
-
-    def kernel(begin, end, *arguments):
-        asked.extend(range(begin, end))
-
-    kernel.overloads, kernel.stats = {}, SimpleNamespace(cache_misses={})
-    for count in (1, 2, 16, 17, 1000):
-        asked.clear()
-        threads.each(kernel, count, 3)
-        assert sorted(asked) == list(range(count))
 
 
 def test_nothing_that_solves_nothing_imports_numba():
@@ -325,23 +312,6 @@ def unrolled(centres):
 UNROLLED = rounding(torch.float64, 7 * 10 * 17)  # steps of sums over rows and features
 
 
-def test_gradients_of_unrolled_steps_are_those_of_autograd():
-    args = regression(3)
-    leaves = [x.double().div(5) if x.is_floating_point() else x for x in args]
-
-    def gradients():
-        parts = [x.clone().requires_grad_() for x in leaves[2:]]
-        whole = Regression(*leaves[:2], *parts)
-        solver = GradientDescent(torch.tensor([0.1, 0.2, 0.3]), 7)
-        v = minimise(SoftmaxRegression(), solver, torch.ones(3, 5, 17).double(), whole, Unroll()).value
-        return torch.autograd.grad(v.sin().sum(), parts)
-
-    found = gradients()
-    with compiled.batched():
-        for one, other in zip(found, gradients(), strict=True):
-            torch.testing.assert_close(one, other, rtol=UNROLLED, atol=UNROLLED)
-
-
 def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
     centres = torch.randn(5, 17, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
     (first,) = torch.autograd.grad(unrolled(centres).square().sum(), centres, create_graph=True)
@@ -469,17 +439,3 @@ def test_kernels_gather_what_indices_say(shared):
     loader.novel = _bank(20, 0)
     with pytest.raises(IndexError, match="beyond the pools"):
         loader.batch(5, 70)
-
-
-def test_batches_in_one_room_are_those_of_new_memory():
-    novel, base = _bank(60, 0), _bank(50, 5)
-    spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
-    loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
-    room, places = Room(), set()
-    for start, count in ((0, 30), (30, 30), (60, 7), (67, 30)):
-        theirs, mine = loader.batch(start, count), loader.batch(start, count, room)
-        for name in ("features", "base_logits"):
-            np.testing.assert_array_equal(getattr(mine.support, name), getattr(theirs.support, name))
-            np.testing.assert_array_equal(getattr(mine.query, name), getattr(theirs.query, name))
-            places |= {getattr(part, name).data_ptr() for part in (mine.support, mine.query)}
-    assert len(places) == 4

@@ -12,7 +12,6 @@ import torch
 from ifsl_bench.board import result_file, result_folder
 from ifsl_bench.board.measured import rows_of
 from ifsl_bench.campaigns import api
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
@@ -99,18 +98,18 @@ def test_comments_docstrings_and_layout_are_no_other_method(strange):
     assert method_source(strange("SCALE = 1.0\n")) == first
 
 
-def test_a_second_module_that_changes_is_seen(strange, clusters, recorded):
-    work = api.workspace(clusters / "home", device="cpu", reporter=recorded)
+def test_a_second_module_that_changes_is_seen(strange, clusters, messages):
+    work = api.workspace(clusters / "home", device="cpu", reporter=messages)
     task, trained = f"{clusters / 'clusters.toml'}:clusters-5shot", clusters / "home" / "trained"
     first = api.run(strange("SCALE = 1.0\n"), task, work=work)
     assert api.run(strange("SCALE = 1.0  # a comment\n"), task, work=work) == first
-    assert any("done already" in line for line in recorded.said)
+    assert any("done already" in line for line in messages.said)
 
-    recorded.said.clear()
+    messages.said.clear()
     found = api.run(strange("SCALE = 0.5\n"), task, work=work)
     assert found.episodes != first.episodes
-    assert not any("done already" in line for line in recorded.said)
-    assert any("out of date (changed: the method's code)" in line for line in recorded.said)
+    assert not any("done already" in line for line in messages.said)
+    assert any("out of date (changed: the method's code)" in line for line in messages.said)
     folders = sorted(path.name for path in trained.iterdir() if path.is_dir())
     assert folders[1] == f"{folders[0]}-2"
     assert found.provenance["checkpoint"] == folders[1]
@@ -118,22 +117,6 @@ def test_a_second_module_that_changes_is_seen(strange, clusters, recorded):
     again = api.run(strange("SCALE = 1.0\n"), task, work=work)  # the first model is still there
     assert again.provenance["checkpoint"] == folders[0]
     assert again.episodes == first.episodes
-
-
-@pytest.fixture
-def recorded():
-    class Recorded(Reporter):
-        def __init__(self):
-            super().__init__()
-            self.said, self.warned = [], []
-
-        def say(self, text):
-            self.said.append(text)
-
-        def warn(self, text):
-            self.warned.append(text)
-
-    return Recorded()
 
 
 def test_a_raised_revision_trains_anew(clusters):

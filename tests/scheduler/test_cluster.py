@@ -29,7 +29,6 @@ from ifsl_bench.campaigns.api import workspace
 from ifsl_bench.campaigns.run import run_campaign, workers_for
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.method_source import method_source
@@ -38,20 +37,7 @@ from ifsl_bench.scheduler import dask_workers, worker_check
 from ifsl_bench.scheduler.cluster import ClusterSpec, read_cluster
 from ifsl_bench.scheduler.executors import Setting
 from ifsl_bench.scheduler.logs import DONE, event_now
-
-
-class Heard(Reporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.warned: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
+from tests.reporters import Messages
 
 
 def cluster_toml(folder: Path, text: str = "n_workers = 1", above: str = "") -> str:
@@ -65,7 +51,7 @@ def counts(home: Path) -> dict[str, object]:
 
 
 def jobs_of(home: Path, methods: list[str], tasks: list[str], episodes: int | None = None):
-    work = workspace(home, device="cpu", reporter=Heard())
+    work = workspace(home, device="cpu", reporter=Messages())
     return make_jobs(Request(methods, tasks, {}, {"steps": "30"}, episodes=episodes), work.home), work
 
 
@@ -134,7 +120,7 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
 @contextlib.contextmanager
 def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterator[dask_workers.DaskWorkers]:
     """The workers of a cluster that is started, or connected to."""
-    reporter = Heard()
+    reporter = Messages()
     reporter.warn = warn
     workers = dask_workers.DaskWorkers(spec, Setting(home, "cpu", 1, ""), [], reporter)
     try:

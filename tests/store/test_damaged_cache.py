@@ -21,7 +21,8 @@ from ifsl_bench.episodic import prepared
 from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
 from ifsl_bench.jobs.training import MetaTrain
 from tests.fuzz.cache import FINISHED, KILLED, Caches, make_caches, one_case
-from tests.fuzz.small import TASKS, Told, run
+from tests.fuzz.small import TASKS, run
+from tests.reporters import Messages
 
 SEALED = ("pretrained/*/checkpoint.json", "features/*/base-train/bank.json", "trials/*.json", "digests/*.json")
 STARTS = (FINISHED, "data half made", "pretraining's next state written", "meta-training saved twice")
@@ -71,7 +72,7 @@ def interrupted(here, monkeypatch, home, after):
 
 
 def result(here, home, told=None):
-    work = api.workspace(home.cache, device="cpu", reporter=told or Told())
+    work = api.workspace(home.cache, device="cpu", reporter=told or Messages())
     return api.run("lwof", f"{here / 'clusters.toml'}:clusters-1shot", train={"steps": 40}, work=work)
 
 
@@ -87,9 +88,9 @@ def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypat
         value |= {"step": 36, "history": {"4": 1.0, "36": 2.0}, "best": 36}
 
     edit(path, ahead)
-    told = Told()
+    told = Messages()
     assert result(here, home, told).episodes == wanted
-    assert any("starts anew" in text and path.parent.name in text for text in told.warnings)
+    assert any("starts anew" in text and path.parent.name in text for text in told.warned)
     assert list(home.trained.glob("*.corrupt-0"))
 
 
@@ -115,9 +116,9 @@ def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
         write_sealed(path, {**value, name: "another"})
     else:
         path.write_bytes(b"" if how == "empty" else content[: len(content) // 2])
-    told = Told()
+    told = Messages()
     assert run(root, reporter=told) == wanted
-    assert any(str(path.parent) in text for text in told.warnings), told.warnings
+    assert any(str(path.parent) in text for text in told.warned), told.warned
     assert list((root / "home").rglob("*.corrupt-0"))
 
 
@@ -126,10 +127,10 @@ def test_a_stray_file_in_a_training_is_left_alone(here, monkeypatch):
     path = interrupted(here, monkeypatch, home, after=3)
     stray = path.parent / "model.safetensors"
     stray.write_bytes(b"mine")
-    told = Told()
+    told = Messages()
     result(here, home, told)
     assert stray.read_bytes() == b"mine"
-    assert told.warnings == []
+    assert told.warned == []
 
 
 @pytest.mark.parametrize("byte", [0, 6, 8, 10, 12, 20, 30, 40, 50, 60, 70, 127])
@@ -220,12 +221,12 @@ def test_an_impossible_trial_is_tried_again(tmp_path, change):
     assert read_trial(path, "abc", same) == Tried(50.0, 10, hits={"base_joint": [3] * 10})
     assert read_trial(path, "other weights", same) is None
     write_sealed(path, {**read_sealed(path), **change})
-    told = Told()
+    told = Messages()
     assert read_trial(path, "abc", same) is None
     assert path.exists()
     assert read_trial(path, "abc", same, told) is None
     assert not path.exists()
-    assert "trial.json is damaged" in told.warnings[0]
+    assert "trial.json is damaged" in told.warned[0]
 
 
 @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
@@ -281,7 +282,7 @@ def test_what_a_run_had_open_is_freed_with_it(cache, monkeypatch):
             made.append(weakref.ref(self))
 
     monkeypatch.setattr(prepared, "PreparedTask", Seen)
-    work = api.workspace(root / "home", device="cpu", reporter=Told())
+    work = api.workspace(root / "home", device="cpu", reporter=Messages())
     gc.collect()
     gc.disable()
     try:
