@@ -227,23 +227,6 @@ def test_a_run_on_the_published_order(home, tmp_path, cifar, call, messages, mon
     assert "the test episodes of cifar100-sessions-published have digest" in err
 
 
-@pytest.mark.slow("pretraining for three steps, features of 7,000 images by a network")
-def test_a_run_on_other_base_classes(home, tmp_path, cifar, call, messages, monkeypatch):
-    """A backbone of their own, on their images alone, and a result that is sound."""
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
-    whole = prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", cifar), False, messages, allow_partial=True)
-    few = ("--pretraining-steps", "3", "--backbone", "resnet10-stempool", "--device", "cpu")
-    status, _, err = call("run", "--method", "ncm", "--task", "cifar100-sessions", "--base-order", "2", *few)
-    assert status == 0, err
-    (path,) = home.results.rglob("ncm.seed-0.json")
-    name = "cifar100-sessions+base-order=2+pretraining-steps=3+backbone=resnet10-stempool"
-    stored = read_result(path)
-    assert (path.parent.name, stored.fingerprint) == (name, whole.fingerprint)
-    assert stored.pretraining["key"].startswith("cifar100-sessions+base-order=2-resnet10-stempool-linear")
-    bank = next(home.features.glob("*base-order=2*/base-train/features.npy"))
-    assert len(np.load(bank, mmap_mode="r")) == len(other_base_classes(whole, 2).pool("base/train"))
-
-
 def test_a_list_of_sessions_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="data set 'glyphs' has no published list of sessions"):
         order_of("glyphs", ["a"])

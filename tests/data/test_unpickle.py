@@ -125,12 +125,6 @@ def test_both_names_of_numpys_modules_are_known(protocol):
     same(loaded(other), loaded(content))
 
 
-def test_repeated_references():
-    shared = np.arange(5)
-    found = load(pickle.dumps({"a": shared, "b": [shared, shared]}, 4), "x")
-    assert found["a"] is found["b"][0] is found["b"][1]
-
-
 class Runs:
     def __init__(self, function, *args):
         self.call = function, args

@@ -79,18 +79,6 @@ def test_views_are_augmented_copies(few):
     assert correlation(a, plain) > correlation(a, plain[::-1]) + 0.2, "row v * n + i is a view of image i"
 
 
-def test_base_prototypes_are_class_means(few):
-    home, task, dataset, pretrained = few
-    bank = compute_features(home, task, dataset, pretrained, "base/train", CPU, Reporter())
-    pool = dataset.pool("base/train")
-    base = base_classifier(pretrained, Moments.of(bank, pool.starts))
-    for k in (0, 50, 99):
-        # a float32 mean of some hundred images: their number times eps
-        np.testing.assert_allclose(base.prototypes[k], bank[pool.labels == k].mean(0), rtol=1e-4, atol=1e-5)
-    assert torch.equal(base.weight, pretrained.head.weight)
-    assert base.scale == 1.0
-
-
 def test_of_two_runs_at_once_that_keep_moments_neither_takes_the_others_half_written_file(tmp_path, monkeypatch):
     bank, starts = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32), np.array([0, 3, 6])
     write_sealed(tmp_path / "bank.json", {"sha256": "0" * 64})
@@ -141,29 +129,6 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
     store = CheckpointFolder(folder / "moments")
     store.save({name: value + 1 for name, value in store.load().tensors.items()}, {"features_sha256": "another"})
     assert np.array_equal(class_moments(folder, bank, pool.starts, LogReporter(log)).means, first.means)
-
-
-def test_loader_gathers_the_right_rows_and_logits(few):
-    home, task, dataset, pretrained = few
-    names = ("base/train", "novel/test", "base/test")
-    banks = {n: compute_features(home, task, dataset, pretrained, n, CPU, Reporter()) for n in names}
-    base = base_classifier(pretrained, Moments.of(banks["base/train"], dataset.pool("base/train").starts))
-    novel, queries = (feature_pool(banks[n], dataset.pool(n), base, CPU) for n in names[1:])
-    sampler = Sampler(("x", "test", 0), task.episode, 5, novel.starts, queries.starts)
-    batch, drawn = EpisodeLoader(sampler, novel, queries).batch(3, 6), sampler.sample(3, 6)
-    np.testing.assert_array_equal(batch.support.features, banks["novel/test"][drawn.support.numpy()])
-    expected = np.where(
-        drawn.query_novel.numpy()[..., None],
-        banks["novel/test"][drawn.query.clamp(max=len(novel.features) - 1).numpy()],
-        banks["base/test"][drawn.query.clamp(max=len(queries.features) - 1).numpy()],
-    )
-    np.testing.assert_array_equal(batch.query.features, expected)
-    logits = batch.query.features @ base.weight.T + base.bias
-    # float32 sums of 256 terms, in another order in a product of another size
-    torch.testing.assert_close(batch.query.base_logits, logits, atol=1e-4, rtol=1e-4)
-    logits = batch.support.features @ base.weight.T + base.bias
-    torch.testing.assert_close(batch.support.base_logits, logits, atol=1e-4, rtol=1e-4)
-    assert torch.equal(batch.labels, drawn.query_labels)
 
 
 def test_views_in_episodes_stay_with_their_image(few):

@@ -38,30 +38,21 @@ class X(Method):
 """
 DECLARED = {
     "def __init__(self, base, ways): self.own = 1": r"X.__init__ does not call super\(\).__init__\(base, ways\)",
-    "def __init__(self, base, ways): torch.nn.Module.__init__(self)": r"X.__init__ does not call super\(\).__init__",
     "schedule = {'steps': 5}": r"X.schedule is \{'steps': 5\}, expected ifsl_bench.MetaTraining\(...\) or None",
-    "schedule = MetaTraining": "X.schedule is <class .*>, expected",
     "def __init__(self, base, ways, own: int = 1): super().__init__(base, ways)":
         r"X.__init__ takes 'own' by position; put \* before it",
     "def __init__(self, base, ways, **more): super().__init__(base, ways, **more)":
         r"X.__init__ takes \*\*, but no base class of it has options",
-    "def __init__(self, base, ways, *, own: int = 1, **more): super().__init__(base, ways)":
-        r"X.__init__ takes \*\*, but no base class of it has options",
     "def __init__(self, base, ways, *, episodes: int = 1): super().__init__(base, ways)":
         "option 'episodes' of X would look like the number of episodes in labels; rename it",
     "shorthands = ['x']": r"X.shorthands is \['x'\], expected name -> the options",
-    "shorthands = {'x': 1}": "X.shorthands is {'x': 1}, expected name -> the options",
     "shorthands = {'x': {1: 2}}": r"X.shorthands\['x'\] sets 1, no option of it",
     "defaults = classmethod(lambda cls, task: None)": "X.defaults returned None, expected a dict",
-    "defaults = classmethod(lambda cls, task: ['a'])": r"X.defaults returned \['a'\], expected a dict",
     "defaults = classmethod(lambda cls, task: task.nothing)": "X.defaults failed: .*line 7: AttributeError",
     "transductive = 'no'": "X.transductive is 'no', expected True or False",
     "revision = '2'": "X.revision is '2', expected a whole number",
-    "revision = True": "X.revision is True, expected a whole number",
     "requires = ['torch']": r"X.requires is \['torch'\], expected module -> the command",
-    "requires = {'torch': None}": "X.requires is {'torch': None}, expected module -> the command",
     "head = 1": "X.head is 1, expected 'linear' or 'cosine'",
-    "head = ['linear']": r"X.head is \['linear'\], expected 'linear' or 'cosine'",
     "space = {1: Range(0, 1)}": "X.space names 1, which is none of its options",
 }  # fmt: skip
 ANSWERED = {
@@ -178,18 +169,14 @@ def test_the_grid_is_of_the_options_types_too():
     [
         ({"count": Range(0.5, 5)}, {}, r"X.space\['count'\]: Range\(.*\) is no range of int"),
         ({"flag": Range(0, 1)}, {}, r"X.space\['flag'\]: Range\(.*\) is no range of bool"),
-        ({"word": Range(0, 1)}, {}, "is no range of str"),
         ({"choice": Range(0, 3)}, {}, r"is no range of a\|3"),
         ({"count": Choices((1, 2.5))}, {}, r"X.space\['count'\]: 2.5 is not int"),
-        ({"count": Choices((1, "2"))}, {}, "'2' is not int"),
         ({"share": Choices((True, 0.5))}, {}, "True is not float"),
         ({"choice": Choices(("a", "b"))}, {}, r"'b' is not a\|3"),
-        ({"word": Choices(("a", None))}, {}, "None is not str"),
         ({"share": Range(0, 1)}, {"share": (0.1, "much")}, r"X.grid\['share'\]: 'much' is not float"),
         ({"word": Choices(("a", "b"))}, {"word": "ab"}, "X.grid is {'word': 'ab'}, expected option -> values"),
         ({"count": Range(1, 9)}, {"count": 3}, "X.grid is {'count': 3}, expected option -> values"),
         ({"train.rate": Range(0, 1)}, {}, r"X.space\['train.rate'\] is Range.*, but a learning rate is positive"),
-        ({"train.rate": Range(-1.0, 1.0)}, {}, "a learning rate is positive"),
         ({"train.rate": Choices((1e-3, 0.0))}, {}, "a learning rate is positive"),
         ({"train.rate": Choices((1e-3, "fast"))}, {}, "'fast' is not float"),
     ],
