@@ -87,11 +87,6 @@ def test_shortcut_pads_channels_half_before_half_after():
     assert y[:, :32].abs().max() == y[:, 96:].abs().max() == 0
 
 
-def test_unknown_backbone():
-    with pytest.raises(UserError, match="did you mean 'resnet10'"):
-        make_backbone("resnet-10", (84, 84, 3))
-
-
 @pytest.mark.parametrize(("name", "shape"), [("none", (32, 32, 1)), ("resnet-small", (64,))])
 def test_backbone_must_suit_the_data(name, shape):
     with pytest.raises(UserError, match="'none' is for features"):

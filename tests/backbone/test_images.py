@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.images import crop_and_flip, cut, cut_on_device, draw_crops
-from ifsl_bench.backbone.networks import Normalise
-from ifsl_bench.protocol.task import DataSpec
 
 
 def test_crop_and_flip_is_pad_crop_mirror():
@@ -35,14 +33,3 @@ def test_a_device_cuts_the_same_images_as_the_cpu(padding, flip):
     expected = cut(pool[rows], crops)
     assert torch.equal(cut_on_device(pool, rows, crops), expected)
     assert torch.equal(crop_and_flip(pool[rows], padding, flip, torch.Generator().manual_seed(3)), expected)
-
-
-def test_normalise():
-    images = torch.randint(0, 256, (4, 5, 6, 3), dtype=torch.uint8)
-    out = Normalise(DataSpec(name="x", mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0)), (1, 1, 3), torch.device("cpu"))(
-        images
-    )
-    expected = (images.double() / 255 - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 2.0])
-    # three float32 operations on values up to 4
-    torch.testing.assert_close(out.double(), expected.permute(0, 3, 1, 2), atol=1e-5, rtol=1e-5)
-    assert out.is_contiguous(memory_format=torch.channels_last)

@@ -107,12 +107,6 @@ def test_the_command_and_a_run_write_the_curves_of_a_pretraining_to_one_folder(c
     assert by_command == by_run
 
 
-def test_what_is_no_training_writes_nothing(tmp_path):
-    with Curves(CurveLogs("csv", tmp_path / "x"), "y", Reporter()).stage("evaluating", 10) as stage:
-        stage.advance(10, accuracy=50.0)
-    assert not (tmp_path / "x").exists()
-
-
 def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
     home = Home.locate(tmp_path)
     assert curve_logs(None, None, home) is None

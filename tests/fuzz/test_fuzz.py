@@ -90,12 +90,6 @@ def test_a_case_that_fails_is_kept_and_tried_again(size, tmp_path):
     assert again.how == "failed"
 
 
-def test_formats_take_turns_by_their_share():
-    chosen = [Format(name, lambda: [b"x"], lambda path: None, share=share) for name, share in (("a", 1), ("b", 0.4))]
-    outcome = rounds(chosen, 0, float("inf"), 3, 7)
-    assert outcome.cases == {"a": 7, "b": 7}
-
-
 @pytest.mark.parametrize(("name", "path"), [pytest.param(*one, id=one[1].name) for one in kept()])
 def test_kept_cases_fail_no_more(name, path):
     if name not in CHOSEN:

@@ -16,7 +16,6 @@ from torch import Tensor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import Network, NetworkLearner, fold
 from ifsl_bench.learners.network import activations
-from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.solve import LBFGS, measured
@@ -52,12 +51,6 @@ def method(request):
 
 # The tests of every registered method, on every variant here.
 globals().update({k: v for k, v in vars(contract).items() if k.startswith("test_") and "options" not in k})
-
-
-@pytest.mark.parametrize("plugin", [Ridge, StaticAttractor, Attractor])
-def test_classes_keep_the_contract(plugin):
-    check_method(plugin)
-    contract.test_options_are_declared_and_documented(plugin(contract.make_base(), contract.N))
 
 
 def stored_episode(z) -> tuple[Base, Support, Query, Tensor]:

@@ -257,23 +257,6 @@ def test_filters_and_search(visit):
     visit.settle()
 
 
-def test_what_is_said_in_place_of_a_plot_goes_when_there_is_one_again(visit):
-    """After a search that finds nothing, and after a task with published rows alone."""
-    page = visit.page
-    assert not page.locator(".canvas > p").count()
-    page.fill("[name=search]", "no such row")
-    visit.settle()
-    page.fill("[name=search]", "")
-    visit.settle()
-    assert not page.locator(".canvas > p").count()
-    page.select_option("[name=data]", "tiered-imagenet")
-    visit.settle()
-    page.select_option("[name=data]", "mini-imagenet")
-    visit.settle()
-    assert not page.locator(".canvas > p").count()
-    assert page.locator(".canvas .main-svg").count()
-
-
 def test_a_number_is_one_click_from_where_it_comes_from_and_the_address_leads_back(visit):
     page = visit.page
     page.locator("article:visible tbody tr:has(.open span:text-is('b')) td:visible").nth(1).click()

@@ -23,7 +23,7 @@ from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.task_kind import JOINT, REGULAR
-from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
+from ifsl_bench.protocol.variants import Change, changed
 
 # Stored results name these; a field that a task gains later must not change them.
 HASHES = {
@@ -34,14 +34,6 @@ HASHES = {
 
 def test_hashes_of_tasks_with_stored_results_stay():
     assert {name: packaged()[name].hash for name in HASHES} == HASHES
-
-
-def test_names_and_changes():
-    assert split("glyphs-5shot") == ("glyphs-5shot", Change())
-    assert split("glyphs-5shot+shots=3+ways=10") == ("glyphs-5shot", Change(ways=10, shots=3))
-    assert split("a+b/my.toml:x+queries=7+base-classes=9") == ("a+b/my.toml:x", Change(queries=7, base_classes=9))
-    assert split("a+b/my.toml") == ("a+b/my.toml", Change())
-    assert merged("x+ways=10", make_change({"shots": 2})) == ("x", Change(ways=10, shots=2))
 
 
 @pytest.mark.parametrize(

@@ -277,15 +277,6 @@ def test_clear_errors():
         minimise(lambda v, args: v.sum(1), LBFGS(), v0, (1.0,))
 
 
-def test_largest_curvature():
-    args, v = quartic_args(), torch.full((4, 5), 0.5, dtype=torch.float64)
-    h = args.a.mT @ args.a + torch.diag_embed(args.strength + 0.3 * v.square())
-    found = largest_curvature(FunctionObjective(quartic), v, args, steps=300)
-    torch.testing.assert_close(
-        found, torch.linalg.eigvalsh(h)[:, -1], rtol=1e-4, atol=0
-    )  # the gap's share to the power of 600
-
-
 def test_largest_curvature_of_an_indefinite_hessian():
     def saddle(v, h):
         return (v * h * v).sum(1) / 2

@@ -180,16 +180,6 @@ def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch):
         assert words in err
 
 
-def test_the_job_of_a_result_has_its_options(clusters):
-    work = api.workspace(clusters / "home", device="cpu")
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
-    result = api.run("lr", task, options={"weight_decay": 0.01}, episodes=20, work=work)
-    job = job_of(result, work.home, str(clusters / "clusters.toml"))
-    assert (job.label, job.episodes, dict(job.set_options)["weight_decay"]) == (result.label, 20, 0.01)
-    with pytest.raises(UserError, match="cannot be run again here"):
-        job_of(msgspec.structs.replace(result, method="nobodys"), work.home, task)
-
-
 class Weighed(Method):
     """One parameter a feature."""
 
