@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -231,8 +232,6 @@ def feature_pool(
     Args:
         mean: as of :func:`centred`.
     """
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
         rows = torch.from_numpy(centred(features, mean)).to(device)

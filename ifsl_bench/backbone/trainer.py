@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.backbone.device import Precision, choose_precision, describe_device, whole_float32
+from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 from ifsl_bench.backbone.images import batches
 from ifsl_bench.backbone.networks import CosineHead, LinearHead
 from ifsl_bench.backbone.pretrained import Checkpoint, HeadKind, Pretrained, pretraining_key
@@ -138,8 +139,6 @@ class Trainer(Checkpoint):
             UserError: the loss became infinite or NaN, or a file may not be read or written.
             CorruptFile: the images are not what was written.
         """
-        from ifsl_bench.backbone.feeding import draw_epoch, make_feed
-
         spec, world = self.task.pretraining, self.world
         for name in ("base/train", *self.held_out) if world.first else ():
             self.dataset.check_images(name)

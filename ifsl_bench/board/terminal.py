@@ -10,15 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from ifsl_bench.board.table import Cell, Table
 from ifsl_bench.common.errors import one_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 LEAST = 80  # columns of a terminal; a narrower one gets lines of this width
 GAP = 2  # spaces between columns
@@ -169,8 +168,6 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
     Args:
         closing: said below all tables.
     """
-    from rich.text import Text
-
     width = max(LEAST, console.width)
     gone: dict[str, None] = {}
     blank = Text()
@@ -198,9 +195,7 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
             print_text(text, console, look)
 
 
-def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -> Iterable[Any]:
-    from rich.text import Text
-
+def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -> Iterable[Text]:
     heads = [fold(column.heading, width) for column, width in zip(columns, widths, strict=True)]
     yield from _lines(heads, widths, ["bold"] * len(columns))
     yield Text((" " * GAP).join("-" * width for width in widths))
@@ -213,9 +208,7 @@ def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -
 
 def _lines(
     cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[str], row: str = ""
-) -> Iterable[Any]:
-    from rich.text import Text
-
+) -> Iterable[Text]:
     for number in range(max(map(len, cells), default=0)):
         text = Text(style=row)
         for place, (cell, width, style) in enumerate(zip(cells, widths, styles, strict=True)):
@@ -228,13 +221,11 @@ def _lines(
 
 def print_text(text: str, console: Console, style: str = "") -> None:
     """Prints a paragraph, folded at the width of the terminal; what would steer it is written out."""
-    from rich.text import Text
-
     hanging = len(match[0]) if (match := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then what is said of it
     start = len(text) - len(text.lstrip(" "))
     for line in fold(one_line(text), max(LEAST, console.width), max(0, hanging - start)):
         _line(console, Text(line, style))
 
 
-def _line(console: Console, text: Any) -> None:
+def _line(console: Console, text: Text) -> None:
     console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import Reporter
-
-if TYPE_CHECKING:
-    from ifsl_bench.data.read.file_tree import FileTree
-    from ifsl_bench.data.writer import Writer
-
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import EVERY_POOL
+from ifsl_bench.data.read.file_tree import FileTree, printable
+from ifsl_bench.data.writer import Writer
 
 
 class Import:
@@ -45,8 +41,6 @@ class Import:
     ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
         self.origin = str(tree.path) if tree else origin
-        from ifsl_bench.data.read.file_tree import printable
-
         self.about: dict[str, Any] = {"source": printable(tree.path.name) if tree else origin, "partial": False}
         self.bytes_read = 0
 
@@ -119,14 +113,12 @@ class DatasetSource(ABC):
         name: what tasks call it.
         summary: one line for ``ifsl-bench data list``.
         needs_source: False if it can be made from nothing, and therefore rebuilt at any time.
-        own: whether it is the user's own, with settings in place of a recipe and with tasks made for it.
         forms: what it can be made from, the likeliest first.
     """
 
     name: str
     summary: ClassVar[str]
     needs_source: ClassVar[bool] = True
-    own: ClassVar[bool] = False
     forms: Sequence[Form] = ()
 
     @abstractmethod

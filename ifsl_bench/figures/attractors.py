@@ -18,7 +18,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.figures.episode_pca import name_plane, way_look, ways_legend
 from ifsl_bench.figures.models import novel_names
-from ifsl_bench.figures.style import FAINT, Mark, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import FAINT, Mark, legend_below, new_figure, styled, text_of
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.learners.attractor import Memory
 from ifsl_bench.learners.attractor_method import AttractorMethod
@@ -176,7 +176,7 @@ def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[s
     names, handles = ways_legend(methods[0].classes)
     marks = _marks(rows, bool(fixed))
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
-    figure = new_figure((side + 0.35) * len(rows) + legend_height(names, wide, marks), wide)
+    figure = new_figure((side + 0.35) * len(rows), wide)
     for method, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
         if method.produced is not None:
             _base(panels[0], method)
@@ -184,7 +184,7 @@ def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[s
         _episode(panels[-1], method, [star.centres[0, 0] for star in stars or (fixed if method.static else [])])
         shown = f"episode {method.index}"
         panels[-1].set_title(shown if across == 2 else f"{text_of(method.label)}: {shown}")
-    legend_below(figure, handles, names, wide, marks)
+    legend_below(figure, handles, names, marks)
     return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
 
 

@@ -13,7 +13,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import outline_of
 from ifsl_bench.figures.rows import by_accuracy, named_looks, shown
-from ifsl_bench.figures.style import grid, legend_below, legend_height, new_figure, styled
+from ifsl_bench.figures.style import grid, legend_below, new_figure, styled
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
@@ -65,7 +65,7 @@ def draw(
                         f"{', '.join(map(str, boards))}")  # fmt: skip
     firsts = [next(iter(line.values())) for line in shared]
     names, looks = named_looks(firsts)
-    figure = new_figure(2.0 + legend_height(names, wide), wide)
+    figure = new_figure(2.0, wide)
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
     for name, line, look in zip(names, shared, looks, strict=True):
         counts = sorted(line)
@@ -74,7 +74,7 @@ def draw(
                       capsize=1.5, label=name, gid=name)  # fmt: skip
     axes.set_xticks(sorted(boards))
     grid(axes, "y")
-    legend_below(figure, [Line2D([], [], **look) for look in looks], names, wide)
+    legend_below(figure, [Line2D([], [], **look) for look in looks], names)
     alone = [row.full_name for line in lines.values() if len(line) < 2 for row in line.values()]
     notes = [f"known for only one number of base classes: {', '.join(alone)}"] if labels and alone else []
     return figure, [*notes, *_uneven(names, shared)]

@@ -28,7 +28,6 @@ from ifsl_bench.figures.style import (
     drawn_beside,
     heights,
     legend_below,
-    legend_height,
     lines_of_rows,
     new_figure,
     styled,
@@ -273,7 +272,7 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
     base, novel = short_names(first.classes[: first.base]), short_names(first.classes[first.base :])
     labels = [of_method.label for of_method in of_methods]
     looks, apart = drawn_beside(labels), 0.7 / len(labels)
-    figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)) + legend_height(labels, wide), wide)
+    figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)), wide)
     axes = figure.add_subplot(xlabel="queries of the novel class (%)",
                               ylim=(len(pairs) - 0.4, -0.6))  # fmt: skip
     for row, (of_method, look) in enumerate(zip(of_methods, looks, strict=True)):
@@ -284,7 +283,7 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
                       capthick=0.6, label=of_method.label)  # fmt: skip
     axes.set_xlim(left=0)
     lines_of_rows(axes, [text_of(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
-    legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels, wide)
+    legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
     return figure, [OF_MODELS, *(_note(of_method, pairs) for of_method in of_methods)]
 
 

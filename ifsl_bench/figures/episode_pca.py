@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from ifsl_bench.board.looks import COLOURS, MARKERS
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.models import Episode, episode_of
-from ifsl_bench.figures.style import DARK, Mark, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import DARK, Mark, legend_below, new_figure, styled, text_of
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 
@@ -121,7 +121,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     episode = planes[0].episode
     names, handles = ways_legend(episode.classes)
     side = 3.1 if wide else 1.45
-    figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide, MARKS) + 0.1, wide)
+    figure = new_figure((side + 0.25) * len(planes) + 0.1, wide)
     for row, (before, after) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
         _panel(before, row, side, after=False)
         _panel(after, row, side, after=True)
@@ -130,7 +130,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
         for axes in (before, after):
             name_plane(axes, row.share)
         after.set_ylabel("")
-    legend_below(figure, handles, names, wide, MARKS)
+    legend_below(figure, handles, names, MARKS)
     return figure, []
 
 

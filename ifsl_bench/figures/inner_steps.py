@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.figures.models import check_trained, jobs_of, open_model
-from ifsl_bench.figures.style import FAINT, drawn, grid, legend_below, legend_height, new_panels, styled
+from ifsl_bench.figures.style import FAINT, drawn, grid, legend_below, new_panels, styled
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.jobs.training import fresh, to_evaluate
@@ -140,14 +140,14 @@ def draw(by_task: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[F
     rows = list(next(iter(by_task.values())))
     names = [course.name for course in rows]
     across = min(len(by_task), 2) if wide else 1
-    figure, panels = new_panels(len(by_task), across, 1.75, legend_height(names, wide), wide)
+    figure, panels = new_panels(len(by_task), across, 1.75, wide)
     for i, (axes, (task, of_task)) in enumerate(zip(panels, by_task.items(), strict=True)):
         axes.set_title(task)
         axes.set(xlabel="inner steps" if i >= len(by_task) - across else "",
                  ylabel="Acc. (%)" if i % across == 0 else "")  # fmt: skip
         _panel(axes, of_task)
     handles = [Line2D([], [], **_look(course, i)) for i, course in enumerate(rows)]
-    legend_below(figure, handles, names, wide)
+    legend_below(figure, handles, names)
     return figure, []
 
 

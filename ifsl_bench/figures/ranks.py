@@ -18,7 +18,6 @@ from ifsl_bench.figures.style import (
     dots,
     heights,
     legend_below,
-    legend_height,
     lines_of_rows,
     new_panels,
     styled,
@@ -42,14 +41,14 @@ def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]
     placed = [_placed(board) for board in boards]
     across = min(len(boards), 2) if wide else 1
     each = heights(max(len(ranked) for ranked in placed), more=0.6)
-    figure, panels = new_panels(len(boards), across, each, legend_height(KEY, wide), wide)
+    figure, panels = new_panels(len(boards), across, each, wide)
     for axes, board, ranked in zip(panels, boards, placed, strict=True):
         _panel(axes, board, ranked)
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
     ]
-    legend_below(figure, keys, KEY, wide)
+    legend_below(figure, keys, KEY)
     out = {board.name: [place.row.label for place in board.places if place.provisional] for board in boards}
     return figure, [
         f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names

@@ -13,7 +13,6 @@ from ifsl_bench.figures.style import (
     DARK,
     heights,
     legend_below,
-    legend_height,
     lines_of_rows,
     new_figure,
     styled,
@@ -32,7 +31,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """
     rows = sorted(board.rows, key=lambda row: -row.summary()["acc"].mean)
     names, looks = named_looks(rows)
-    figure = new_figure(heights(len(rows), each=0.2) + legend_height(KEY, wide), wide)
+    figure = new_figure(heights(len(rows), each=0.2), wide)
     axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
     for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
         acc = row.summary()["acc"]
@@ -48,5 +47,5 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         Line2D([], [], color=DARK, marker="|", markersize=7, markeredgewidth=1.2, linestyle="none"),
         Rectangle((0, 0), 1, 1, color=DARK, alpha=0.3, linewidth=0),
     ]
-    legend_below(figure, keys, KEY, wide)
+    legend_below(figure, keys, KEY)
     return figure, []

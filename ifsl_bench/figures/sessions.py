@@ -25,7 +25,6 @@ from ifsl_bench.figures.style import (
     grid,
     heights,
     legend_below,
-    legend_height,
     lines_of_rows,
     new_figure,
     new_panels,
@@ -71,7 +70,7 @@ def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figur
     keys |= {"lazy": {"color": DARK, "linestyle": "dotted"}} if lazy else {}
     if papers and not named:
         keys["published"] = {"color": FAINT, "linestyle": "dashed", "linewidth": 0.6}
-    figure = new_figure(2.3 + legend_height(list(keys), wide), wide)
+    figure = new_figure(2.3, wide)
     axes = figure.add_subplot(xlabel="session", ylabel="Acc. over all classes so far (%)")
     for paper in papers:
         look = keys[paper.label if named else "published"]
@@ -88,7 +87,7 @@ def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figur
         axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid(axes, "y")
-    legend_below(figure, [Line2D([], [], **look) for look in keys.values()], list(keys), wide)
+    legend_below(figure, [Line2D([], [], **look) for look in keys.values()], list(keys))
     return figure, []
 
 
@@ -104,7 +103,7 @@ def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     across = min(len(rows), 3 if wide else 2)
     triangles = [row.triangle() for row in rows]
     count, most = len(triangles[0]), max(float(np.nanmax(triangle)) for triangle in triangles)
-    figure, panels = new_panels(len(rows), across, 2.0 if wide else 1.6, 0.5, wide)
+    figure, panels = new_panels(len(rows), across, 2.0 if wide else 1.6, wide, more=0.5)
     for place, (axes, triangle, name) in enumerate(zip(panels, triangles, names_of(rows), strict=True)):
         mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
         axes.set(title=text_of(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
@@ -136,7 +135,7 @@ def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     splits = [*rows, *differences]
     labels = [names[row.a] for row in rows] + [f"\N{MINUS SIGN} {names[d.b]}" for d in differences if d.b]
     parts = [part for part in PARTS if any(part in split.parts for split in splits)]
-    figure = new_figure(heights(len(splits) + bool(differences), each=0.17) + legend_height(parts, wide), wide)
+    figure = new_figure(heights(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
     places = [at + (at >= len(rows)) for at in range(len(splits))]
     for at, split in zip(places, splits, strict=True):
@@ -153,5 +152,5 @@ def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     axes.set_ylim(places[-1] + 0.6, -0.6)
     if differences:
         axes.text(0, len(rows), text_of(f"{names[rows[0].a]} minus"), va="center", color=DARK)
-    legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts, wide)
+    legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
     return figure, [SAID]

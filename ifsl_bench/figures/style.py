@@ -99,8 +99,8 @@ def new_figure(height: float, wide: bool = False) -> Figure:
     return Figure(figsize=(PAGE if wide else COLUMN, height), layout="constrained")
 
 
-def new_panels(count: int, across: int, each: float, more: float, wide: bool) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, ``across`` beside each other: ``each`` inches high, and ``more`` for all below."""
+def new_panels(count: int, across: int, each: float, wide: bool, more: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, ``across`` beside each other: ``each`` inches high, and ``more`` for all together."""
     down = -(-count // across)
     figure = new_figure(down * each + more, wide)
     panels = list(figure.subplots(down, across, squeeze=False).flat)
@@ -169,54 +169,45 @@ def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dic
     return line_looks
 
 
-def legend_columns(labels: Sequence[str], wide: bool) -> int:
-    """The number of legend entries beside each other."""
-    width = 0.42 + 0.06 * max(map(len, labels), default=0)  # inches of an entry; a letter takes a little less
-    return min(max(1, int((PAGE if wide else COLUMN) / width)), max(1, len(labels)))
-
-
-def legend_height(labels: Sequence[str], wide: bool, marks: Sequence[Mark] = ()) -> float:
-    """Inches that the legend takes, with that of the marks below it."""
-    lines = [math.ceil(len(labels) / legend_columns(labels, wide))] if labels else []
-    if marks:
-        return sum(0.05 + 0.124 * n for n in (*lines, math.ceil(len(marks) / _mark_columns(marks, wide))))
-    return sum(0.05 + 0.135 * n for n in lines)
-
-
-def legend_below(
-    figure: Figure, handles: Iterable[Any], labels: Sequence[str], wide: bool, marks: Sequence[Mark] = ()
-) -> None:
-    """Adds a legend under everything, in as many columns as fit; and below it another, with the meaning of marks.
+def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], marks: Sequence[Mark] = ()) -> None:
+    """Adds a legend under everything, in as many columns as fit; and below it another, with the meaning of marks. The
+    figure grows by as much as these are high.
 
     Args:
         handles, labels: methods or classes, each of which has a look; none for the marks alone.
         marks: what other things in the figure stand for, whatever their method or class.
     """
-    texts = [text_of(label) for label in labels]
+    texts, (width, height) = [text_of(label) for label in labels], figure.get_size_inches()
+    entry = 0.42 + 0.06 * max(map(len, labels), default=0)  # inches of an entry; a letter takes a little less
+    columns = min(max(1, int(width / entry)), max(1, len(labels)))
+    lines, line = math.ceil(len(labels) / columns), 0.124 if marks else 0.135
+    whole = 0.05 + line * lines if labels else 0.0
     if not marks:
-        figure.legend(list(handles), texts, loc="outside lower center", ncols=legend_columns(labels, wide))
+        figure.set_figheight(height + whole)
+        figure.legend(list(handles), texts, loc="outside lower center", ncols=columns)
         return
     # Matplotlib makes room for one legend at an edge.
-    whole, below = legend_height(labels, wide, marks), legend_height([], wide, marks)
-    figure.set_layout_engine("constrained", rect=(0, (share := whole / figure.get_figheight()), 1, 1 - share))
+    mark_columns = _mark_columns(marks, width)
+    below = 0.05 + line * math.ceil(len(marks) / mark_columns)
+    height += whole + below
+    figure.set_figheight(height)
+    figure.set_layout_engine("constrained", rect=(0, (share := (whole + below) / height), 1, 1 - share))
     if labels:
-        at = (0.5, below / figure.get_figheight())
-        figure.legend(list(handles), texts, loc="lower center", bbox_to_anchor=at, ncols=legend_columns(labels, wide),
+        figure.legend(list(handles), texts, loc="lower center", bbox_to_anchor=(0.5, below / height), ncols=columns,
                       borderaxespad=0)  # fmt: skip
     symbols, meanings = zip(*marks, strict=True)
-    figure.legend(symbols, meanings, loc="lower center", borderaxespad=0, ncols=_mark_columns(marks, wide))
+    figure.legend(symbols, meanings, loc="lower center", borderaxespad=0, ncols=mark_columns)
 
 
-def _mark_columns(marks: Sequence[Mark], wide: bool) -> int:
-    """The number of marks that fit beside each other, each column as wide as its longest text."""
+def _mark_columns(marks: Sequence[Mark], width: float) -> int:
+    """The number of marks that fit beside each other in so many inches, each column as wide as its longest text."""
 
-    def width(columns: int) -> float:
+    def needed(columns: int) -> float:
         each, more = divmod(len(marks), columns)  # Matplotlib fills the first columns first
         ends = [each * i + min(i, more) for i in range(columns + 1)]
         return sum(0.34 + 0.057 * max(len(meaning) for _, meaning in marks[a:b]) for a, b in itertools.pairwise(ends))
 
-    fitting = [n for n in range(1, len(marks) + 1) if width(n) <= (PAGE if wide else COLUMN)]
-    return max(fitting, default=1)
+    return max((n for n in range(1, len(marks) + 1) if needed(n) <= width), default=1)
 
 
 def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:

@@ -14,7 +14,7 @@ from ifsl_bench.board.curves import bias_curve, calibrated_point
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import by_accuracy, named_looks
-from ifsl_bench.figures.style import DARK, FAINT, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import DARK, FAINT, legend_below, new_figure, styled, text_of
 
 PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 MANY = 9  # rows, as in the paper
@@ -49,7 +49,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         "equal harmonic mean": {"color": FAINT, "linewidth": 0.8, "linestyle": "dashed"},
     }
     legend = [*names, *keys]
-    figure = new_figure((2.9 if wide else 2.4) + legend_height(legend, wide), wide)
+    figure = new_figure(2.9 if wide else 2.4, wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
     for look, name, curve in zip(looks, names, curves, strict=True):
         axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
@@ -60,7 +60,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     _view(axes, np.concatenate([points, calibrated]))
     _equal_accuracy(axes, rows[0])
     _equal_harmonic_mean(axes)
-    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend, wide)
+    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
     if len(rows) <= MANY or wide:
         return figure, []
     return figure, [f"{len(rows)} rows are close together in one column: --wide gives them room, --method "

@@ -12,7 +12,7 @@ from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import by_accuracy, named_looks
-from ifsl_bench.figures.style import DARK, grid, legend_below, legend_height, new_figure, styled
+from ifsl_bench.figures.style import DARK, grid, legend_below, new_figure, styled
 
 RING: dict[str, Any] = {"marker": "o", "markersize": 6.5, "markerfacecolor": "none", "markeredgewidth": 0.7,
                         "linestyle": "none"}  # fmt: skip
@@ -36,7 +36,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     if any(len(row.seeds) > 1 for row in rows):
         keys = {"a seed": {"color": DARK, "linewidth": 0.5, "alpha": 0.5}, **keys}
     legend = [*names, *keys]
-    figure = new_figure(2.0 + legend_height(legend, wide), wide)
+    figure = new_figure(2.0, wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
     for row, name, look in zip(rows, names, looks, strict=True):
         seeds = _by_seed(row)
@@ -51,7 +51,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
                       gid=f"kept of {name}")  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     grid(axes, "y")
-    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend, wide)
+    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
     return figure, []
 
 

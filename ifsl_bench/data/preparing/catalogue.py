@@ -8,9 +8,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from ifsl_bench.common.building import remove, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
@@ -22,12 +23,10 @@ from ifsl_bench.data.datasets import command, dataset_folder, is_made_here, is_p
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.file_tree import some
+from ifsl_bench.data.sets.glyphs.fonts import font_directory
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
 from ifsl_bench.protocol.task_files import own, packaged
-
-if TYPE_CHECKING:
-    from PIL import ImageFont
 
 MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
@@ -240,8 +239,6 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
     Raises:
         UserError: another format, no such data set, features, or a picture larger than the format allows.
     """
-    from PIL import Image, ImageDraw
-
     if (kind := FORMS.get(path.suffix.lower())) is None:
         raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
     check_out(path)
@@ -277,10 +274,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
 
 def _font() -> ImageFont.FreeTypeFont:
     """DejaVu, which comes with Matplotlib: class names may be in any script."""
-    import matplotlib
-    from PIL import ImageFont
-
-    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    file = font_directory() / "DejaVuSans.ttf"
     return ImageFont.truetype(str(file), 10, layout_engine=ImageFont.Layout.BASIC)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, mark_used
@@ -16,15 +16,16 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import command, dataset_folder, is_made_here, is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset, open_dataset
+from ifsl_bench.data.preparing.importing import run
+from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.file_tree import FileTree
+from ifsl_bench.data.sets.folder import OwnOptions
+from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
+from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec
 from ifsl_bench.protocol.task_limits import NAME
-
-if TYPE_CHECKING:  # importers and readers are imported by who makes something
-    from ifsl_bench.data.read.file_tree import FileTree
-    from ifsl_bench.data.sets.folder import OwnOptions
-    from ifsl_bench.data.sets.own import OwnData
 
 
 def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
@@ -73,9 +74,6 @@ def prepare(
     Raises:
         UserError: unknown name, nothing to build from, or unusable content.
     """
-    from ifsl_bench.data.sets.folder import OwnOptions
-    from ifsl_bench.data.sets.own import OwnData
-
     names = registry.names(registry.DATASETS)
     _check_name(name)
     if name not in names and path is None:
@@ -116,10 +114,6 @@ def prepare_objects(
     Raises:
         UserError: objects of no known class, unusable content, or a data set that was made from something else.
     """
-    from ifsl_bench.data.preparing.importing import run
-    from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
-    from ifsl_bench.data.sets.own import OwnObjects
-
     if name is None:
         name, folder = files_of(objects)
         return prepare(home, name, folder, force, reporter, allow_partial)
@@ -162,7 +156,7 @@ def _prepared(
     make: Callable[[], Dataset],
 ) -> Dataset:
     """The data set as it was prepared before, unless ``check`` refuses it, or as ``make`` builds it; with its tasks."""
-    own = cast("OwnData", source) if source.own else None
+    own = source if isinstance(source, OwnData) else None
     if not force and (ready := _current(home, source)) is not None:  # before the lock, which a read-only folder denies
         check(ready)
         if own is None or own.has_tasks(home, ready):
@@ -194,7 +188,7 @@ def _current(home: Home, source: DatasetSource, warn: Callable[[str], None] = la
         warn(f"{error}; building it again")
         return None
     # What is the user's own has settings instead, which must not be replaced without a word.
-    if source.own or dataset.manifest["recipe"] == source.recipe():
+    if isinstance(source, OwnData) or dataset.manifest["recipe"] == source.recipe():
         return dataset
     warn(f"{dataset.folder} was made by another version; building it again")
     return None
@@ -207,11 +201,9 @@ def _there(dataset: Dataset) -> str:
 
 def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, reporter: Reporter) -> None:
     """Raises :class:`UserError` where a data set was made with other settings, or from something else than ``path``."""
-    from ifsl_bench.data.read.archive import open_tree
-
     there = _there(dataset)
-    remedy = "--force replaces it" + (", or choose another name" if source.own else "")
-    if source.own and not cast("OwnData", source).matches(dataset):
+    remedy = "--force replaces it" + (", or choose another name" if isinstance(source, OwnData) else "")
+    if isinstance(source, OwnData) and not source.matches(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
     if path is not None:
         about = dataset.manifest["about"]
@@ -233,9 +225,6 @@ def _build(
     allow_partial: bool = False,
     force: bool = False,
 ) -> Dataset:
-    from ifsl_bench.data.preparing.importing import run
-    from ifsl_bench.data.read.archive import open_tree
-
     folder = dataset_folder(home, source.name)
     with open_tree(path) if path is not None else nullcontext() as tree:
         to = Import(tree, reporter, allow_partial)

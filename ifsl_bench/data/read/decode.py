@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ifsl_bench.common.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
 from ifsl_bench.data.read.file_tree import what_is
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TIFF_BYTES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text
@@ -85,8 +83,6 @@ def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     Raises:
         BadImage: it cannot be decoded, or has the wrong size.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     if (values := tiff_values(content)) > TIFF_VALUES.most:
         raise BadImage(f"it has {values:,} values in its header, too many to open")
     try:
@@ -118,8 +114,6 @@ def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
 @cache
 def formats() -> tuple[str, ...]:
     """The formats of :data:`FORMATS` that this build of Pillow knows. Called first while there is one thread."""
-    from PIL import Image
-
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
@@ -133,8 +127,6 @@ def rgb(image: Image.Image, form: str | None = None) -> Image.Image:
     Raises:
         BadImage: nobody knows what its numbers stand for.
     """
-    from PIL import Image
-
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16") or (image.mode == "I" and form == "PNG"):  # PNG has no more than 16 bits
@@ -152,8 +144,6 @@ def rgb(image: Image.Image, form: str | None = None) -> Image.Image:
 
 
 def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
-    from PIL import Image
-
     size, (width, height) = spec.size, image.size
     if (width, height) == (size, size):
         return np.asarray(image)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from PIL import Image
 
 from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
@@ -104,8 +105,6 @@ def _pixels(image: Any, what: str) -> np.ndarray:
     Raises:
         UserError: it is something else.
     """
-    from PIL import Image
-
     kind, axes = _kind_of(image), (2, 0)
     if isinstance(image, Image.Image):
         image = image.convert("L") if image.mode in ("1", "L") else rgb(image)

@@ -44,7 +44,6 @@ class OwnData(DatasetSource):
     """A data set that no plugin knows by name."""
 
     summary: ClassVar[str] = "your own"
-    own: ClassVar[bool] = True
 
     def __init__(self, name: str, options: OwnOptions) -> None:
         self.name, self.options = name, options

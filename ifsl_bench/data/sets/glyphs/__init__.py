@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
+
+from ifsl_bench.data.sets.glyphs import fonts, rng, style
 
 IMAGE_SHAPE = (32, 32, 1)
 SEED = 0  # of the data set; another seed gives other images of the same letters
@@ -75,15 +75,12 @@ def letters() -> tuple[Letter, ...]:
 @cache
 def recipe() -> str:
     """SHA-256, in hex, of all that determines the images: code version, seed, style, letters, font files."""
-    from ifsl_bench.data.sets.glyphs.fonts import FONT_SHA256
-    from ifsl_bench.data.sets.glyphs.style import STYLE
-
     parts = {
         "version": VERSION,
         "seed": SEED,
-        "style": asdict(STYLE),
+        "style": asdict(style.STYLE),
         "letters": [[letter.codepoint, letter.side, letter.faces] for letter in letters()],
-        "fonts": FONT_SHA256,
+        "fonts": fonts.FONT_SHA256,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -106,10 +103,6 @@ def render(letters: Sequence[Letter], indices: npt.NDArray[np.int64], seed: int)
     Each image depends on its letter, its index, the seed and the recipe alone. Raises FontError when a font file is
     missing or is not the recipe's.
     """
-    import numpy as np
-
-    from ifsl_bench.data.sets.glyphs import fonts, rng, style
-
     distinct = set(letters)
     key = {letter: rng.key_of(recipe(), seed, letter.codepoint) for letter in distinct}
     outlines = {letter: [fonts.outline(face, letter.codepoint) for face in letter.faces] for letter in distinct}
@@ -128,8 +121,6 @@ def fill(pool: GlyphPool, out: npt.NDArray[np.uint8], advance: Callable[[int], N
     advance(k) is called after k more images are written. One process does, since a core draws thousands a second.
     Raises FontError as `render` does.
     """
-    import numpy as np
-
     indices = np.arange(pool.first, pool.first + pool.per_class, dtype=np.int64)
     for label, letter in enumerate(pool.letters):
         start = label * pool.per_class
