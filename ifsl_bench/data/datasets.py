@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -39,12 +38,8 @@ def is_made_here(name: str) -> bool:
     return name in registry.names(registry.DATASETS) and not dataset_source(name).needs_source
 
 
-def dataset_folder(home: Home, name: str) -> Path:
-    return home.data / name
-
-
 def is_prepared(home: Home, name: str) -> bool:
-    return os.path.exists(dataset_folder(home, name) / "manifest.json")
+    return os.path.exists(home.data / name / "manifest.json")
 
 
 def prepared(home: Home, name: str) -> Dataset | None:
@@ -57,7 +52,7 @@ def prepared(home: Home, name: str) -> Dataset | None:
     if not is_prepared(home, name):
         return None
     try:
-        return open_dataset(dataset_folder(home, name))
+        return open_dataset(home.data / name)
     except CorruptFile as error:
         if is_made_here(name):
             return None
@@ -68,7 +63,7 @@ def pinned(home: Home, spec: DataSpec) -> Dataset | None:
     """The prepared data set, whatever made it, if its fingerprint is the one that a task is pinned to."""
     if spec.fingerprint and is_prepared(home, spec.name):
         with suppress(CorruptFile):
-            dataset = open_dataset(dataset_folder(home, spec.name))
+            dataset = open_dataset(home.data / spec.name)
             return dataset if dataset.fingerprint == spec.fingerprint else None
     return None
 

@@ -1,6 +1,6 @@
 """One HTML page of results that needs no network: ``ifsl-bench report``.
 
-* ``gather``: from boards to what the page says, in plain dataclasses; ``curves``, ``pairs`` and ``origins`` (where the
+* ``gather``: from boards to what the page says, in plain dataclasses; ``row_pairs`` and ``origins`` (where the
   numbers come from) are parts of it.
 * ``references``: how the paper of a row is cited.
 * ``html``: from these to one file. The template, the style sheet, the scripts and Plotly are in ``assets/``.

@@ -159,7 +159,7 @@ def _sampler(result: Result, task: Task, home: Home, side: Side = "test") -> Sam
 
 def _prepared(result: Result, task: Task, home: Home) -> bool:
     """Tells whether the data that a result was measured on are partial; exactly these have to be here."""
-    from ifsl_bench.data.datasets import dataset_folder, is_prepared
+    from ifsl_bench.data.datasets import is_prepared
     from ifsl_bench.data.pools import open_dataset
     from ifsl_bench.data.preparing.outline import data_of
 
@@ -167,7 +167,7 @@ def _prepared(result: Result, task: Task, home: Home) -> bool:
     for spec, fingerprint in zip(data_of(task, home), (result.fingerprint, result.novel_fingerprint), strict=False):
         if not is_prepared(home, spec.name):
             raise Unverified(f"data set {spec.name} is not prepared here")
-        dataset = open_dataset(dataset_folder(home, spec.name))
+        dataset = open_dataset(home.data / spec.name)
         if dataset.fingerprint != fingerprint:
             raise Unverified(f"data set {spec.name} here has fingerprint {dataset.fingerprint[:16]}")
         partial = partial or dataset.partial

@@ -18,7 +18,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import evaluating
 from ifsl_bench.common.wording import short
-from ifsl_bench.data.datasets import dataset_folder, is_prepared
+from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.outline import data_of, outline_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.evaluating import stages_of
@@ -212,7 +212,7 @@ def lend_data(task: Task, lender: Home, scratch: Home) -> None:
     """Links a task's data sets, its file, and weights from elsewhere from one home into an empty one."""
     here = [spec.name for spec in data_of(task, lender) if is_prepared(lender, spec.name)]
     pairs = [(lender.tasks, scratch.tasks), (lender.weights, scratch.weights)]
-    pairs += ((dataset_folder(lender, n), dataset_folder(scratch, n)) for n in here)
+    pairs += ((lender.data / n, scratch.data / n) for n in here)
     for source, target in pairs:
         if source.exists() and not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -100,8 +100,6 @@ def rival(**fields):
         (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(0, 10**6), "more hits than there are alone"),
         (lambda v: v["calibration"]["resampled_base"].pop(), "calibration has other than 100 resamples"),
         (lambda v: v["calibration"]["resampled_base"].__setitem__(7, 10**6), "more hits than there are alone"),
-        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, v["calibration"]["resampled_novel"][7] + 40),
-         "calibration has a resample with more base and more novel hits than a bias on the curve has"),
         (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0], "hits": {}}),
          "Expected `array` of length >= 100"),
         (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0] * 100, "hits": {}}),

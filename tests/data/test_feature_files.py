@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.datasets import dataset_folder
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.feature_files import mean_cosine
 from ifsl_bench.protocol.task_files import find
@@ -160,7 +159,7 @@ def test_a_pt_file_that_is_none_is_refused(damage, message, features_folder, hom
     damage(path)
     with pytest.raises(UserError, match=message):
         prepare(home, "mine", folder, False, Reporter())
-    assert not dataset_folder(home, "mine").exists()
+    assert not (home.data / "mine").exists()
     assert not Path("owned").exists()
 
 
@@ -226,7 +225,7 @@ def test_bad_features_and_too_little_are_found_when_they_are_prepared(change, me
         return
     with pytest.raises(UserError, match=message):
         prepare(home, "mine", features_folder, False, Reporter())
-    assert not dataset_folder(home, "mine").exists()
+    assert not (home.data / "mine").exists()
     assert not home.tasks.exists()
 
 

@@ -13,7 +13,6 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import write_sealed
-from ifsl_bench.data.datasets import dataset_folder
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import ensure, prepare
 from ifsl_bench.data.writer import build
@@ -138,7 +137,7 @@ def test_embedded_data_are_rebuilt_when_damaged_or_outdated(glyph_home, tmp_path
     home = Home.locate(glyph_home)
     spec = DataSpec(name="glyphs")
     fingerprint = ensure(home, spec, Reporter()).fingerprint
-    folder = dataset_folder(home, "glyphs")
+    folder = home.data / "glyphs"
     path = folder / "base-val.images.npy"
     cut = path.read_bytes()[:-5]
     path.unlink()  # the original is shared by hard link

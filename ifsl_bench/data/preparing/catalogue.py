@@ -19,7 +19,7 @@ from ifsl_bench.common.files import Home, check_out, disk_errors, write_out
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.datasets import command, dataset_folder, is_made_here, is_prepared, not_prepared, prepared
+from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, prepared
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.file_tree import some
@@ -57,7 +57,7 @@ def listing(home: Home) -> list[dict[str, str]]:
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
-            state = "being imported" if is_locked(dataset_folder(home, name)) else "import unfinished"
+            state = "being imported" if is_locked(home.data / name) else "import unfinished"
         row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:
@@ -68,7 +68,7 @@ def listing(home: Home) -> list[dict[str, str]]:
             row["what"] = "your own"
         if is_prepared(home, name):
             try:
-                dataset = open_dataset(dataset_folder(home, name))
+                dataset = open_dataset(home.data / name)
                 size = f"{_bytes(dataset) / 1e6:.1f} MB"
                 state = "prepared, partial" if dataset.partial else "prepared"
                 row |= {"state": state, "fingerprint": dataset.fingerprint[:12], "size": size}
@@ -144,7 +144,7 @@ def verify_all(home: Home, names: Sequence[str], reporter: Reporter) -> Iterator
             there = ", ".join(prepared_names(home)) or "none"
             raise UserError(f"data set {name!r} is not prepared in {home.data}; there are: {there}")
         try:
-            dataset = open_dataset(dataset_folder(home, name))
+            dataset = open_dataset(home.data / name)
             size = _bytes(dataset)
             with reporter.stage(f"verifying {name}", size) as stage:
                 verify(dataset, stage.advance)
@@ -168,7 +168,7 @@ def removable(home: Home, name: str) -> list[Path]:
     Raises:
         UserError: nothing of that name is there to be removed, or a process imports it now.
     """
-    folder, written = dataset_folder(home, name), home.tasks / f"{name}.toml"
+    folder, written = home.data / name, home.tasks / f"{name}.toml"
     names = {*prepared_names(home), *unfinished_names(home), *(path.stem for path in home.tasks.glob("*.toml"))}
     if name not in names:
         raise unknown("prepared data set", name, names, see="ifsl-bench data list")
@@ -188,7 +188,7 @@ def remove_data(home: Home, name: str) -> None:
         UserError: as :func:`removable`; or it cannot be removed.
     """
     paths = removable(home, name)
-    with locked(dataset_folder(home, name)):
+    with locked(home.data / name):
         for path in paths:
             with disk_errors(path):
                 remove(path)

@@ -14,7 +14,7 @@ from ifsl_bench.common.files import Home, mark_used
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import datasets
-from ifsl_bench.data.datasets import command, dataset_folder, is_made_here, is_prepared, not_prepared, pinned, prepared
+from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.importing import run
 from ifsl_bench.data.read.archive import open_tree
@@ -78,7 +78,7 @@ def prepare(
     _check_name(name)
     if name not in names and path is None:
         if is_prepared(home, name):
-            return open_dataset(dataset_folder(home, name))
+            return open_dataset(home.data / name)
         raise unknown("data set", name, names, where="(for images or features of your own, add --from FOLDER)",
                       see="ifsl-bench data list")  # fmt: skip
     if name in names and own is not None and own.flags():
@@ -137,7 +137,7 @@ def prepare_objects(
     def make() -> Dataset:
         to = Import(None, reporter, allow_partial, form.title)
         to.about["form"] = form.title
-        return run(dataset_folder(home, name), source, to, made_from, form.build, force)
+        return run(home.data / name, source, to, made_from, form.build, force)
 
     return _prepared(home, source, force, reporter, check, make)
 
@@ -161,7 +161,7 @@ def _prepared(
         check(ready)
         if own is None or own.has_tasks(home, ready):
             return ready
-    with locked(dataset_folder(home, source.name), reporter.warn):
+    with locked(home.data / source.name, reporter.warn):
         dataset = None if force else _current(home, source, reporter.warn)
         if dataset is None:
             dataset = make()
@@ -183,7 +183,7 @@ def _current(home: Home, source: DatasetSource, warn: Callable[[str], None] = la
     if not is_prepared(home, source.name):
         return None
     try:
-        dataset = open_dataset(dataset_folder(home, source.name))
+        dataset = open_dataset(home.data / source.name)
     except CorruptFile as error:
         warn(f"{error}; building it again")
         return None
@@ -225,7 +225,7 @@ def _build(
     allow_partial: bool = False,
     force: bool = False,
 ) -> Dataset:
-    folder = dataset_folder(home, source.name)
+    folder = home.data / source.name
     with open_tree(path) if path is not None else nullcontext() as tree:
         to = Import(tree, reporter, allow_partial)
         if tree is None:

@@ -149,9 +149,6 @@ class OwnObjects(OwnData):
     def recipe(self) -> str:
         return "objects of one's own, 1"
 
-    def matches(self, dataset: Dataset) -> bool:
-        return True
-
 
 def suggested(dataset: Dataset) -> dict[str, Any]:
     """The tables of a task file on a data set, but for the tasks."""

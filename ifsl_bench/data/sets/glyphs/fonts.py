@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,6 @@ def font_directory() -> Path:
 @cache
 def open_face(face: str) -> TTFont:
     """The opened font of a face; FontError when its file is missing or differs from the recipe's SHA-256."""
-    from io import BytesIO
-
     from fontTools.ttLib import TTFont
 
     path = font_directory() / f"{face}.ttf"
