@@ -134,16 +134,16 @@ def one_case(whole: Caches, recipe: dict[str, Any]) -> str:
             before = chosen.read_bytes()
             how = damage(chosen, chance)
         unchanged = chosen.is_file() and chosen.read_bytes() == before
-        told, wanted = Messages(), whole.wanted
+        messages, wanted = Messages(), whole.wanted
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = run(root, reporter=told)
-        different = [key for key in wanted if found.get(key) != wanted[key]]
-        said = f"{chosen.relative_to(root) if how else chosen} ({how})"
-        assert not different, f"{said}: other {', '.join(different)}, after {told.warned}"
+            results = run(root, reporter=messages)
+        different = [key for key in wanted if results.get(key) != wanted[key]]
+        damaged = f"{chosen.relative_to(root) if how else chosen} ({how})"
+        assert not different, f"{damaged}: other {', '.join(different)}, after {messages.warned}"
         if how == "" or unchanged:
-            assert not told.warned, f"{said}: {told.warned}"
-        return "made again" if told.warned else "unchanged" if unchanged else "the same"
+            assert not messages.warned, f"{damaged}: {messages.warned}"
+        return "made again" if messages.warned else "unchanged" if unchanged else "the same"
 
 
 # -- the format

@@ -69,23 +69,27 @@ def pieces(kind: str, learner: str, z, prefix: str) -> dict[str, Tensor]:
     W_3's last entry, which faces a constant, is left out.
     """
     get = lambda name: z[f"{prefix}/{name}"]  # noqa: E731
-    found = {"log_gamma.0": get("log_gamma")}
+    tensors = {"log_gamma.0": get("log_gamma")}
     if learner == "mlp":
-        found |= {"log_gamma.1": get("log_gamma3")[:-1], "log_gamma.2": get("log_gamma2")}
+        tensors |= {"log_gamma.1": get("log_gamma3")[:-1], "log_gamma.2": get("log_gamma2")}
     if kind == "static":
-        found["centre.0"] = get("attr")
-        return found | ({"centre.1": get("attr3")[:-1], "centre.2": get("attr2")} if learner == "mlp" else {})
-    found |= {"memory.inner.weight": get("w_kb").T, "memory.inner.bias": get("b_kb"), "offset.0": get("h_attend_bias")}
+        tensors["centre.0"] = get("attr")
+        return tensors | ({"centre.1": get("attr3")[:-1], "centre.2": get("attr2")} if learner == "mlp" else {})
+    tensors |= {
+        "memory.inner.weight": get("w_kb").T,
+        "memory.inner.bias": get("b_kb"),
+        "offset.0": get("h_attend_bias"),
+    }
     outputs = [("kb2", slice(None))]
-    found["tau"] = get("tau_qq").reshape(1)
+    tensors["tau"] = get("tau_qq").reshape(1)
     if learner == "mlp":
-        found |= {"offset.1": get("h_attend_bias3")[:-1], "offset.2": get("h_attend_bias2")}
+        tensors |= {"offset.1": get("h_attend_bias3")[:-1], "offset.2": get("h_attend_bias2")}
         outputs = [("kb21", slice(None)), ("kb22", slice(D + 1, 2 * D + 1)), ("kb22", slice(0, D + 1))]
-        found["tau"] = torch.stack([get("tau_qq"), get("tau_qq2")])
+        tensors["tau"] = torch.stack([get("tau_qq"), get("tau_qq2")])
     for i, (name, part) in enumerate(outputs):
-        found |= {f"memory.outer.{i}.weight": get(f"w_{name}")[:, part].T}
-        found |= {f"memory.outer.{i}.bias": get(f"b_{name}")[part]}
-    return found
+        tensors |= {f"memory.outer.{i}.weight": get(f"w_{name}")[:, part].T}
+        tensors |= {f"memory.outer.{i}.bias": get(f"b_{name}")[part]}
+    return tensors
 
 
 class Stay(NetworkLearner):
@@ -109,8 +113,8 @@ SOLVED = 1e-9 * 1000  # the solver's stop, times the condition of the stored pro
 FORMULA = rounding(torch.float64, 20 * 25 * 64)  # up to 20 steps of sums over 25 rows of 64 features
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.detach() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
+def relative(value: Tensor, expected: Tensor) -> float:
+    return float((value.detach() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
 
 
 @pytest.mark.parametrize("gradient", ["rbp", "implicit"])
@@ -173,9 +177,9 @@ def test_dropout_is_drawn_once_an_episode_in_training_alone(monkeypatch):
         with torch.no_grad():  # attention that differs between prototypes
             method.tau.fill_(20.0)
             method.memory.outer[0].weight.normal_()
-        one, other = method(twice, same).logits
+        first, second = method(twice, same).logits
         assert calls == [(2, N, contract.D)]
-        assert relative(one.detach(), other.detach()) > 1e-6
+        assert relative(first.detach(), second.detach()) > 1e-6
         torch.manual_seed(3)
         first = method(twice, same).logits
         torch.manual_seed(3)

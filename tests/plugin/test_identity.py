@@ -106,13 +106,13 @@ def test_a_second_module_that_changes_is_seen(strange, clusters, messages):
     assert any("done already" in line for line in messages.said)
 
     messages.said.clear()
-    found = api.run(strange("SCALE = 0.5\n"), task, work=work)
-    assert found.episodes != first.episodes
+    halved = api.run(strange("SCALE = 0.5\n"), task, work=work)
+    assert halved.episodes != first.episodes
     assert not any("done already" in line for line in messages.said)
     assert any("out of date (changed: the method's code)" in line for line in messages.said)
     folders = sorted(path.name for path in trained.iterdir() if path.is_dir())
     assert folders[1] == f"{folders[0]}-2"
-    assert found.provenance["checkpoint"] == folders[1]
+    assert halved.provenance["checkpoint"] == folders[1]
 
     again = api.run(strange("SCALE = 1.0\n"), task, work=work)  # the first model is still there
     assert again.provenance["checkpoint"] == folders[0]
@@ -148,12 +148,12 @@ def test_our_methods_are_known_by_their_revision():
 def test_seeds_of_another_method_are_left_out_of_a_row():
     stored = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "imprint.seed-0.json")
 
-    def one(seed, **said):
-        provenance = {"distribution": {}, "revision": 0, "method_source": "s", "time": str(seed)} | said
+    def result_of(seed, **facts):
+        provenance = {"distribution": {}, "revision": 0, "method_source": "s", "time": str(seed)} | facts
         return msgspec.structs.replace(stored, label="x", seed=seed, provenance=provenance)
 
-    for other in ({"method_source": "t"}, {"revision": 1}):
-        rows, remarks = rows_of([one(0, **other), one(1), one(2)], "yours")
+    for change in ({"method_source": "t"}, {"revision": 1}):
+        rows, remarks = rows_of([result_of(0, **change), result_of(1), result_of(2)], "yours")
         assert [(row.label, row.seeds) for row in rows] == [("x", (1, 2))]
         assert "the method's code differs" in remarks[0]
-    assert same_method(one(0).provenance, one(1).provenance)
+    assert same_method(result_of(0).provenance, result_of(1).provenance)
