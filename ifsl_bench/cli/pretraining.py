@@ -50,7 +50,7 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
         find(task, home=folders)  # a wrong name is told before torch is imported
     from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.common.training_curves import curve_logs
-    from ifsl_bench.jobs.pretraining import file_of_weights, pretrain_for
+    from ifsl_bench.jobs.pretraining import pretrain_for
 
     keep_freed_memory()
     reporter, curves = (reporter_for(machine.quiet, machine.verbose), curve_logs(machine.log, machine.log_dir, folders))
@@ -61,4 +61,4 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
     if launched is None or launched.rank == 0:
         shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
         click.echo(f"{pretrained.key}: {shown}")
-        click.echo(f"weights: {file_of_weights(folders, pretrained)}")
+        click.echo(f"weights: {folders.pretrained / pretrained.key / pretrained.info['tensors']['file']}")

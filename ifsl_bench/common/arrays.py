@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import disk_errors, open_file, read_errors
+from ifsl_bench.common.files import disk_errors, read_errors
 
 _LONGEST = 1024  # bytes of a header; those of our arrays have 118
 
@@ -62,21 +62,17 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         CorruptFile: it is missing, or is something else.
         UserError: it may not be read.
     """
-    kind = np.dtype(dtype)
     try:
-        with open_file(path) as file, read_errors(path):
-            size = os.fstat(file.fileno()).st_size
-            header = npy.read_magic(file), *npy.read_array_header_1_0(file, max_header_size=_LONGEST)
-            begin = file.tell()
+        with read_errors(path):
+            array: np.memmap = npy.open_memmap(path, mode="r", max_header_size=_LONGEST)
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
     except UserError:
         raise
     except Exception as error:  # of many kinds, from a text that Python's parser is given
-        raise CorruptFile(f"{path} has a damaged header ({error})") from error
-    if header != ((1, 0), tuple(shape), False, kind):
+        raise CorruptFile(f"{path} is cut short or has a damaged header ({error})") from error
+    if (array.shape, array.dtype, array.flags.c_contiguous) != (tuple(shape), np.dtype(dtype), True):
         raise CorruptFile(f"{path} has another header than was written: it is no {dtype}{list(shape)}")
-    if size != (whole := begin + kind.itemsize * int(np.prod(shape, dtype=np.int64))):
-        raise CorruptFile(f"{path} has {size} bytes, {whole} were written: it is cut short or changed")
-    with read_errors(path):
-        return np.memmap(path, kind, "r", begin, tuple(shape))
+    if (size := path.stat().st_size) != (whole := array.offset + array.nbytes):
+        raise CorruptFile(f"{path} has {size} bytes, {whole} were written: it is changed")
+    return array

@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from glob import escape
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,8 +58,6 @@ def building(target: Path, resume: bool = False) -> Iterator[Path]:
     partial = unfinished(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f"{REMOVED}{escape(target.name)}@*"):
-            shutil.rmtree(leftover, ignore_errors=True)
         if not resume:
             shutil.rmtree(partial, ignore_errors=True)  # which nobody reads
         partial.mkdir(exist_ok=True)

@@ -47,11 +47,6 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
     return rounds
 
 
-def later_rounds(job: Job) -> int:
-    """The most rounds that the search for options has after its first."""
-    return settings.rounds_after_first(job.method, job.fixed_options, job.trials)
-
-
 def _points(job: Job, finished: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
     default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
     sessions = job.task.sessions is not None

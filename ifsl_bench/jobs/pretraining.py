@@ -127,11 +127,6 @@ def head_kind(head: str) -> HeadKind:
     return "cosine" if head == "cosine" else "linear"
 
 
-def file_of_weights(home: Home, pretrained: Pretrained) -> Path:
-    """The file of the weights."""
-    return home.pretrained / pretrained.key / str(pretrained.info["tensors"]["file"])
-
-
 def one_task(tasks: list[Task], file: str) -> Task:
     """The first of tasks that all start from one pretraining."""
     made_of = {(task.dataset.name, str(task.pretraining), task.base_classes, task.base_order) for task in tasks}

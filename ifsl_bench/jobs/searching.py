@@ -21,7 +21,7 @@ from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmnes
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Diverged, Model
-from ifsl_bench.jobs.candidates import Candidate, later_rounds, rounds_of
+from ifsl_bench.jobs.candidates import Candidate, rounds_of
 from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import Stage
 from ifsl_bench.jobs.rates import Amount
@@ -208,7 +208,8 @@ def trials_of(job: Job) -> list[Trial | LaterTrial]:
     first = [Trial(candidate.job) for candidate in rounds_of(job)[0]]
     seed, episodes = TUNING_SEED if job.trials else job.seed, job.task.evaluation.episodes
     search = replace(job, seed=seed, calibrated=False, episodes=episodes)
-    return [*first, *(LaterTrial(search, i + 1, slot) for i in range(later_rounds(job)) for slot in range(PAIR))]
+    later = settings.rounds_after_first(job.method, job.fixed_options, job.trials)
+    return [*first, *(LaterTrial(search, i + 1, slot) for i in range(later) for slot in range(PAIR))]
 
 
 def kept_accuracies(home: Home) -> Callable[[Candidate], float | None]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from ifsl_bench.backbone.contract import corpora_of
-from ifsl_bench.backbone.pretrained import HeadKind, pretraining_key
+from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import short
@@ -19,15 +17,12 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import registry, settings
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.options import resolve_options
-from ifsl_bench.plugin.printed_rows import label_parts
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_limits import MOST_TRIALS
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.store.check_form import Unverified
-
-METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
 
 def check_method(result: Result, task: Task) -> Iterator[str | Unverified]:
@@ -42,7 +37,6 @@ def check_method(result: Result, task: Task) -> Iterator[str | Unverified]:
         here = " and ".join(registry.package_of(point) for point in owners)
         yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
     elif missing := _missing(result, bool(owners)):
-        yield from _unknown_method(result, task)
         yield Unverified(f"label, options and backbone, since {missing}")
     else:
         try:
@@ -119,20 +113,6 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
     here, recorded = seen(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
     if recorded in SEEN and SEEN.index(recorded) < SEEN.index(here):
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
-
-
-def _unknown_method(result: Result, task: Task) -> Iterator[str]:
-    """Checks label and backbone as far as that goes without the method: the label is no other method's."""
-    name = label_parts(result.label).name
-    for what, text in (("label", name), ("method", result.method)):
-        if not re.fullmatch(METHOD, text):
-            yield f"{what}: {text!r} is no name of a method"
-    with contextlib.suppress(UserError):
-        if (owner := registry.resolve(name)[0]) != result.method:
-            yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
-    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
-    if (key := result.pretraining.get("key")) not in (None, *keys):
-        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
 
 
 def _odd_search(result: Result, job: Job) -> Iterator[str]:

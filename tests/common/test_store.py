@@ -51,7 +51,6 @@ def test_building_replaces_what_was_there_whole_or_not_at_all(tmp_path):
     target = tmp_path / "set"
     (tmp_path / ".partial-set").mkdir()
     (tmp_path / ".partial-set" / "junk").write_text("of a killed process")
-    (tmp_path / tagged(".removed-set")).mkdir()
     for text in ("first", "second"):
         with building(target) as partial:
             (partial / "whole").write_text(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.board.result_file import file_name, parse, write
+from ifsl_bench.board.result_file import parse, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import is_printable
@@ -113,9 +113,9 @@ def shorten(value: dict) -> None:
         (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: Expected `object`, got `str`"),
         (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes[1]: Expected `int` >= 1"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
-        (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected 64 hexadecimal digits"),
+        (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected `str` matching regex"),
         (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
-        (lambda v: v.update(digest="G" * 64), "digest: Expected 64 hexadecimal digits"),
+        (lambda v: v.update(digest="G" * 64), "digest: Expected `str` matching regex"),
         (
             lambda v: v.update(novel_fingerprint="f" * 64),
             "novel_fingerprint: 'ffffffffffffffff', the novel classes of ",
@@ -123,9 +123,9 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(seed=-1), "Expected `int` >= 0 - at `$.seed`"),
         (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
         (lambda v: v.update(label="a\x1b[31m"), "it is not a valid result: label 'a\\x1b[31m' is not printable text"),
-        (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected a commit of Git"),
+        (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected `str` matching regex"),
         (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: Expected `str`, got `object`"),
-        (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected 16 hexadecimal"),
+        (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected `str`"),
         (
             lambda v: v["provenance"].update(version="99.9"),
             "provenance.version: '99.9' is newer than the one that checks",
@@ -134,7 +134,7 @@ def shorten(value: dict) -> None:
         (lambda v: v["provenance"].update(time="2026-13-01T00:00:00+00:00"), "is no time as a run writes it"),
         (
             lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"),
-            "provenance.time: Expected a time such as",
+            "provenance.time: Expected `str` matching regex",
         ),
         (
             lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"),
@@ -175,31 +175,6 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
     found, remarks = stored(results)
     assert [(r.task, r.label) for r in found] == [("glyphs-5shot", "lwof")]
     assert [str(wrong) in remark for remark in remarks] == [True]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"label": "zzz"}, ""),
-        ({"label": "zzz+s.b=x.a=1", "options": {"a": 1, "b": "x", "c": 3}, "tuned": TUNED, "setting": "paper"}, ""),
-        ({"label": "zzz.train.steps=5", "train": {"steps": 5}}, ""),
-        ({"label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method zzz"),
-        ({"label": "lwof"}, "label: 'lwof' is method lwof, the file is of method zzz"),
-        ({"method": "lr+a", "label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method lr+a"),
-        ({"label": ""}, "label: '' is no name of a method"),
-        ({"label": "a/b"}, "label: 'a/b' is no name of a method"),
-        ({"method": "../../x", "label": "x"}, "method: '../../x' is no name of a method"),
-        (
-            {"label": "zzz", "pretraining": {"key": "x", "sha256": "0" * 64, "accuracy": {"base/val": 1}}},
-            "pretraining.key: 'x', task, data and seed make it 'glyphs-resnet-small-linear-seed1-",
-        ),
-    ],
-)
-def test_what_can_be_told_without_the_method(file, changes, message):
-    altered(file, lambda v: v.update({"method": "zzz", **changes}))
-    found = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
-    assert [failure[: len(message)] for failure in found.failures] == [message] * bool(message)
-    assert any(text.startswith("label, options and backbone, since method") for text in found.unverified)
 
 
 def test_unreadable_files_and_published_rows_fail(tmp_path, file):
