@@ -241,12 +241,22 @@ def read(path: Path) -> Result:
     return result
 
 
-def parse(path: Path) -> Result:
-    """A result as it is, held against the schema alone; raises as :func:`read`, and for one that is too large."""
+def read_raw(path: Path) -> dict[str, Any]:
+    """Reads the JSON of a file that may be a result; raises as :func:`read`, and for one that is too large."""
     try:
         raw: dict[str, Any] = read_json(path, RESULT_FILE)
     except OSError as error:
         raise UserError(f"cannot read the result {path}: {error.strerror}") from error
+    return raw
+
+
+def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
+    """A result as it is, held against the schema alone; raises as :func:`read`.
+
+    Args:
+        raw: what the file holds, where it was read before.
+    """
+    raw = read_raw(path) if raw is None else raw
     if raw.get("schema") != SCHEMA:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {reprlib.repr(raw.get('schema'))})")
     try:

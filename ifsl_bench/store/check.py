@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ifsl_bench.board.boards import unfit
 from ifsl_bench.board.data_frames import with_interval
-from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
+from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse, read_raw
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
@@ -21,11 +21,13 @@ from ifsl_bench.protocol.task import Side, Task
 from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.protocol.task_limits import check_task, most_of
 from ifsl_bench.protocol.variants import changed, split
-from ifsl_bench.store.check_form import Unverified, odd_values, verifying
+from ifsl_bench.store.check_form import Unverified, odd_values, unprintable, verifying
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.episodes import Sampler
     from ifsl_bench.protocol.sequences import SequenceSampler
+
+MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,11 @@ class Checked:
 def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> Checked:
     """Verifies a result file.
 
-    Held against each other are its schema; its summary and the counts of its episodes; its task's definition, data and
-    episodes, and the ones it was measured on; its name and label, and the method, options and seed in it; where it came
-    from. The episodes of a task without a pinned digest, and some but not all of a task's, are drawn again where the
-    data are prepared here; where the method is installed, label and choice of options are made again, and its code is
-    compared.
+    Held against each other are its schema and every name in it, all of which must be texts that can be printed; its
+    summary and the counts of its episodes; its task's definition, data and episodes, and the ones it was measured on;
+    its name and label, and the method, options and seed in it; where it came from. The episodes of a task without a
+    pinned digest, and some but not all of a task's, are drawn again where the data are prepared here; where the method
+    is installed, label and choice of options are made again, and its code is compared.
 
     Args:
         tasks: tasks of one's own, by name, beside the packaged ones.
@@ -62,11 +64,17 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     """
     home, tasks = home or Home.locate(), tasks or {}
     try:
-        result = parse(path)
+        raw = read_raw(path)
+        if mixed := _published(path, raw):
+            return Checked(None, (mixed,))
+        result = parse(path, raw)
     except UserError as error:
         message = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
-        return Checked(None, (message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1),))
-    failures = [reason] if (reason := inconsistency(result)) else []
+        return Checked(
+            None, _lines([message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)])
+        )
+    failures = [*unprintable(raw)]
+    failures += [reason] if (reason := inconsistency(result)) else []
     failures += _place(path, result, tasks, home)
     failures += odd_values(result)
     unverified: list[str] = []
@@ -75,17 +83,22 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     except UserError as error:
         failures.append(f"task: {error}")
     else:
-        from ifsl_bench.store.check_method import check_method
+        from ifsl_bench.store.check_method import CHECKS
 
         failures += [*_definition(result, task), *unfit(task, [result]).values()]
-        for check in (_digest, _classes, _partial, _calibration):
+        for check in (_digest, _classes, _partial, _calibration, *CHECKS):
             try:
                 failures += check(result, task, home)
             except Unverified as error:
                 unverified.append(str(error))
-        for finding in check_method(result, task):
-            (unverified if isinstance(finding, Unverified) else failures).append(str(finding))
-    return Checked(result, tuple(map(one_line, failures)), tuple(map(one_line, unverified)))
+    return Checked(result, _lines(failures), tuple(map(one_line, unverified)))
+
+
+def _lines(failures: Sequence[str]) -> tuple[str, ...]:
+    """Shortens each failure to one line, and their number to as many as anybody reads."""
+    texts = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
+    rest = [f"and {len(texts) - MOST_LINES:,} more"] if len(texts) > MOST_LINES else []
+    return tuple(texts[:MOST_LINES] + rest)
 
 
 def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
@@ -104,10 +117,24 @@ def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
     return task
 
 
+def _published(path: Path, raw: Mapping[str, Any]) -> str:
+    """Says why a file is, or lies among, published rows; "" elsewhere. They are never mixed with measured ones."""
+    if raw.keys() & {"rows", "columns"}:
+        return "it is a table of published rows, not the result of a run"
+    if _folder(path) == "published":
+        return "it lies among the published rows, where no measured result belongs"
+    return ""
+
+
+def _folder(path: Path) -> str:
+    """The name of the folder that a file lies in; as for tables, a link lies where it is, not where it leads."""
+    return Path(os.path.abspath(path)).parent.name
+
+
 def _place(path: Path, result: Result, tasks: Mapping[str, Task], home: Home) -> Iterator[str]:
     if path.name != file_name(result.label, result.seed):
         yield f"file name: label and seed make it {file_name(result.label, result.seed)}"
-    folder = Path(os.path.abspath(path)).parent.name  # as for tables, a link lies where it is, not where it leads
+    folder = _folder(path)
     if folder != result.task:  # a copy in a folder that is no task's is as good
         with contextlib.suppress(UserError):
             _task(folder, tasks, home)

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,22 +14,33 @@ from msgspec import Meta
 
 from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.task_limits import MOST_TRIALS
 
 AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
 
+SETTING = r"^(paper|every|tuned-([2-9]|[1-9][0-9]{1,5}))\Z"
+HEX16, HEX64, ANY_HEX64 = r"^[0-9a-f]{16}\Z", r"^[0-9a-f]{64}\Z", r"^([0-9a-f]{64})?\Z"
+COMMIT = r"^([0-9a-f]{40}|.*\+changes)?\Z"
+TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00\Z"  # so that times sort as texts
+PACKAGE, STEP = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z", r"^[1-9][0-9]{0,17}\Z"
+WORDS = {
+    SETTING: "'paper', 'every' or 'tuned-N' with N from 2",
+    HEX16: "16 hexadecimal digits",
+    HEX64: "64 hexadecimal digits",
+    ANY_HEX64: "64 hexadecimal digits or none",
+    COMMIT: "a commit of Git",
+    TIME: "a time such as 2026-01-31T12:00:00+00:00",
+    PACKAGE: "the name of a package",
+    STEP: "the number of a step",
+}
 Text = Annotated[str, Meta(min_length=1)]
-Hex16 = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
-Hex64 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Hex64OrNone = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
-Commit = Annotated[str, Meta(pattern=r"^([0-9a-f]{40}|.*\+changes)?\Z")]
-Setting = Annotated[str, Meta(pattern=r"^(paper|every|tuned-([2-9]|[1-9][0-9]{1,5}))\Z")]
-# So that times sort as texts.
-Time = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00\Z")]
-Package = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z")]
-Step = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,17}\Z")]
+Hex16 = Annotated[str, Meta(pattern=HEX16)]
+Hex64 = Annotated[str, Meta(pattern=HEX64)]
+Time = Annotated[str, Meta(pattern=TIME)]
+Package = Annotated[str, Meta(pattern=PACKAGE)]
+Step = Annotated[str, Meta(pattern=STEP)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Cost = Literal["parameters", "pretraining_seconds", "training_seconds", "evaluation_seconds", "episodes_per_second"]
 Statistic = Literal["mean", "max", "total", "episodes", "not_finite"]
@@ -53,7 +64,7 @@ class Provenance(_Part):
 
     command: Text
     version: Text
-    commit: Commit
+    commit: Annotated[str, Meta(pattern=COMMIT)]
     device: Text
     python: Text
     libraries: Annotated[dict[Package, str], Meta(min_length=1)]
@@ -75,7 +86,7 @@ class Pretraining(_Part):
     processes: Annotated[tuple[Processes, ...], Meta(min_length=1)] = (1,)
     rounded: Literal["float16"] = "float16"
     backbone: str = ""
-    weights: Hex64OrNone = ""
+    weights: Annotated[str, Meta(pattern=ANY_HEX64)] = ""
     features: Any = None
     pretrained_on: list[str] = []
     seen: Literal[tuple(SEEN)] = "no"  # type: ignore[valid-type]
@@ -94,8 +105,8 @@ class Form(msgspec.Struct, kw_only=True):
     task_hash: Hex16
     digest: Hex64
     fingerprint: Hex64
-    novel_fingerprint: Hex64OrNone
-    setting: Setting
+    novel_fingerprint: Annotated[str, Meta(pattern=ANY_HEX64)]
+    setting: Annotated[str, Meta(pattern=SETTING)]
     tuned: dict[str, dict[str, Percent]]
     solver: dict[str, dict[Statistic, float]]
     cost: dict[Cost, Annotated[float, Meta(ge=0)]]
@@ -124,6 +135,8 @@ def odd_values(result: Result) -> Iterator[str]:
             msgspec.convert(getattr(result, field.name), field.type, strict=True)
         except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
             expected, _, at = str(error).partition(" - at `")  # "$.place", or "key` in `$.place"
+            for pattern, words in WORDS.items():
+                expected = expected.replace(f"`str` matching regex {pattern!r}", words)
             yield f"{field.name}{at.rpartition('$')[2].strip('`')}: {expected}"
     if result.trials > MOST_TRIALS:
         yield f"setting: {result.setting!r}, a run tries at most {MOST_TRIALS:,}"
@@ -156,3 +169,19 @@ def _time(value: str) -> Iterator[str]:
         return
     if ahead > AHEAD:
         yield f"provenance.time: {value} is in the future"
+
+
+def unprintable(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Each text that no terminal may be sent, a line each; names and values alike, at any depth."""
+    rest: list[tuple[str, Any]] = [("", raw)]
+    while rest:
+        where, value = rest.pop()
+        if isinstance(value, str) and not is_printable(value):
+            yield f"{where}: {reprlib.repr(value)} cannot be printed as it is"
+        elif isinstance(value, dict):
+            for name in value:
+                if not is_printable(name):
+                    yield f"{where or 'the file'}: the name {reprlib.repr(name)} cannot be printed as it is"
+            rest += [(f"{where}.{name}" if where else name, part) for name, part in value.items()]
+        elif isinstance(value, list):
+            rest += [(where, part) for part in value if isinstance(part, (str, dict, list))]

@@ -2,71 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from importlib.metadata import EntryPoint
+from typing import Any, get_args
 
 from ifsl_bench.backbone.contract import corpora_of
-from ifsl_bench.backbone.pretrained import pretraining_key
+from ifsl_bench.backbone.pretrained import HeadKind, pretraining_key
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
 from ifsl_bench.common.wording import short
 from ifsl_bench.jobs.candidates import rounds_of
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import registry, settings
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.options import resolve_options
+from ifsl_bench.plugin.printed_rows import label_parts
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_limits import MOST_TRIALS
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.store.check_form import Unverified
+from ifsl_bench.store.check_form import Unverified, verifying
+
+METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
 
-def check_method(result: Result, task: Task) -> Iterator[str | Unverified]:
-    """Yields what of a method, its package, its code and the choice of its options is not as it is installed here."""
+def _distribution(result: Result) -> dict[str, str]:
+    """Name and version of the package that the method is said to be from; empty of a class that nobody registers."""
     recorded = result.provenance.get("distribution")
-    distribution = {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
-    package, version = distribution.get("name", ""), distribution.get("version", "")
+    return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
+
+
+def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
+    """Looks up the packages that register the method here, and those that the file names."""
     owners = registry.owners(registry.METHODS, result.method)
+    package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
-    job: Job | None = None
-    if owners and not theirs:
-        here = " and ".join(registry.package_of(point) for point in owners)
-        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
-    elif missing := _missing(result, bool(owners)):
-        yield Unverified(f"label, options and backbone, since {missing}")
-    else:
-        try:
-            job = _job(result, task)
-        except UserError as error:
-            yield f"options: {error}"
-        else:
-            yield from _odd_names(result, task, job)
-    installed = registry.distribution_of(theirs[0]) if theirs else distribution
-    other_version = ""
-    if owners and not (package and version):  # a class that nobody registers has none
-        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
-               f"{registry.package_of(owners[0])}")  # fmt: skip
-    elif version != installed.get("version", ""):
-        other_version = f"the method is of {installed['name']} {version}, installed is {installed['version']}"
-        yield Unverified(f"distribution, since {other_version}")
-    if job is None:
-        return
-    faults = list(_odd_search(result, job))
-    if faults and other_version:  # which may have tried others
-        yield Unverified(f"choice of options, since {other_version}")
-    else:
-        yield from faults
-    if not other_version and not job.has_made(result.provenance):
-        yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
+    return owners, theirs
 
 
-def _missing(result: Result, registered: bool) -> str:
+def _missing(result: Result) -> str:
     """Says why the method cannot be loaded here; "" where it can."""
-    if not registered:
+    owners, _ = _owners(result)
+    if not owners:
         return f"method {result.method} is not installed here"
     lacks = registry.load(registry.METHODS, result.method).lacks
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
@@ -85,19 +68,39 @@ def _job(result: Result, task: Task) -> Job:
     return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
 
-def _odd_names(result: Result, task: Task, job: Job) -> Iterator[str | Unverified]:
-    """Holds label, setting and backbone against those that method and task make."""
+def _known_job(result: Result, task: Task) -> Job | None:
+    """The job; None where :func:`_method` says why there is none."""
+    owners, theirs = _owners(result)
+    if (owners and not theirs) or _missing(result):
+        return None
+    with contextlib.suppress(UserError):
+        return _job(result, task)
+    return None
+
+
+def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Label, options and backbone, as the installed method and the task make them."""
+    owners, theirs = _owners(result)
+    if owners and not theirs:
+        here, package = " and ".join(registry.package_of(point) for point in owners), _distribution(result)["name"]
+        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
+        return
+    if missing := _missing(result):
+        yield from _unknown_method(result, task)
+        raise Unverified(f"label, options and backbone, since {missing}")
+    try:
+        job = _job(result, task)
+    except UserError as error:
+        yield f"options: {error}"
+        return
     if others := sorted(result.chosen - set(job.method.space)):  # they would be missing in the label
         yield f"tuned: {others[0]} is no option that method {job.name} tunes"
     if job.setting != result.setting:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
-    try:
+    with verifying("backbone"):
         corpora = corpora_of(task.pretraining)
-    except UserError as error:
-        yield Unverified(f"backbone, since {error}")
-        return
     yield from _elsewhere(result, task, corpora)
     key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):
@@ -113,6 +116,58 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
     here, recorded = seen(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
     if recorded in SEEN and SEEN.index(recorded) < SEEN.index(here):
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
+
+
+def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The distribution that the method is from; a class that nobody registers has none."""
+    recorded, (owners, _) = _distribution(result), _owners(result)
+    if owners and not (recorded.get("name") and recorded.get("version")):
+        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
+               f"{registry.package_of(owners[0])}")  # fmt: skip
+    elif other_version := _other_version(result):
+        raise Unverified(f"distribution, since {other_version}")
+
+
+def _other_version(result: Result) -> str:
+    """Names the other version of its package that the method is from; "" for the installed version."""
+    recorded, (_, theirs) = _distribution(result), _owners(result)
+    if not theirs or not recorded.get("version"):
+        return ""
+    here = registry.distribution_of(theirs[0])
+    if recorded["version"] == here["version"]:
+        return ""
+    return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"
+
+
+def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The choice of options, made again; another version of the method may have tried others."""
+    if (job := _known_job(result, task)) is None:
+        return
+    faults = list(_odd_search(result, job))
+    if faults and (other_version := _other_version(result)):
+        raise Unverified(f"choice of options, since {other_version}")
+    yield from faults
+
+
+def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The method's code; that of another version of its package may be other code."""
+    job = _known_job(result, task)
+    if job and not job.has_made(result.provenance) and not _other_version(result):
+        yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
+
+
+def _unknown_method(result: Result, task: Task) -> Iterator[str]:
+    """Checks label and backbone as far as that goes without the method: the label is no other method's."""
+    name = label_parts(result.label).name
+    for what, text in (("label", name), ("method", result.method)):
+        if not re.fullmatch(METHOD, text):
+            yield f"{what}: {text!r} is no name of a method"
+    with contextlib.suppress(UserError):
+        if (owner := registry.resolve(name)[0]) != result.method:
+            yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
+    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
+    if (key := result.pretraining.get("key")) not in (None, *keys):
+        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
 
 
 def _odd_search(result: Result, job: Job) -> Iterator[str]:
@@ -179,3 +234,6 @@ def _odd_settings(
         yield f"edge: {', '.join(result.edge) or 'nothing'}, what was chosen has {', '.join(edge) or 'nothing'} there"
     if not best and result.passed_over:
         yield f"passed_over: {result.passed_over[0]}, and nothing was tuned"
+
+
+CHECKS = (_method, _package, _search, _code)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from ifsl_bench.board.boards import unfit
 from ifsl_bench.board.result_file import parse, read, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.limits import RESULT_FILE
 from ifsl_bench.page.gather import boards_with_variants
 from ifsl_bench.protocol.task_files import find, packaged
@@ -43,6 +44,41 @@ def altered(path: Path, change) -> Path:
     return path
 
 
+SECTIONS = ("provenance", "pretraining", "cost", "solver", "tuned", "training", "options", "train", "summary")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_name_that_cannot_be_printed_is_refused_in_every_section(file, section):
+    value: dict[str, Any] = {"solver": {"mean": 1.0}, "tuned": {"x": 1.0}, "summary": {"mean": 1.0}}
+    altered(file, lambda v: v[section].update({text: value.get(section, 1.0) for text in BAD}))
+    failures = check_file(file).failures
+    for text in BAD:
+        assert f"{section}: the name {text!r} cannot be printed as it is" in failures
+    assert all(is_printable(failure) for failure in failures)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda v, text: v["provenance"].update(command=text), "provenance.command"),
+        (lambda v, text: v["provenance"]["libraries"].update(torch=text), "provenance.libraries.torch"),
+        (lambda v, text: v["pretraining"].update(device=text), "pretraining.device"),
+        (lambda v, text: v["training"].update(solves={"a": [[{"b": [1, text]}]]}), "training.solves.a.b"),
+        (lambda v, text: v["options"].update(weight_decay=text), "options.weight_decay"),
+        (lambda v, text: v["train"].update(rate=text), "train.rate"),
+        (lambda v, text: v.update(setting=text), "setting"),
+        (lambda v, text: v.update(edge=["x", text]), "edge"),
+        (lambda v, text: v.update(passed_over=[text]), "passed_over"),
+    ],
+)
+def test_a_value_that_cannot_be_printed_is_refused_at_any_depth(file, change, where):
+    for text in ("\x1b[2J", "\u202eabc"):
+        altered(file, lambda v, text=text: change(v, text))
+        failures = check_file(file).failures
+        assert f"{where}: {text!r} cannot be printed as it is" in failures
+        assert all(is_printable(failure) for failure in failures)
+
+
 def test_what_people_write_can_be_printed(file):
     device = "Grüße 日本語 a\u3000b 👩\u200d🔬 ±"
     assert check_file(altered(file, lambda v: v["pretraining"].update(device=device))).failures == ()
@@ -52,10 +88,7 @@ def test_what_people_write_can_be_printed(file):
     ("change", "told"),
     [
         (lambda v: v["provenance"].update(note="x"), "provenance: Object contains unknown field `note`"),
-        (
-            lambda v: v["provenance"]["libraries"].update({"a b": "1"}),
-            "provenance.libraries: Expected `str` matching regex",
-        ),
+        (lambda v: v["provenance"]["libraries"].update({"a b": "1"}), "provenance.libraries: Expected the name of a"),
         (
             lambda v: v["provenance"].update(distribution={"name": "x", "url": "y"}),
             "provenance.distribution: Object contains unknown field `url`",
@@ -68,13 +101,21 @@ def test_what_people_write_can_be_printed(file):
         (lambda v: v["cost"].update(dollars=1.0), "cost: Invalid enum value 'dollars'"),
         (lambda v: v["solver"]["solver_steps"].update(least=1.0), "solver[...]: Invalid enum value 'least'"),
         (lambda v: v["training"].update(note="x"), "training: Object contains unknown field `note`"),
-        (lambda v: v["training"].update(validation={"x": 1.0}), "training.validation: Expected `str` matching regex"),
+        (lambda v: v["training"].update(validation={"x": 1.0}), "training.validation: Expected the number of a step"),
         (lambda v: v["training"].update(solves={"good": 1}), "training.solves: Invalid enum value 'good'"),
     ],
 )
 def test_a_name_that_no_run_writes_is_refused(file, change, told):
     failures = check_file(altered(file, change)).failures
     assert any(failure.startswith(told) for failure in failures), failures
+
+
+def test_a_file_with_a_thousand_faults_is_told_of_in_few_short_lines(file):
+    altered(file, lambda v: v["cost"].update({"\n" * 10_000 + str(i): 1.0 for i in range(1000)}))
+    failures = check_file(file).failures
+    assert len(failures) == check.MOST_LINES + 1
+    assert failures[-1] == "and 951 more"
+    assert max(map(len, failures)) <= check.MOST_LETTERS + 3
 
 
 # -- one definition of what must match
@@ -106,14 +147,14 @@ def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
 # -- size
 
 HOSTILE = {
-    "nested too deep for the parser": (b'{"schema": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is not valid JSON"),
     "a number of 5,000 digits": (b'{"schema": ' + b"9" * 5000 + b"}", "is not valid JSON ("),
     "not a number": (b'{"schema": NaN}', "is not valid JSON ("),
     "infinity": (b'{"schema": -Infinity}', "is not valid JSON ("),
     "beyond all bounds": (b'{"schema": 1e999}', "is not valid JSON (Number out of range"),
+    "half a character": (b'{"schema": "\\ud800"}', "is not valid JSON ("),
+    "nested too deep for the parser": (b'{"schema": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is not valid JSON"),
     "a byte order mark": (b'\xef\xbb\xbf{"schema": 1}', "is not valid JSON ("),
     "UTF-16": ('{"schema": 1}'.encode("utf-16"), "is not valid JSON ("),
-    "half a character": (b'{"schema": "\\ud800"}', "is not valid JSON ("),
     "a list": (b"[1]", "holds list where a JSON object was expected"),
     "no schema but 10 MB": (b'{"schema": "' + b"x" * 10_000_000 + b'"}', "is no result of schema 1 (it says 'xxx"),
 }

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from ifsl_bench.board.result_file import parse, write
+from ifsl_bench.board.result_file import file_name, parse, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
+from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task_files import find
@@ -69,6 +71,9 @@ def shorten(value: dict) -> None:
     ("change", "message"),
     [
         (lambda v: v.pop("digest"), "it is not a valid result: Object missing required field `digest`"),
+        (lambda v: v.update(extra=1), "unknown field `extra`"),
+        (lambda v: v.update(schema=9), "it is no result of schema 1"),
+        (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
         (lambda v: v["episodes"]["base_joint"].__setitem__(5, 25), "more joint hits than hits alone"),
         (
             lambda v: v.update(digest="0" * 64),
@@ -90,6 +95,7 @@ def shorten(value: dict) -> None:
             lambda v: v.update(task="../glyphs.toml:glyphs-5shot"),
             "task: '../glyphs.toml:glyphs-5shot' is no task's name",
         ),
+        (lambda v: v.update(task="glyphs.toml+ways=3"), "task: 'glyphs.toml+ways=3' is no task's name"),
         (lambda v: v.update(partial=True), "partial: true, data set glyphs with this fingerprint is the whole"),
         (lambda v: v.update(label="mine"), "label: 'mine', method, options and number of episodes make it 'lwof'"),
         (lambda v: v.update(label="mine"), "file name: label and seed make it mine.seed-1.json"),
@@ -112,10 +118,16 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
         (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: Expected `object`, got `str`"),
         (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes[1]: Expected `int` >= 1"),
+        (lambda v: v["pretraining"].update(rounded="int4"), "pretraining.rounded: Invalid enum value 'int4'"),
+        (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: Expected `array`, got `int`"),
+        (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: Expected `object`, got `array`"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
-        (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected `str` matching regex"),
+        (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected 64 hexadecimal digits"),
+        (lambda v: v["pretraining"].update(sha256=["x"]), "pretraining.sha256: Expected `str`, got `array`"),
         (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
-        (lambda v: v.update(digest="G" * 64), "digest: Expected `str` matching regex"),
+        (lambda v: v.update(digest="G" * 64), "digest: Expected 64 hexadecimal digits"),
+        (lambda v: v.update(fingerprint="f"), "fingerprint: Expected 64 hexadecimal digits"),
+        (lambda v: v.update(novel_fingerprint="f"), "novel_fingerprint: Expected 64 hexadecimal digits or none"),
         (
             lambda v: v.update(novel_fingerprint="f" * 64),
             "novel_fingerprint: 'ffffffffffffffff', the novel classes of ",
@@ -123,18 +135,21 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(seed=-1), "Expected `int` >= 0 - at `$.seed`"),
         (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
         (lambda v: v.update(label="a\x1b[31m"), "it is not a valid result: label 'a\\x1b[31m' is not printable text"),
-        (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected `str` matching regex"),
+        (lambda v: v["provenance"].pop("commit"), "provenance: Object missing required field `commit`"),
+        (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected a commit of Git"),
         (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: Expected `str`, got `object`"),
-        (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected `str`"),
+        (lambda v: v["provenance"].update(libraries={"torch": 2}), "provenance.libraries[...]: Expected `str`, got"),
+        (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected 16 hexadecimal"),
         (
             lambda v: v["provenance"].update(version="99.9"),
             "provenance.version: '99.9' is newer than the one that checks",
         ),
         (lambda v: v["provenance"].update(version="new"), "provenance.version: 'new' is no version"),
+        (lambda v: v["provenance"].update(time="tomorrow"), "provenance.time: 'tomorrow' is no time"),
         (lambda v: v["provenance"].update(time="2026-13-01T00:00:00+00:00"), "is no time as a run writes it"),
         (
             lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"),
-            "provenance.time: Expected `str` matching regex",
+            "provenance.time: Expected a time such as",
         ),
         (
             lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"),
@@ -177,13 +192,50 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
     assert [str(wrong) in remark for remark in remarks] == [True]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": "zzz"}, ""),
+        ({"label": "zzz+s.b=x.a=1", "options": {"a": 1, "b": "x", "c": 3}, "tuned": TUNED, "setting": "paper"}, ""),
+        ({"label": "zzz.train.steps=5", "train": {"steps": 5}}, ""),
+        ({"label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method zzz"),
+        ({"label": "lwof"}, "label: 'lwof' is method lwof, the file is of method zzz"),
+        ({"method": "lr+a", "label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method lr+a"),
+        ({"label": ""}, "label: '' is no name of a method"),
+        ({"label": "a/b"}, "label: 'a/b' is no name of a method"),
+        ({"method": "../../x", "label": "x"}, "method: '../../x' is no name of a method"),
+        (
+            {"label": "zzz", "pretraining": {"key": "x", "sha256": "0" * 64, "accuracy": {"base/val": 1}}},
+            "pretraining.key: 'x', task, data and seed make it 'glyphs-resnet-small-linear-seed1-",
+        ),
+    ],
+)
+def test_what_can_be_told_without_the_method(file, changes, message):
+    altered(file, lambda v: v.update({"method": "zzz", **changes}))
+    found = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
+    assert [failure[: len(message)] for failure in found.failures] == [message] * bool(message)
+    assert any(text.startswith("label, options and backbone, since method") for text in found.unverified)
+
+
+def test_an_own_task_is_known_by_its_folder_too(measured):
+    home, paths = measured
+    path = paths["clusters-5shot"]
+    altered(path, lambda v: v["provenance"].update(commit=COMMIT))
+    tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
+    other = path.parent.parent / next(name for name in paths if name != "clusters-5shot") / path.name
+    path.rename(other)
+    assert [f.partition(":")[0] for f in check_file(other, tasks, home).failures] == ["folder"]
+
+
 def test_unreadable_files_and_published_rows_fail(tmp_path, file):
     assert "it cannot be read: No such file" in check_file(tmp_path / "none.json").failures[0]
     cut = tmp_path / "cut.json"
     cut.write_text(file.read_text()[:900])
     assert "not valid JSON" in check_file(cut).failures[0]
     paper = packaged_root() / "published" / "ren2019.json"
-    assert check_file(paper).failures == ("it is no result of schema 1 (it says None)",)
+    assert check_file(paper).failures == ("it is a table of published rows, not the result of a run",)
+    (tmp_path / "published").mkdir()
+    assert "among the published rows" in check_file(Path(shutil.copy(file, tmp_path / "published"))).failures[0]
 
 
 def test_a_copy_elsewhere_passes_and_an_unknown_method_is_said_to_be_unverified(tmp_path, file):
@@ -263,3 +315,12 @@ def test_the_command(measured, file, call):
     assert "digest" in err[1]
     assert err[-1] == "ifsl-bench: 1 of 2 result files failed the checks"
     assert check(str(path))[0] == 2, "a task of one's own is unknown without its file"
+
+
+def test_what_the_page_for_contributors_says_is_there():
+    page = (Path(__file__).parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert "(docs/contributing.md)" in readme
+    named = set(re.findall(r"ifsl-bench ([a-z]+)", page))
+    assert named >= {"run", "check", "table"}
+    assert named <= set(cli.MODULES)
