@@ -81,7 +81,6 @@ def test_labels_cannot_leave_their_folder(tmp_path):
         (lambda v: v["episodes"]["base_joint"].__setitem__(0, 26), "outside 0..25"),
         (lambda v: v["episodes"]["base_joint"].pop(), "entries"),
         (lambda v: v.update(extra=1), "unknown field `extra`"),
-        (lambda v: v.update(label="\ud800"), r"label '\ud800' is not printable text"),
     ],
 )
 def test_tampering_is_refused(tmp_path, change, message):
