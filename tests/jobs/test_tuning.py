@@ -405,7 +405,7 @@ def spread(value):
         (lambda v: set_tried(v, dict(list(tried(v).items())[:1])), "was not tried; 'tuned-3' has rounds of 3"),
         (lambda v: set_tried(v, {f"weight_decay={x}": 50.0 for x in (0.1, 0.2, 0.3)}), "weight_decay=0.1 is none of"),
         (lambda v: set_tried(v, tried(v) | {"weight_decay=0.3": 99.0}), "tuned: 4 settings were tried, 'tuned-3'"),
-        (lambda v: v.update(setting="tuned-1", label="lr@tuned-1"), "setting: Expected `str` matching regex"),
+        (lambda v: v.update(setting="tuned-1", label="lr@tuned-1"), "setting: Expected 'paper', 'every' or"),
         (lambda v: v.update(setting="tuned-99999"), "setting: 'tuned-99999', a run tries at most 10,000"),
         (lambda v: v.update(tuned={}), "setting: 'tuned-3', and nothing was tuned"),
         (lambda v: v.update(edge=[] if v["edge"] else ["weight_decay"]), "edge: "),
@@ -418,7 +418,7 @@ def spread(value):
         (lambda v: v["provenance"].pop("distribution"), "provenance: Object missing required field `distribution`"),
         (lambda v: v["provenance"].update(distribution={}), "distribution: name and version missing; method"),
         (lambda v: v["provenance"]["distribution"].update(name="torch"), "method: 'ridge' of package torch"),
-        (lambda v: v.update(setting="", label="lr.weight_decay=0.00427", tuned={}), "setting: Expected `str`"),
+        (lambda v: v.update(setting="", label="lr.weight_decay=0.00427", tuned={}), "setting: Expected 'paper'"),
     ],
 )  # fmt: skip
 def test_a_search_that_was_not_made_is_found_out(searched, tmp_path, change, message):
