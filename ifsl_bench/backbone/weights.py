@@ -157,9 +157,14 @@ def read_weights(path: Path) -> tuple[Weights, bytes]:
     if hashlib.sha256(content).hexdigest() != weights.sha256:
         raise CorruptFile(f"{path} is damaged: its weights are not those that it names; get another copy")
     try:
-        load(content)
+        tensors = load(content)
     except SafetensorError as error:
         raise CorruptFile(f"{path} holds no tensors ({error})") from error
+    if "head.weight" not in tensors or tensors["head.weight"].dim() != 2:
+        raise CorruptFile(f"{path} holds no base classifier")
+    for name, value in tensors.items():
+        if not bool(torch.isfinite(value).all()):
+            raise CorruptFile(f"{path}: {name!r:.80} is not finite")
     return weights, content
 
 

@@ -49,15 +49,18 @@ def writer() -> str:
 
 def writes_still(writer: str) -> bool | None:
     """Returns whether a process that called itself so is alive; None where that cannot be told from here: another
-    machine's.
+    machine's, or none that :func:`writer` named.
 
     The number of a process that has ended may be another's by now, which began at another time.
     """
-    machine, process, start = writer.rsplit("-", 2)
-    if machine != _machine():
+    try:
+        machine, process, start = writer.rsplit("-", 2)
+        if machine != _machine():
+            return None
+        began = _began(int(process))
+        return began is not None and abs(began - int(start)) <= CLOCK
+    except (ValueError, OverflowError):  # of a damaged log
         return None
-    began = _began(int(process))
-    return began is not None and abs(began - int(start)) <= CLOCK
 
 
 def _began(process: int) -> int | None:

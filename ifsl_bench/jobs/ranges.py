@@ -194,9 +194,9 @@ def _read(file: Path, made_of: str | None) -> dict[str, np.ndarray] | None:
     try:
         with np.load(file, allow_pickle=False) as content:
             fields = dict(content)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile):
         return None
-    return fields if made_of is not None and fields["made_of"].item() == made_of else None
+    return fields if made_of is not None and "made_of" in fields and fields["made_of"].item() == made_of else None
 
 
 def _named(prefix: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,6 +246,8 @@ def _tensors(name: str, value: torch.Tensor):
         (lambda path: path.write_bytes((90).to_bytes(8, "little") + b"[" * 90), "its header is no JSON"),
         (lambda path: path.write_bytes((1 << 20).to_bytes(8, "little") + b"[" * (1 << 20)), "its header is no JSON"),
         (lambda path: path.write_bytes(save({"x": torch.zeros(3)})), "does not say its pretraining"),
+        (_tensors("head.weight", torch.full((8, 16), float("nan"))), "'head.weight' is not finite"),
+        (_tensors("head.weight", torch.zeros(8)), "no base classifier"),
         (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
         (lambda path: path.unlink(), "there is no"),
     ],

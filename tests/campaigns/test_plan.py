@@ -18,7 +18,7 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.campaigns.status import SILENT, read_log
-from ifsl_bench.common.owners import writer
+from ifsl_bench.common.owners import writer, writes_still
 from ifsl_bench.episodic import meta_training
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.scheduler.graph import graph_of
@@ -250,3 +250,8 @@ def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):
     wanted, _ = with_tasks(asked(None, Request(methods=("lr",), tasks=("mini-5shot",))), work.home)
     with pytest.raises(api.UserError, match="It needs the five files"):
         plan_of(jobs_of(wanted, work.home, print, print)[0], work)
+
+
+@pytest.mark.parametrize("end", ["", "-x-1", "-1-x", f"-{10**30}-1"])
+def test_a_damaged_log_does_not_say_whether_its_writer_is_alive(end):
+    assert not writes_still(writer().rsplit("-", 2)[0] + end)
