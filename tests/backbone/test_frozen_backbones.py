@@ -91,17 +91,17 @@ def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home
     from timm.data import create_transform, resolve_data_config
 
     (task, network), data, messages = small, Images(), Messages()
-    made = pretrain_frozen(home, task, data, "linear", CPU, messages)
+    model = pretrain_frozen(home, task, data, "linear", CPU, messages)
     transform = create_transform(**resolve_data_config(model=network))
     images = torch.stack([transform(Image.fromarray(image)) for image in data.pool("base/train").images])
     with torch.no_grad():
         theirs = network.forward_head(network.forward_features(images), pre_logits=True).numpy()
-    bank = np.load(home.features / made.features_key / "base-train" / "features.npy")
+    bank = np.load(home.features / model.features_key / "base-train" / "features.npy")
     assert np.abs(bank - theirs).max() < 0.02 * np.abs(theirs).max()  # Pillow rounds each pass, torchvision once
     assert np.corrcoef(bank.ravel(), theirs.ravel())[0, 1] > 0.9999
     assert "enlarged" in messages.warned[0]
-    assert made.entry()["seen"] == "may"
-    assert made.entry()["pretrained_on"] == ["unknown"]
+    assert model.entry()["seen"] == "may"
+    assert model.entry()["pretrained_on"] == ["unknown"]
 
 
 def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(home, small, monkeypatch):
@@ -111,9 +111,9 @@ def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(h
     again = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     torch.testing.assert_close(again.head.weight, first.head.weight)
     assert again.sha256 == first.sha256
-    other = pretrain_frozen(home, task, data, "cosine", CPU, Messages())
-    assert other.features_key == first.features_key == features_key(task, data.fingerprint, "cosine", 7)
-    assert other.key != first.key == pretraining_key(task, data.fingerprint, "linear", 7)
+    cosine_model = pretrain_frozen(home, task, data, "cosine", CPU, Messages())
+    assert cosine_model.features_key == first.features_key == features_key(task, data.fingerprint, "cosine", 7)
+    assert cosine_model.key != first.key == pretraining_key(task, data.fingerprint, "linear", 7)
 
 
 def test_other_weights_at_the_same_place_are_other_features(home, small, tmp_path):
@@ -157,7 +157,7 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
     assert plain.name == f"{task.name}+centre=none"
     assert plain.hash != task.hash
     assert changed(task, Change(centre="mean")) is task, "what it does anyway has no name of its own"
-    centred, raw = (pretrain_frozen(home, one, data, "linear", CPU, Messages()) for one in (task, plain))
+    centred, raw = (pretrain_frozen(home, variant, data, "linear", CPU, Messages()) for variant in (task, plain))
     assert centred.features_key == raw.features_key, "one bank for both"
     assert centred.key != raw.key
     bank = np.load(home.features / raw.features_key / "base-train" / "features.npy")
@@ -171,13 +171,13 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
     pool = data.pool("base/train")
     moments = Moments.of(bank, pool.starts)
     base = base_classifier(centred, moments)
-    seen = feature_pool(bank, pool, base, CPU, centred.mean)
+    centred_pool = feature_pool(bank, pool, base, CPU, centred.mean)
     # float32 means lose the number of images times eps
-    torch.testing.assert_close(seen.features.mean(0), torch.zeros(bank.shape[1]), rtol=0, atol=1e-5)
-    of_class = torch.stack([seen.features[a:b].mean(0) for a, b in itertools.pairwise(pool.starts)])
+    torch.testing.assert_close(centred_pool.features.mean(0), torch.zeros(bank.shape[1]), rtol=0, atol=1e-5)
+    of_class = torch.stack([centred_pool.features[a:b].mean(0) for a, b in itertools.pairwise(pool.starts)])
     torch.testing.assert_close(base.prototypes, of_class, rtol=1e-4, atol=1e-5)
-    logits = seen.features @ centred.head.weight.T + centred.head.bias
-    torch.testing.assert_close(seen.base_logits, logits)
+    logits = centred_pool.features @ centred.head.weight.T + centred.head.bias
+    torch.testing.assert_close(centred_pool.base_logits, logits)
 
 
 def test_centring_is_for_frozen_backbones_and_leaves_other_tasks_as_they_are():
@@ -213,10 +213,10 @@ def test_where_a_source_cannot_be_reached_one_line_says_which_file_goes_where(ho
     task = glyphs("torchvision:resnet18.IMAGENET1K_V1")
     with pytest.raises(UserError) as error:
         pretrain_frozen(home, task, Images(), "linear", CPU, Messages())
-    said = str(error.value)
-    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in said
-    assert f"put it at {home.weights}/torchvision:resnet18.IMAGENET1K_V1.pth" in said
-    assert "\n" not in said
+    message = str(error.value)
+    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in message
+    assert f"put it at {home.weights}/torchvision:resnet18.IMAGENET1K_V1.pth" in message
+    assert "\n" not in message
 
 
 def test_torchvisions_features_are_what_its_classifier_takes(home):
@@ -227,21 +227,21 @@ def test_torchvisions_features_are_what_its_classifier_takes(home):
     home.weights.mkdir(parents=True)
     torch.save(network.state_dict(), home.weights / "torchvision:resnet18.IMAGENET1K_V1.pth")
     data = Images(2, 3)
-    made = pretrain_frozen(home, glyphs("torchvision:resnet18.IMAGENET1K_V1"), data, "linear", CPU, Messages())
+    model = pretrain_frozen(home, glyphs("torchvision:resnet18.IMAGENET1K_V1"), data, "linear", CPU, Messages())
     images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
     with torch.no_grad():
         theirs = network(zoo.ResNet18_Weights.IMAGENET1K_V1.transforms()(images))
-        ours = network.fc(made.network(made.normalise(images.permute(0, 2, 3, 1))))
+        ours = network.fc(model.network(model.normalise(images.permute(0, 2, 3, 1))))
     # float32 sums of up to 4,608 terms (512 channels of 3x3), in another layout of memory
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    assert made.entry()["pretrained_on"] == ["imagenet-1k"]
+    assert model.entry()["pretrained_on"] == ["imagenet-1k"]
 
 
 def test_grey_images_get_three_equal_channels():
     card = Card((8, 8), 8, "bilinear", (0.5,) * 3, (0.25,) * 3, ())
     images = torch.randint(0, 256, (2, 8, 8, 1), dtype=torch.uint8)
-    found = Preprocess(card, CPU)(images)
-    torch.testing.assert_close(found, ((images.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25).expand(2, 3, 8, 8))
+    output = Preprocess(card, CPU)(images)
+    torch.testing.assert_close(output, ((images.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25).expand(2, 3, 8, 8))
 
 
 def test_the_linear_classifier_is_the_minimum_that_scikit_learn_finds():
@@ -251,11 +251,11 @@ def test_the_linear_classifier_is_the_minimum_that_scikit_learn_finds():
     labels = np.repeat(np.arange(5), 30)
     rows = rng.normal(size=(5, 12))[labels] + rng.normal(size=(150, 12))
     rows = (rows * np.logspace(-2, 2, 12) + 3).astype(np.float32)
-    head, said = fit_head("linear", rows, labels, 5, decay, CPU)
+    head, report = fit_head("linear", rows, labels, 5, decay, CPU)
     theirs = LogisticRegression(C=1 / (decay * len(rows)), solver="newton-cg", tol=1e-10, max_iter=10_000).fit(
         rows.astype(np.float64), labels
     )
-    assert said["converged"]
+    assert report["converged"]
     with torch.no_grad():
         p = head(torch.from_numpy(rows)).softmax(1).numpy()
     # where the solver stops: a gradient of 1e-5, over the curvature that the decay gives, 5e-3
@@ -266,7 +266,7 @@ def test_the_cosine_classifier_fits_what_can_be_told_apart():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(5), 30)
     rows = (rng.normal(size=(5, 12))[labels] * 2 + rng.normal(size=(150, 12))).astype(np.float32)
-    head, said = fit_head("cosine", rows, labels, 5, 5e-4, CPU)
+    head, report = fit_head("cosine", rows, labels, 5, 5e-4, CPU)
     with torch.no_grad():
         assert (head(torch.from_numpy(rows)).argmax(1).numpy() == labels).mean() > 0.95
     head = head.double()
@@ -281,7 +281,7 @@ def test_the_cosine_classifier_fits_what_can_be_told_apart():
     # the solver stops at a gradient of 1e-5, and differences over 1e-3 are off by about 1e-6
     assert abs(slope + 5e-4 * scale) < 2e-5, "decay holds the temperature"
     # float32 sums over 150 images, of a loss of order one
-    assert abs(value(scale) + 5e-4 * scale**2 / 2 - said["loss"]) < 1e-4
+    assert abs(value(scale) + 5e-4 * scale**2 / 2 - report["loss"]) < 1e-4
 
 
 @with_timm
@@ -339,12 +339,12 @@ def test_every_name_of_timm_is_of_a_set_that_the_table_describes_and_a_strange_o
 
 
 def test_another_backbone_is_another_task():
-    plain, other, given = glyphs(None), glyphs("resnet10"), glyphs("timm:test_resnet", "0123456789abcdef")
-    assert other.name == "glyphs-5shot+backbone=resnet10"
-    assert given.name == "glyphs-5shot+backbone=timm:test_resnet+weights=0123456789abcdef"
-    assert find(given.name)[0] == given
-    assert len({plain.hash, other.hash, given.hash}) == 3
-    assert given.variant_of == "glyphs-5shot"
+    plain, resnet_task, timm_task = glyphs(None), glyphs("resnet10"), glyphs("timm:test_resnet", "0123456789abcdef")
+    assert resnet_task.name == "glyphs-5shot+backbone=resnet10"
+    assert timm_task.name == "glyphs-5shot+backbone=timm:test_resnet+weights=0123456789abcdef"
+    assert find(timm_task.name)[0] == timm_task
+    assert len({plain.hash, resnet_task.hash, timm_task.hash}) == 3
+    assert timm_task.variant_of == "glyphs-5shot"
     assert find("glyphs-5shot+backbone=resnet-small")[0] == plain
 
 
@@ -367,9 +367,9 @@ def test_features_take_no_other_backbone(minimal_task):
 def test_what_was_seen_is_asked_of_the_data_set_that_novel_classes_are_from(home, small, monkeypatch):
     """And is not kept with the base classifier, which is that of both tasks."""
     monkeypatch.setattr("ifsl_bench.backbone.frozen.corpora_of", lambda spec: ("imagenet-1k",))
-    for novel_from, said in ((None, "no"), ("cub", "yes"), (None, "no")):
+    for novel_from, expected in ((None, "no"), ("cub", "yes"), (None, "no")):
         task = msgspec.structs.replace(small[0], novel_from=novel_from)
-        assert pretrain_frozen(home, task, Images(), "linear", CPU, Messages()).entry()["seen"] == said
+        assert pretrain_frozen(home, task, Images(), "linear", CPU, Messages()).entry()["seen"] == expected
     assert len(list(home.pretrained.glob("glyphs-*"))) == 1
 
 
@@ -416,15 +416,15 @@ def lees():
 def test_a_registered_network_takes_the_weights_of_the_code_that_it_follows(home, tmp_path, lees, wrap):
     torch.save(wrap(lees), tmp_path / "lee.pth")
     task, data = glyphs("resnet12", take_weights(home, tmp_path / "lee.pth")), Images()
-    made = pretrain_frozen(home, task, data, "linear", CPU, Messages())
+    model = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
     theirs = by_lee(lees, (images / 255 - task.dataset.mean[0]) / task.dataset.std[0]).numpy()
-    bank = np.load(home.features / made.features_key / "base-train" / "features.npy")
+    bank = np.load(home.features / model.features_key / "base-train" / "features.npy")
     # float32 sums of up to 5,760 terms (640 channels of 3x3), twelve in a row
     np.testing.assert_allclose(bank, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
-    assert made.features_key == features_key(task, data.fingerprint, "cosine", 3)
-    other = msgspec.structs.replace(task, dataset=msgspec.structs.replace(task.dataset, mean=(0.4,)))
-    assert features_key(other, data.fingerprint, "linear", 0) != made.features_key, "images enter otherwise"
+    assert model.features_key == features_key(task, data.fingerprint, "cosine", 3)
+    other_task = msgspec.structs.replace(task, dataset=msgspec.structs.replace(task.dataset, mean=(0.4,)))
+    assert features_key(other_task, data.fingerprint, "linear", 0) != model.features_key, "images enter otherwise"
 
 
 @pytest.mark.parametrize(("change", "named"), [
@@ -454,10 +454,10 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
         return seen(corpora_of(task.pretraining), task.novel_data)
 
     for backbone in ("resnet12", "torchvision:resnet18"):
-        said = [
+        answers = [
             marked(backbone, corpora) for corpora in (None, "base", "imagenet-1k", "base:photos-of-mine", "unknown")
         ]
-        assert said == ["may", "no", "yes", "may", "may"]
+        assert answers == ["may", "no", "yes", "may", "may"]
     plain, declared = (find("mini-5shot", Change(weights=digits, pretrained_on=x))[0] for x in (None, "base"))
     assert declared.name == f"mini-5shot+weights={digits}+pretrained-on=base"
     assert declared.hash != plain.hash
@@ -469,8 +469,8 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     assert (spec.backbone, spec.weights, spec.pretrained_on, spec.centre) == ("resnet10", digits, "base", "none")
     with pytest.raises(UserError, match="pretrained-on must be"):
         parse(of.replace('"base"', '"of base classes"'), "x.toml")
-    other = changed(declared, Change(weights="f" * 16))
-    assert other.pretraining.pretrained_on is None, "what is said of one file is not said of another"
+    other_task = changed(declared, Change(weights="f" * 16))
+    assert other_task.pretraining.pretrained_on is None, "what is said of one file is not said of another"
     with pytest.raises(UserError, match="give it with --weights"):
         check_backbone(find("mini-5shot", Change(pretrained_on="base"))[0].pretraining)
     with pytest.raises(UserError, match=r"pretrained-on must be .* not 'Base classes'"):

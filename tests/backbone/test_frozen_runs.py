@@ -37,8 +37,8 @@ def hues(_timm, hues):
 
 
 def test_run_table_check_and_campaign(hues, call):
-    said = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors")
-    status, out, err = call("run", "--method", "protonet,imprint", "--task", "hues.toml", *said, "-q")
+    options = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors")
+    status, out, err = call("run", "--method", "protonet,imprint", "--task", "hues.toml", *options, "-q")
     assert status == 0, err
     assert "enlarged" in err
     assert out.count("novel classes perhaps seen in pretraining") == 2
@@ -66,12 +66,12 @@ def test_run_table_check_and_campaign(hues, call):
 
 
 def test_sessions_on_a_backbone_from_elsewhere_have_one_for_both_heads(hues, call):
-    said = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors", "--sessions", "2", "--ways", "2")
-    status, _, err = call("run", "--method", "lr,imprint", "--task", "hues.toml", *said, "-q")
+    options = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors", "--sessions", "2", "--ways", "2")
+    status, _, err = call("run", "--method", "lr,imprint", "--task", "hues.toml", *options, "-q")
     assert status == 0, err
-    stored = [json.loads(file.read_text()) for file in sorted((hues / "home" / "results").rglob("*.json"))]
-    assert [result["episodes"]["sessions"] for result in stored] == [2, 2]
-    assert len({result["pretraining"]["key"] for result in stored}) == 2, "a head each"
+    results = [json.loads(file.read_text()) for file in sorted((hues / "home" / "results").rglob("*.json"))]
+    assert [result["episodes"]["sessions"] for result in results] == [2, 2]
+    assert len({result["pretraining"]["key"] for result in results}) == 2, "a head each"
     assert len(list((hues / "home" / "features").iterdir())) == 1, "on the same features"
 
 
@@ -100,11 +100,11 @@ def learn(pool, name: str, path: Path, **how) -> None:
 def test_a_network_of_timms_that_learned_the_base_classes_tells_new_ones_apart(hues, call, name, how):
     pool = open_dataset(hues / "home" / "data" / "hues").pool("base/train")
     learn(pool, name, hues / "learned.safetensors", **how)
-    said = ("--backbone", f"timm:{name}", "--weights", "learned.safetensors", "--episodes", "100")
-    status, _, err = call("run", "--method", "imprint", "--task", "hues.toml", *said, "-q")
+    options = ("--backbone", f"timm:{name}", "--weights", "learned.safetensors", "--episodes", "100")
+    status, _, err = call("run", "--method", "imprint", "--task", "hues.toml", *options, "-q")
     assert status == 0, err
     (file,) = (hues / "home" / "results").rglob("*.json")
-    found = json.loads(file.read_text())
-    assert found["pretraining"]["accuracy"]["base/val"] > 80  # percent; chance is 20
-    assert found["summary"]["novel_alone"]["mean"] > 60  # chance is 33
-    assert found["summary"]["acc"]["mean"] > 45  # chance is 13
+    result = json.loads(file.read_text())
+    assert result["pretraining"]["accuracy"]["base/val"] > 80  # percent; chance is 20
+    assert result["summary"]["novel_alone"]["mean"] > 60  # chance is 33
+    assert result["summary"]["acc"]["mean"] > 45  # chance is 13

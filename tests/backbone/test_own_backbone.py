@@ -52,8 +52,8 @@ def command(site, call, monkeypatch):
 
 
 def stored(hues: Path) -> dict[str, dict]:
-    found = {path.parent.name: json.loads(path.read_text()) for path in (hues / "home" / "results").rglob("*.json")}
-    return {name.partition("+backbone=")[2]: result for name, result in found.items()}
+    results = {path.parent.name: json.loads(path.read_text()) for path in (hues / "home" / "results").rglob("*.json")}
+    return {name.partition("+backbone=")[2]: result for name, result in results.items()}
 
 
 @pytest.mark.slow("pretrains a network and asks a frozen one, three commands")
@@ -80,10 +80,12 @@ def test_a_network_of_ones_own_is_pretrained_and_a_frozen_one_used_as_it_is(site
 
     status, _, err = command(*line, "--weights", "published.pth")
     assert status == 0, err
-    given = next(result for name, result in stored(hues).items() if name.startswith("my-frozen-net+weights="))
+    given_result = next(result for name, result in stored(hues).items() if name.startswith("my-frozen-net+weights="))
     # The same network, and so the same base classifier; the task has another name, and so other episodes.
-    assert all(given["pretraining"][name] == frozen["pretraining"][name] for name in ("weights", "sha256", "accuracy"))
-    assert given["digest"] != frozen["digest"]
+    assert all(
+        given_result["pretraining"][name] == frozen["pretraining"][name] for name in ("weights", "sha256", "accuracy")
+    )
+    assert given_result["digest"] != frozen["digest"]
 
 
 def test_what_goes_wrong_in_ones_own_backbone_is_one_line(site, hues, command):

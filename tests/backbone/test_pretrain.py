@@ -131,22 +131,22 @@ def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
     """In memory as on disk; the statistics of batch norm stay whole, and so do weights on the way."""
     home, task, dataset = few
     task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=5))
-    made = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-    parameters = dict(made.network.named_parameters()) | dict(made.head.named_parameters())
+    model = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    parameters = dict(model.network.named_parameters()) | dict(model.head.named_parameters())
     for name, value in parameters.items():
         assert torch.equal(value, value.half().float()), name
-    whole = {k: v for k, v in made.network.state_dict().items() if "running" in k}
+    whole = {k: v for k, v in model.network.state_dict().items() if "running" in k}
     assert any(not torch.equal(value, value.half().float()) for value in whole.values())
-    stored = CheckpointFolder(home.pretrained / made.key).load().tensors
-    kinds = {k: str(v.dtype) for k, v in stored.items()}
+    weights = CheckpointFolder(home.pretrained / model.key).load().tensors
+    kinds = {k: str(v.dtype) for k, v in weights.items()}
     assert {kind for k, kind in kinds.items() if "running" in k} == {"torch.float32"}
     assert {kind for k, kind in kinds.items() if "running" not in k and "tracked" not in k} == {"torch.float16"}
-    assert made.entry()["rounded"] == "float16"
+    assert model.entry()["rounded"] == "float16"
     images = torch.from_numpy(np.array(dataset.pool("base/val").images))
     with torch.inference_mode():
-        hits = made.head(made.network(made.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
+        hits = model.head(model.network(model.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
     # two images whose logits tie up to rounding, in batches of another size
-    assert made.info["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=2 / len(hits))
+    assert model.info["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=2 / len(hits))
 
 
 def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
@@ -154,10 +154,10 @@ def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
     original = Trainer._step
 
     def step(self, *arguments):
-        found = original(self, *arguments)
+        result = original(self, *arguments)
         with torch.no_grad():
             self.head.bias[0] = 70_000.0
-        return found
+        return result
 
     monkeypatch.setattr(Trainer, "_step", step)
     with pytest.raises(UserError, match="bias is not finite in half precision, whose largest number is 65504;"):

@@ -75,8 +75,8 @@ def exact(folder: Path, home: str) -> Path:
 def start(
     folder: Path, home: str, processes: int, *more: str, task: str = "dots", restarts: int = 0, **environment: str
 ):
-    one = [sys.executable, str(WORKER)]
-    many = [
+    worker = [sys.executable, str(WORKER)]
+    torchrun = [
         sys.executable,
         "-m",
         "torch.distributed.run",
@@ -92,7 +92,7 @@ def start(
     command = ["pretrain", "--task", str(folder / f"{task}.toml"), "--device", "cpu", "--home", str(folder / home)]
     settings = {"OMP_NUM_THREADS": "1", "EXACT": str(exact(folder, home))}
     return subprocess.Popen(
-        [*(one if processes == 1 else many), *(more or command)], text=True, stdout=subprocess.PIPE,
+        [*(worker if processes == 1 else torchrun), *(more or command)], text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env=os.environ | settings | environment,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
@@ -104,15 +104,15 @@ def done(process) -> tuple[int, str, str]:
 
 
 def state(folder: Path, home: str):
-    (made,) = (path for path in Home.locate(folder / home).pretrained.iterdir() if path.is_dir())
-    return CheckpointFolder(made).load()
+    (directory,) = (path for path in Home.locate(folder / home).pretrained.iterdir() if path.is_dir())
+    return CheckpointFolder(directory).load()
 
 
 def changes(folder: Path, home: str, task: str = "dots") -> dict[str, torch.Tensor]:
     """What training has added to each tensor, before they were rounded."""
-    found = find(str(folder / f"{task}.toml"))[0]
-    dataset = ensure(Home.locate(folder / home), found.dataset, Reporter())
-    initial = Trainer(folder / "x", found, dataset, "linear", 0, torch.device("cpu"))._tensors()
+    definition = find(str(folder / f"{task}.toml"))[0]
+    dataset = ensure(Home.locate(folder / home), definition.dataset, Reporter())
+    initial = Trainer(folder / "x", definition, dataset, "linear", 0, torch.device("cpu"))._tensors()
     trained = torch.load(exact(folder, home), weights_only=True)
     return {key: trained[key] - initial[key] for key in state(folder, home).tensors}
 
@@ -191,8 +191,8 @@ def test_processes_that_torchrun_replaces_go_on(dots):
 @pytest.mark.slow("torchrun twice")
 def test_ctrl_c_ends_all_processes_and_says_how_to_go_on(dots):
     command = start(dots, "stopped", 2)
-    made = Home.locate(dots / "stopped").pretrained
-    while not any(made.glob("*/checkpoint.json")):
+    checkpoints = Home.locate(dots / "stopped").pretrained
+    while not any(checkpoints.glob("*/checkpoint.json")):
         assert command.poll() is None
         time.sleep(0.01)
     command.send_signal(signal.SIGINT)

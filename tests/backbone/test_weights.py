@@ -70,10 +70,10 @@ def altered(path: Path, change) -> None:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    said = json.loads(header["__metadata__"][OURS])
-    del said["checksum"]
-    change(said)
-    header["__metadata__"][OURS] = json.dumps(said | {"checksum": sha256_json(said)})
+    metadata = json.loads(header["__metadata__"][OURS])
+    del metadata["checksum"]
+    change(metadata)
+    header["__metadata__"][OURS] = json.dumps(metadata | {"checksum": sha256_json(metadata)})
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
 
@@ -81,13 +81,13 @@ def altered(path: Path, change) -> None:
 def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads_them(exported):
     home, path = exported
     weights, content = read_weights(path)
-    (folder,) = (one for one in home.pretrained.iterdir() if one.is_dir())
+    (folder,) = (child for child in home.pretrained.iterdir() if child.is_dir())
     (state,) = folder.glob("*.safetensors")
     assert content == state.read_bytes()
     assert hashlib.sha256(content).hexdigest() == weights.sha256 == made(home).sha256
-    theirs, ours = load_file(path), load(content)
-    assert theirs.keys() == ours.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    expected, tensors = load_file(path), load(content)
+    assert expected.keys() == tensors.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
     with safe_open(path, "np") as file:
         assert "accuracy" in file.metadata()[OURS]
 
@@ -95,8 +95,8 @@ def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads
 def test_imported_weights_are_those_that_were_trained(exported, other):
     home, path = exported
     first = made(home)
-    found, new = import_weights(path, other, Reporter())
-    assert (found.key, found.sha256, new) == (first.key, first.sha256, True)
+    weights, new = import_weights(path, other, Reporter())
+    assert (weights.key, weights.sha256, new) == (first.key, first.sha256, True)
     log = io.StringIO()
     again = made(other, log)
     assert log.getvalue() == "", "nothing is trained"
@@ -104,7 +104,7 @@ def test_imported_weights_are_those_that_were_trained(exported, other):
     assert again.entry() == first.entry()
     assert torch.equal(again.head.weight, first.head.weight)
     assert not import_weights(path, other, Reporter())[1], "there already"
-    assert export_weights(TASK, "linear", 0, other, other.cache / "x.safetensors")[1] == found
+    assert export_weights(TASK, "linear", 0, other, other.cache / "x.safetensors")[1] == weights
 
 
 def test_a_folder_that_is_not_there_is_not_made(exported, other):
@@ -116,17 +116,17 @@ def test_a_folder_that_is_not_there_is_not_made(exported, other):
 
 def test_other_weights_that_are_there_stay_unless_forced(exported, other):
     home, path = exported
-    theirs = made(home)
-    state = CheckpointFolder(home.pretrained / theirs.key).load()
+    weights = made(home)
+    state = CheckpointFolder(home.pretrained / weights.key).load()
     tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
-    CheckpointFolder(other.pretrained / theirs.key).save(tensors, state.info)
+    CheckpointFolder(other.pretrained / weights.key).save(tensors, state.info)
     before = made(other)
-    assert before.sha256 != theirs.sha256
+    assert before.sha256 != weights.sha256
     with pytest.raises(UserError, match="holds weights of this pretraining already; --force puts them aside"):
         import_weights(path, other, Reporter())
     assert made(other).sha256 == before.sha256
     import_weights(path, other, Reporter(), force=True)
-    assert made(other).sha256 == theirs.sha256
+    assert made(other).sha256 == weights.sha256
     (aside,) = other.pretrained.glob("*.replaced-0")
     assert CheckpointFolder(aside).info()["tensors"]["sha256"] == before.sha256
 
@@ -138,7 +138,7 @@ def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, export
     assert "come with the package" in log.getvalue()
     assert "step" not in log.getvalue()
     assert first.sha256 == made(exported[0]).sha256
-    assert [one.sha256 for one in shipped().values()] == [first.sha256]
+    assert [weights.sha256 for weights in shipped().values()] == [first.sha256]
     packaged.unlink()
     log = io.StringIO()
     assert made(other, log).sha256 == first.sha256
@@ -152,8 +152,8 @@ def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, expor
     assert status == 0, err
     assert err.count("come with the package") == 1
     assert "pretraining none" not in err
-    (stored,) = other.results.rglob("protonet.seed-0.json")
-    assert json.loads(stored.read_text())["pretraining"]["sha256"] == sha256
+    (file,) = other.results.rglob("protonet.seed-0.json")
+    assert json.loads(file.read_text())["pretraining"]["sha256"] == sha256
     status, _, err = call(*arguments, "--pretrain", "--dry-run")
     assert (status, "leave one of them out" in err) == (2, True)
     status, _, err = call(*arguments, "--pretrain")
@@ -289,9 +289,9 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
     assert "there already" in out
     status, out, _ = call("weights", "list", "--home", str(other.cache), "--format", "json")
     assert [(row["pretraining"], row["where"]) for row in json.loads(out)] == [(file.stem, "home, from the package")]
-    for arguments, said in ((["export"], "say the weights of which task"), (["import"], "say which file")):
+    for arguments, message in ((["export"], "say the weights of which task"), (["import"], "say which file")):
         status, _, err = call("weights", *arguments)
-        assert (status, said in err) == (2, True)
+        assert (status, message in err) == (2, True)
 
 
 @pytest.mark.parametrize("path", sorted(pretrained.SHIPPED.glob("*.safetensors")), ids=lambda path: path.stem)
@@ -307,17 +307,17 @@ def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
 
 def test_stored_rows_are_on_the_backbones_that_come_with_the_package():
     """So a stranger's row stands beside rows on the same features."""
-    offered, found = shipped(), set()
+    offered, keys = shipped(), set()
     for path in sorted(packaged_root().glob("*/*.seed-*.json")):
         made_with = json.loads(path.read_text())["pretraining"]
         if made_with["key"] in offered:
             assert made_with["sha256"] == offered[made_with["key"]].sha256, path.name
-            found.add(made_with["key"])
+            keys.add(made_with["key"])
         elif made_with.get("features"):  # in sessions a second head is trained on the features of a shipped backbone
             assert made_with["features"] in offered, path
         else:  # of a changed task, whose backbone is trained anew
             assert "+" in path.parent.name, path
-    assert {key.partition("-")[0] for key in found} == {"glyphs", "mini", "tiny"}
+    assert {key.partition("-")[0] for key in keys} == {"glyphs", "mini", "tiny"}
 
 
 def test_a_network_pretrained_here_and_its_exported_file_taken_as_weights_give_the_same_features_and_counts(hues, call):
@@ -330,11 +330,11 @@ def test_a_network_pretrained_here_and_its_exported_file_taken_as_weights_give_t
     status, _, err = call("weights", "export", "--task", "hues.toml", "--to", "mine.safetensors")
     assert status == 0, err
     digits = hashlib.sha256((hues / "mine.safetensors").read_bytes()).hexdigest()[:16]
-    given = f'seed = 0\nweights = "{digits}"\npretrained_on = "base"\ncentre = "none"'
-    (hues / "given.toml").write_text(task.replace("seed = 0", given))
+    settings = f'seed = 0\nweights = "{digits}"\npretrained_on = "base"\ncentre = "none"'
+    (hues / "given.toml").write_text(task.replace("seed = 0", settings))
     for corpora, marks in (("imagenet-1k", 1), ("base", 0)):
-        said = ("--weights", "mine.safetensors", "--pretrained-on", corpora)
-        status, out, err = call(*run, "hues.toml", *said, "--results", corpora)
+        options = ("--weights", "mine.safetensors", "--pretrained-on", corpora)
+        status, out, err = call(*run, "hues.toml", *options, "--results", corpora)
         assert status == 0, err
         assert out.count("novel classes perhaps seen in pretraining") == marks
         assert f"seen {corpora} and nothing else is the word of whoever gave its weights" in out
@@ -343,10 +343,10 @@ def test_a_network_pretrained_here_and_its_exported_file_taken_as_weights_give_t
     status, _, err = call(*run, "given.toml", "--results", "given")
     assert status == 0, err
     results = {name: next(Path(name).rglob("*.json")) for name in ("trained", "given")}
-    trained, taken = (json.loads(path.read_text()) for path in results.values())
-    assert taken["pretraining"]["pretrained_on"] == ["base"]
-    assert taken["pretraining"]["seen"] == "no"
-    assert taken["episodes"]["novel_alone"] == trained["episodes"]["novel_alone"]
+    trained_result, given_result = (json.loads(path.read_text()) for path in results.values())
+    assert given_result["pretraining"]["pretrained_on"] == ["base"]
+    assert given_result["pretraining"]["seen"] == "no"
+    assert given_result["episodes"]["novel_alone"] == trained_result["episodes"]["novel_alone"]
     home = Home.locate(hues / "home")
     banks = [np.load(path) for path in sorted(home.features.glob("*/novel-test/features.npy"))]
     assert len(banks) == 2, "one with the training, one with the weights, whatever is said of them"

@@ -35,18 +35,18 @@ def run(home: Path, results: Path, method: str, task: str, *more: str) -> dict[s
     shutil.rmtree(results, ignore_errors=True)
     start = time.perf_counter()
     subprocess.run([*command, "--home", str(home), "--results", str(results)], check=True, stdout=subprocess.DEVNULL)
-    taken = time.perf_counter() - start
+    seconds = time.perf_counter() - start
     (file,) = results.rglob("*.json")
     cost: dict[str, float] = json.loads(file.read_text())["cost"]
-    return {**cost, "whole": taken}
+    return {**cost, "whole": seconds}
 
 
 def evaluations(home: Path, results: Path) -> Iterator[list[object]]:
     for task in ("glyphs-5shot", "glyphs-1shot"):
         for method in EVALUATED:
-            given = ("--set", "weight_decay=0.01") if method in ("lr", "mlp") else ()
-            run(home, results, method, task, *given)  # trained and compiled, where it was not
-            cost = run(home, results, method, task, *given)
+            options = ("--set", "weight_decay=0.01") if method in ("lr", "mlp") else ()
+            run(home, results, method, task, *options)  # trained and compiled, where it was not
+            cost = run(home, results, method, task, *options)
             rate, whole = f"{cost['episodes_per_second']:,.0f} episodes/s", f"{cost['whole']:.1f} s"
             again = f"{compiling(home, results, method, task):.1f} s" if (method, task) in COMPILED else None
             yield [f"{method}, {task}", rate, whole, again]
@@ -66,9 +66,9 @@ def compiling(home: Path, results: Path, method: str, task: str) -> float:
 def trainings(home: Path, results: Path, steps: int) -> Iterator[list[object]]:
     for method in ("lr+a", "mlp+a"):
         for gradient in TRAINED:
-            given = ("--set", f"gradient={gradient}")
-            run(home, results, method, "glyphs-5shot", *given, "--train", "steps=20")  # compiled
-            whole = (*given, "--train", f"steps={steps}", "--retrain")
+            options = ("--set", f"gradient={gradient}")
+            run(home, results, method, "glyphs-5shot", *options, "--train", "steps=20")  # compiled
+            whole = (*options, "--train", f"steps={steps}", "--retrain")
             seconds = run(home, results, method, "glyphs-5shot", *whole)["training_seconds"]
             yield [f"{method}, {gradient}, {steps:,} steps", f"{steps / seconds:,.0f} steps/s", f"{seconds:.1f} s"]
 
@@ -79,18 +79,18 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--only", choices=("evaluate", "train"))
-    given = parser.parse_args()
-    style = "github" if given.markdown else "simple"
+    arguments = parser.parse_args()
+    style = "github" if arguments.markdown else "simple"
     print(f"{os.cpu_count()} cores, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}\n")
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
-        if given.only != "train":
-            rows = evaluations(given.home, results)
+        if arguments.only != "train":
+            rows = evaluations(arguments.home, results)
             print(
                 tabulate(rows, ["evaluating 2,000 episodes", "rate", "whole command", "compiling"], style), flush=True
             )
-        if given.only != "evaluate":
-            rows = trainings(given.home, results, given.steps)
+        if arguments.only != "evaluate":
+            rows = trainings(arguments.home, results, arguments.steps)
             print(tabulate(rows, ["meta-training, 1 episode a step", "rate", "whole"], style), flush=True)
 
 

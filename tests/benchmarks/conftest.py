@@ -15,12 +15,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Where nothing is timed, one case of a benchmark shows that it runs; `-m ""` takes all of them."""
     if config.getoption("benchmark_enable") or not config.getoption("markexpr"):
         return
-    seen, rest = set(), []
+    names, rest = set(), []
     for item in items:
         name = item.path, getattr(item, "originalname", item.name)
-        if HERE in item.path.parents and name in seen:
+        if HERE in item.path.parents and name in names:
             rest.append(item)
-        seen.add(name)
+        names.add(name)
     if rest:
         config.hook.pytest_deselected(items=rest)
         items[:] = [item for item in items if item not in rest]

@@ -26,11 +26,11 @@ class Episodes:
         self.labels = torch.arange(N).repeat_interleave(shots).expand(count, -1).contiguous()
         x = 0.75 * novel.repeat_interleave(shots, 1) + 0.65 * unit(count, N * shots, D) + 0.3 * common
         self.features = 12 * torch.nn.functional.normalize(x, dim=-1)
-        shown = torch.randint(K, (count, Q // 2), generator=g)
-        means = torch.cat([base[shown], novel.repeat_interleave(Q // 2 // N, 1)], 1)
+        classes = torch.randint(K, (count, Q // 2), generator=g)
+        means = torch.cat([base[classes], novel.repeat_interleave(Q // 2 // N, 1)], 1)
         q = 0.75 * means + 0.65 * unit(count, Q, D) + 0.3 * common
         self.query = 12 * torch.nn.functional.normalize(q, dim=-1)
-        self.target = torch.cat([shown, K + torch.arange(N).repeat_interleave(Q // 2 // N).expand(count, -1)], 1)
+        self.target = torch.cat([classes, K + torch.arange(N).repeat_interleave(Q // 2 // N).expand(count, -1)], 1)
         self.base_logits = self.features @ base.T
         self.query_base_logits = self.query @ base.T
         gamma = 0.1 if shots == 1 else 0.01

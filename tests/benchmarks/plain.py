@@ -90,9 +90,9 @@ def scipy_network(
         def value(flat: np.ndarray, x=x, labels=labels, base=base, pulls=pulls, like=like, sizes=sizes):
             leaf = torch.from_numpy(flat.copy()).requires_grad_()
             v = [part.view_as(w) for part, w in zip(leaf.split(sizes), like, strict=True)]
-            found = objective(v, x, labels, base, pulls)
-            found.backward()
-            return float(found.detach()), leaf.grad.numpy()
+            loss = objective(v, x, labels, base, pulls)
+            loss.backward()
+            return float(loss.detach()), leaf.grad.numpy()
 
         first = np.concatenate([w.numpy().ravel() for w in like])
         values.append(minimize(value, first, jac=True, method="L-BFGS-B", options={"maxiter": 500}).fun)

@@ -56,12 +56,12 @@ class Pretend(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Pretend:
-        made = Tensor._make_wrapper_subclass(
+        tensor = Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=DEVICE, requires_grad=False,
         )  # fmt: skip
-        made.inner = inner
-        return made
+        tensor.inner = inner
+        return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -122,10 +122,10 @@ def _size(x: Tensor) -> int:
 
 def _leaves(values: Iterable[Any]) -> list[Any]:
     """Of the arguments of an operation, which nest in lists alone."""
-    found: list[Any] = []
+    leaves: list[Any] = []
     for x in values:
-        found.extend(_leaves(x)) if isinstance(x, (list, tuple)) else found.append(x)
-    return found
+        leaves.extend(_leaves(x)) if isinstance(x, (list, tuple)) else leaves.append(x)
+    return leaves
 
 
 def _inner(x: Any) -> Any:
@@ -152,8 +152,8 @@ class _Dispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         target = kwargs.get("device")
-        asked = target is not None and torch.device(target).type == DEVICE.type
-        if not asked and Pretend not in types:
+        names_device = target is not None and torch.device(target).type == DEVICE.type
+        if not names_device and Pretend not in types:
             return func(*args, **kwargs)  # the CPU's own business
         plan = plan_of(func)
         if plan.composite:  # which inference mode hands over whole
@@ -162,19 +162,19 @@ class _Dispatch(TorchDispatchMode):
         if plan.copies:
             return self._copy(func, plan, args, kwargs)
         flat = _leaves((*args, *kwargs.values()))
-        here = asked or target is None
+        on_device = names_device or target is None
         for x in flat:
             if isinstance(x, Tensor) and not isinstance(x, Pretend) and x.dim():
                 raise Refused(f"{func}: a CPU tensor of shape {list(x.shape)} beside those of the accelerator")
         inner_args = [_inner(x) for x in args]
         inner_kwargs = {k: _inner(x) for k, x in kwargs.items() if k != "pin_memory"}
-        found = func(*inner_args, **inner_kwargs)
-        if not here:  # such as empty_like(x, device="cpu"), of which only the shape is taken
-            return found
-        self._count(plan, flat, inner_args, inner_kwargs, found)
-        return self._wrapped(func, plan, args, kwargs, found)
+        result = func(*inner_args, **inner_kwargs)
+        if not on_device:  # such as empty_like(x, device="cpu"), of which only the shape is taken
+            return result
+        self._count(plan, flat, inner_args, inner_kwargs, result)
+        return self._wrapped(func, plan, args, kwargs, result)
 
-    def _count(self, plan: Plan, flat: list[Any], args: Any, kwargs: Any, found: Any) -> None:
+    def _count(self, plan: Plan, flat: list[Any], args: Any, kwargs: Any, result: Any) -> None:
         counts = self.counts
         by_mask = plan.indexes and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
         if plan.waits or by_mask or (plan.repeats and kwargs.get("output_size") is None):
@@ -185,41 +185,41 @@ class _Dispatch(TorchDispatchMode):
         counts.launches[plan.name] += 1
         if self.places:
             counts.launched_at[place()] += 1
-        outputs = [found] if isinstance(found, Tensor) else [x for x in _leaves([found]) if isinstance(x, Tensor)]
+        outputs = [result] if isinstance(result, Tensor) else [x for x in _leaves([result]) if isinstance(x, Tensor)]
         counts.traffic += sum(_size(x) for x in flat if isinstance(x, Pretend)) + sum(map(_size, outputs))
         if plan.flops:
-            counts.flops += plan.flops(*args, **kwargs, out_val=found)
+            counts.flops += plan.flops(*args, **kwargs, out_val=result)
 
     @staticmethod
-    def _wrapped(func: Any, plan: Plan, args: Any, kwargs: Any, found: Any) -> Any:
+    def _wrapped(func: Any, plan: Plan, args: Any, kwargs: Any, result: Any) -> Any:
         """Results as the accelerator's; what was changed in place as the tensors that were given."""
         if not plan.changed:
-            return _outer(found)
-        given = [kwargs.get(name) if i is None else args[i] if i < len(args) else None for name, i in plan.changed]
-        for x in _leaves(given):
+            return _outer(result)
+        targets = [kwargs.get(name) if i is None else args[i] if i < len(args) else None for name, i in plan.changed]
+        for x in _leaves(targets):
             if isinstance(x, Pretend) and x.shape != x.inner.shape:
                 raise Refused(f"{func}: changes the shape of a tensor in place")
-        changed, written = plan.returns_changed, iter(given)
+        changed, iterator = plan.returns_changed, iter(targets)
         if len(changed) > 1:
-            return tuple(next(written) if ours else _outer(x) for ours, x in zip(changed, found, strict=True))
-        return (given[0] if changed[0] else _outer(found)) if changed else None
+            return tuple(next(iterator) if ours else _outer(x) for ours, x in zip(changed, result, strict=True))
+        return (targets[0] if changed[0] else _outer(result)) if changed else None
 
     def _copy(self, func: Any, plan: Plan, args: Any, kwargs: Any) -> Any:
         """``copy_`` and ``to``, the two that may cross."""
         if plan.packet is aten.copy_:
             target, source = args[0], args[1]
             to_ours, waits_not = _is_pretend(target), args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-            found = _inner(target).copy_(_inner(source))
+            result = _inner(target).copy_(_inner(source))
             number = not _is_pretend(source) and not source.dim() and target.dim()  # handed over with the launch
         else:
             source, to, number = args[0], kwargs.get("device"), False
             to_ours = _is_pretend(source) if to is None else torch.device(to).type == DEVICE.type
             kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
             waits_not = kwargs.get("non_blocking", False)
-            found = func(_inner(source), **kwargs)
-            target = Pretend(found) if to_ours else found
+            result = func(_inner(source), **kwargs)
+            target = Pretend(result) if to_ours else result
         if to_ours and (_is_pretend(source) or number):
-            self._count(plan, [source], [found, _inner(source)], {}, found)
+            self._count(plan, [source], [result, _inner(source)], {}, result)
         elif to_ours:
             self._crossed(self.counts.uploads, source, not waits_not, f"{plan.name} to the device")
             self.counts.bytes_up += source.nbytes
@@ -242,8 +242,8 @@ def _maker(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if device is None or torch.device(device).type != DEVICE.type:
             return build(data, *args, device=device, **kwargs)
         grad = kwargs.pop("requires_grad", False)
-        made = data if _is_pretend(data) else build(data, *args, device="cpu", **kwargs)
-        return made.to(DEVICE).requires_grad_(grad)
+        tensor = data if _is_pretend(data) else build(data, *args, device="cpu", **kwargs)
+        return tensor.to(DEVICE).requires_grad_(grad)
 
     return make
 

@@ -90,7 +90,7 @@ class Plan:
 
     def __init__(self, func: Any) -> None:
         packet, schema = func.overloadpacket, func._schema
-        written = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
+        writes = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
         views = [r.alias_info is not None and not r.alias_info.is_write for r in schema.returns]
         self.name, self.packet = packet.__name__, packet
         self.launches = packet not in FREE and not any(views)
@@ -105,7 +105,7 @@ class Plan:
             for i, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        self.returns_changed = written
+        self.returns_changed = writes
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         self.composite = has(func.name(), "CompositeImplicitAutograd")
 

@@ -61,10 +61,10 @@ ROWS = (
 
 def method(learner: str, shots: int, device: torch.device, dtype: torch.dtype, gradient: str = "rbp") -> Method:
     """The shipped attractor with initial parameters, the same on every device."""
-    made, _ = registry.method("attractor"), torch.manual_seed(0)
+    attractor, _ = registry.method("attractor"), torch.manual_seed(0)
     base = Episodes(1, shots).base()
     options = {"learner": learner, "gradient": gradient, "gamma": 0.1 if shots == 1 else 0.01}
-    return made(base.to(device, dtype), N, **options).to(device, dtype)
+    return attractor(base.to(device, dtype), N, **options).to(device, dtype)
 
 
 def inputs(episodes: Episodes, device: torch.device, dtype: torch.dtype) -> tuple[Support, Query, Tensor]:
@@ -103,17 +103,17 @@ def training(row: Row, batch: int, device: torch.device) -> Callable[[], object]
 
 def seconds(once: Callable[[], object], device: torch.device, least: float = 2.0) -> float:
     """Median seconds of a call, over at least five calls and `least` seconds."""
-    taken: list[float] = []
+    times: list[float] = []
     once()
-    while len(taken) < 5 or sum(taken) < least:
+    while len(times) < 5 or sum(times) < least:
         if device.type == "cuda":
             torch.cuda.synchronize()
         begin = time.perf_counter()
         once()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - begin)
-    return sorted(taken)[len(taken) // 2]
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[len(times) // 2]
 
 
 def peaks(device: torch.device) -> tuple[float, float]:
@@ -155,17 +155,17 @@ def table(device: torch.device) -> Iterator[list[object]]:
 def agreement(device: torch.device) -> Iterator[list[object]]:
     for learner in ("lr", "mlp"):
         for shots in (1, 5):
-            episodes, found = Episodes(64, shots), []
+            episodes, outputs = Episodes(64, shots), []
             for place, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32)):
                 support, query, _ = inputs(episodes, place, dtype)
                 with torch.no_grad():
                     logits = method(learner, shots, place, dtype).eval()(support, query).logits
-                found.append(logits.double().cpu())
-            exact, other = found
-            same = (exact.argmax(-1) == other.argmax(-1)).double().mean()
+                outputs.append(logits.double().cpu())
+            exact, result = outputs
+            same = (exact.argmax(-1) == result.argmax(-1)).double().mean()
             yield [
                 f"{learner.upper()}+A, {shots}-shot",
-                float((exact - other).abs().max() / exact.abs().max()),
+                float((exact - result).abs().max() / exact.abs().max()),
                 float(same),
             ]
 
@@ -176,12 +176,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--agreement", action="store_true", help="the last table alone")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    device, style = torch.device(given.device), "github" if given.markdown else "simple"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {given.threads} threads"
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    device, style = torch.device(arguments.device), "github" if arguments.markdown else "simple"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {arguments.threads} threads"
     print(f"{name}; PyTorch {torch.__version__}; episodes a second\n")
-    if not given.agreement:
+    if not arguments.agreement:
         heads = ["work", "episodes at once", "rate", "goal on two cores", "bound", "share of it"]
         print(tabulate(table(device), heads, style, floatfmt=("", "", ",.0f", ",.0f", ",.0f", ".2f"), missingval=""))
         print()

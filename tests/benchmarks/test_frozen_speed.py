@@ -34,7 +34,7 @@ def test_features_are_as_fast_as_a_bare_loop(benchmark):
     normalise = Preprocess(Torchvision().card(MODEL), device)
     images = np.random.default_rng(0).integers(0, 255, (count, 64, 64, 3), dtype=np.uint8)
     pool = Pool("novel/test", images, np.zeros(count, np.int64), ("a",), np.array([0, count]))
-    given = SimpleNamespace(network=network, normalise=normalise)
+    backbone = SimpleNamespace(network=network, normalise=normalise)
     all_at_once = torch.from_numpy(images)
 
     def bare():
@@ -42,7 +42,7 @@ def test_features_are_as_fast_as_a_bare_loop(benchmark):
             return [network(normalise(part.to(device))).float().cpu() for part in all_at_once.split(BATCH)]
 
     def ours():
-        return list(_forward(SimpleNamespace(), given, pool, device, 1))
+        return list(_forward(SimpleNamespace(), backbone, pool, device, 1))
 
     seconds = {bare: [], ours: []}
     for _ in range(ROUNDS):  # in turn, so that what else the machine does meets both

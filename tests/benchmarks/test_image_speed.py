@@ -134,8 +134,8 @@ def test_freed_memory(benchmark):
     times: dict[str, list[float]] = {"keep": [], "return": []}
     for which in ("keep", "return") * (1 if benchmark.disabled else ROUNDS):
         command = [sys.executable, "-c", STEPS, which, str(steps), str(batch)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        times[which].append(float(done.stdout))
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
+        times[which].append(float(process.stdout))
     mine, peer = min(times["keep"]), min(times["return"])
     benchmark.pedantic(lambda: None)
     benchmark.extra_info.update(images_per_second=round(steps * batch / mine), ratio_to_default=round(peer / mine, 3))
@@ -153,10 +153,10 @@ def test_features(benchmark, photos, tmp_path):
 
     @torch.inference_mode()
     def bare() -> None:
-        done = 0
-        while done < count:
-            out = pretrained.network(batch[: count - done])
-            done += len(batch)
+        offset = 0
+        while offset < count:
+            out = pretrained.network(batch[: count - offset])
+            offset += len(batch)
         synchronised(out)
 
     def ours() -> None:

@@ -117,10 +117,10 @@ def test_sequences(benchmark, name):
 
     def loop(count: int = 40) -> None:
         drawn = sampler.sample(0, count)
-        seen, images, of_base = (x.numpy() for x in (base.prototypes, novel.features, queries.features))
+        prototypes, images, of_base = (x.numpy() for x in (base.prototypes, novel.features, queries.features))
         labels = np.concatenate([sampler.base_labels.numpy(), classes + np.arange(sessions * ways).repeat(36)])
         for support, query in zip(drawn.support.numpy(), drawn.query.numpy(), strict=True):
-            means = np.concatenate([seen, images[support].mean(1)])
+            means = np.concatenate([prototypes, images[support].mean(1)])
             x = np.concatenate([of_base, images[query.ravel()]])
             logits = unit_rows(x) @ unit_rows(means).T
             for t in range(1, sessions + 1):

@@ -16,8 +16,8 @@ def stored_rows(tmp_path, monkeypatch):
     root = tmp_path / "results"
 
     def store(*rows: Row) -> None:
-        for one in rows:
-            for measured in one.results:
+        for row in rows:
+            for measured in row.results:
                 write(root, measured)
 
     store.root = root

@@ -31,15 +31,15 @@ def listed(result: Result) -> Result:
 
 def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:
     """A result with ``base`` base and ten novel hits in each episode."""
-    (found,) = find(task)
+    (loaded_task,) = find(task)
     ten = np.full(len(base), 10)
-    queries, novel = found.episode.base_queries, found.episode.ways * found.episode.novel_queries
+    queries, novel = loaded_task.episode.base_queries, loaded_task.episode.ways * loaded_task.episode.novel_queries
     counts = Counts(base * (queries > 0), base * (queries > 0), ten if queries else base, ten if queries else base,
                     queries, novel, 2 * base * ten if queries else None)  # fmt: skip
-    classes = np.tile(np.arange(found.episode.ways), (len(base), 1))
+    classes = np.tile(np.arange(loaded_task.episode.ways), (len(base), 1))
     fields = {
         "schema": SCHEMA, "method": label, "label": label, "task": task,
-        "task_hash": found.hash, "digest": f"d{len(base)}", "fingerprint": "f", "seed": seed,
+        "task_hash": loaded_task.hash, "digest": f"d{len(base)}", "fingerprint": "f", "seed": seed,
         "episodes": counts_entry(counts, classes), "summary": summary_entry(summarise(counts.per_episode())),
         "pretraining": {"key": f"k{seed}", "sha256": "s"},
     }  # fmt: skip
@@ -49,16 +49,16 @@ def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **
 def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: float = 2.0, **changes) -> Row:
     """A row with about these base hits, by seed; its episodes share their difficulty with other rows."""
     difficulty = np.random.default_rng(1).normal(0, 2, n)
-    made = []
+    results = []
     for seed, mean in enumerate(means):
         own = np.random.default_rng([seed, noise]).normal(mean, spread, n)
-        made.append(result(label, seed, np.clip(np.round(own + difficulty), 0, 25).astype(int), **changes))
-    return Row(label, "yours", tuple(made))
+        results.append(result(label, seed, np.clip(np.round(own + difficulty), 0, 25).astype(int), **changes))
+    return Row(label, "yours", tuple(results))
 
 
-def accuracies(one: Row, seeds: int | None = None) -> np.ndarray:
+def accuracies(board_row: Row, seeds: int | None = None) -> np.ndarray:
     """Percent of right queries, [seeds, n], counted anew."""
-    hits = [r.episodes.column("base_joint") + r.episodes.column("novel_joint") for r in one.results[:seeds]]
+    hits = [r.episodes.column("base_joint") + r.episodes.column("novel_joint") for r in board_row.results[:seeds]]
     return np.array(hits) * 2.0
 
 

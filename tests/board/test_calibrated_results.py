@@ -47,24 +47,24 @@ def margins(seed: int, episodes: int, gap: float = 2.0, shift: float = 1.0) -> M
 def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, applied: bool = False, **of) -> Result:
     """``bare``: without calibration, as where there are no validation episodes."""
     validation, test = margins(seed + 50, len(TASK.evaluation.halves[0]), **of), margins(seed, n, **of)
-    found = find_bias(validation).applied(test)
-    base, novel = test.joint_hits(found.bias if applied else 0)
+    calibrated = find_bias(validation).applied(test)
+    base, novel = test.joint_hits(calibrated.bias if applied else 0)
     alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
-    more = {} if bare else {"calibrated_base": found.base_joint, "calibrated_novel": found.novel_joint}
+    more = {} if bare else {"calibrated_base": calibrated.base_joint, "calibrated_novel": calibrated.novel_joint}
     counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, test.pairs(), **more)
     fields = {
         "schema": SCHEMA, "method": label, "label": label, "task": TASK.name, "task_hash": TASK.hash, "digest": f"d{n}",
         "fingerprint": "f", "seed": seed, "pretraining": {"key": f"k{seed}", "sha256": "s"},
         "episodes": counts_entry(counts, np.tile(np.arange(5), (n, 1))),
         "summary": summary_entry(summarise(counts.per_episode())),
-        "calibration": None if bare else Calibration.of(found, applied),
+        "calibration": None if bare else Calibration.of(calibrated, applied),
     }  # fmt: skip
     return Result(**{**PLAIN, **fields})
 
 
 def change(field: str, at: int, value: int):
-    def apply(stored: dict) -> None:
-        stored["episodes"][field][at] += value
+    def apply(document: dict) -> None:
+        document["episodes"][field][at] += value
 
     return apply
 
@@ -120,9 +120,9 @@ def rival(**fields):
 )  # fmt: skip
 def test_calibration_that_no_episodes_can_have_is_refused(tmp_path, fault, message):
     path = write(tmp_path, result())
-    stored = json.loads(path.read_text())
-    fault(stored)
-    path.write_text(json.dumps(stored))
+    document = json.loads(path.read_text())
+    fault(document)
+    path.write_text(json.dumps(document))
     with pytest.raises(CorruptFile) as error:
         read(path)
     assert message in str(error.value)
@@ -130,8 +130,8 @@ def test_calibration_that_no_episodes_can_have_is_refused(tmp_path, fault, messa
 
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
-    for one in results:
-        write(tmp_path / "results", one)
+    for record in results:
+        write(tmp_path / "results", record)
     return load_board(TASK, tmp_path / "results")
 
 
@@ -143,14 +143,14 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     headings = table_of(bare, full).headings()
     assert "cal. Acc." not in headings
     assert ("AUSUC" in headings) == ("harmonic" in headings) == full
-    both = table_of(board(tmp_path, monkeypatch, result("new")), full)
-    assert [note for note in both.notes if note.startswith("cal.: with one bias on all novel logits")]
+    table = table_of(board(tmp_path, monkeypatch, result("new")), full)
+    assert [note for note in table.notes if note.startswith("cal.: with one bias on all novel logits")]
     assert not [note for note in table_of(bare, full).notes if note.startswith("cal.")]
-    shown = set(both.headings()) - set(headings)
-    assert shown == ({"cal. Acc.", "cal. Delta"} if full else {"cal. Acc."})
-    at = both.headings().index("cal. Acc.")
-    assert full or both.headings()[at - 1] == "Acc."
-    cells = {cells[both.headings().index("method")].text: cells[at].text for cells in both.cells()}
+    new_headings = set(table.headings()) - set(headings)
+    assert new_headings == ({"cal. Acc.", "cal. Delta"} if full else {"cal. Acc."})
+    at = table.headings().index("cal. Acc.")
+    assert full or table.headings()[at - 1] == "Acc."
+    cells = {cells[table.headings().index("method")].text: cells[at].text for cells in table.cells()}
     new, resampled = result("new"), result("new").calibration
     hits = np.add(resampled.resampled_base, resampled.resampled_novel) / (60 * 2 * QUERIES)
     per_episode = new.counts().per_episode()["calibrated_acc"]
@@ -160,7 +160,7 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     assert cells["bare"] == ""
     for style in PROGRAMS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
-        rows = {row["method"]: row for row in load(render([both], style)) if row["source"] == "yours"}
+        rows = {row["method"]: row for row in load(render([table], style)) if row["source"] == "yours"}
         for name in BALANCE:
             # Documents have four decimals.
             assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=5.1e-5)
@@ -170,11 +170,11 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
 def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
     results = tuple(result(seed=seed, gap=1 + seed) for seed in range(3))
     row = Row("m", "yours", results)
-    found = row.summary()
+    summary = row.summary()
     for name in ("ausuc", "calibrated_acc", "calibrated_delta"):
-        assert found[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=STORED)
-    b, n = found["base_joint"].mean, found["novel_joint"].mean
-    assert found["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
+        assert summary[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=STORED)
+    b, n = summary["base_joint"].mean, summary["novel_joint"].mean
+    assert summary["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
     mixed = Row("m", "yours", (*results[:2], result(seed=2, bare=True)))
     assert set(BALANCE) & set(mixed.metrics) == {"harmonic", "ausuc"}
 
@@ -183,22 +183,22 @@ def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
     """Two rows whose biases move together differ by what is left; the same hits in another order do not pair."""
     rows = [Row(label, "yours", tuple(result(label, s, shift=shift) for s in range(3)))
             for label, shift in (("a", 1.0), ("b", 3.0))]  # fmt: skip
-    one, other = (row.choices("calibrated_acc") for row in rows)
-    assert one == pytest.approx(other, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
-    assert one.std() > 0.05
-    found = compare(*rows, rows)
+    first, second = (row.choices("calibrated_acc") for row in rows)
+    assert first == pytest.approx(second, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
+    assert first.std() > 0.05
+    comparison = compare(*rows, rows)
     d = rows[0].per_episode()["calibrated_acc"] - rows[1].per_episode()["calibrated_acc"]
-    assert found.episodes["calibrated_acc"].interval == pytest.approx(1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01)
+    assert comparison.episodes["calibrated_acc"].interval == pytest.approx(1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01)
     noisy = [msgspec.structs.replace(r, calibration=msgspec.structs.replace(
         r.calibration, resampled_base=r.calibration.resampled_base[::-1],
         resampled_novel=r.calibration.resampled_novel[::-1])) for r in rows[1].results]  # fmt: skip
-    spread = (one - other[::-1]).var(ddof=1)
+    spread = (first - second[::-1]).var(ddof=1)
     apart = compare(rows[0], Row("b", "yours", tuple(noisy)), rows)
     expected = np.sqrt(d.var(ddof=1) / 60 + spread)
     assert apart.episodes["calibrated_acc"].interval == pytest.approx(1.96 * expected)
-    overall = [of.overall["calibrated_acc"].error ** 2 for of in (found, apart)]
+    overall = [of.overall["calibrated_acc"].error ** 2 for of in (comparison, apart)]
     assert overall[1] - overall[0] == pytest.approx(spread, rel=1e-6)
-    assert apart.overall["acc"] == found.overall["acc"], "no bias is in it"
+    assert apart.overall["acc"] == comparison.overall["acc"], "no bias is in it"
 
 
 @pytest.mark.parametrize("tried_on_test", [False, True])
@@ -212,15 +212,15 @@ def test_the_interval_of_a_tuned_row_holds_how_far_resamples_choose_otherwise(tm
     if tried_on_test:  # the last setting is a rival, so that its hits on test episodes count, and not its others
         first = {name: int(values[:40].sum()) for name, values in plain.counts().columns().items()}
         choice |= {"rivals": [2], "test_episodes": 40, "test_hits": {name: [n, n - 30] for name, n in first.items()}}
-    one = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
-    assert read(write(tmp_path, one)) == one
-    summary, counts = Row("m", "yours", (one,)).summary(), one.counts().per_episode()
+    record = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
+    assert read(write(tmp_path, record)) == record
+    summary, counts = Row("m", "yours", (record,)).summary(), record.counts().per_episode()
 
     def more(name: str) -> np.ndarray:
         gains = [(hits[name][place] - hits[name][1]) / 300 for place in range(3)]  # of an episode
         return np.array([*gains[:2], -30 / 40] if tried_on_test else gains)[winners]
 
-    bias = [np.array(each) / 60 for each in (one.calibration.resampled_base, one.calibration.resampled_novel)]
+    bias = [np.array(each) / 60 for each in (record.calibration.resampled_base, record.calibration.resampled_novel)]
     calibrated = bias[0] + more("calibrated_base") + bias[1] + more("calibrated_novel")
     joint = calibrated if applied else more("base_joint") + more("novel_joint")
     expected = {
@@ -236,32 +236,34 @@ def test_the_interval_of_a_tuned_row_holds_how_far_resamples_choose_otherwise(tm
 
 
 def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, monkeypatch):
-    def from_before(one: Result) -> Result:
-        calibration = msgspec.structs.replace(one.calibration, resampled_base=[], resampled_novel=[])
-        return msgspec.structs.replace(one, calibration=calibration)
+    def from_before(record: Result) -> Result:
+        calibration = msgspec.structs.replace(record.calibration, resampled_base=[], resampled_novel=[])
+        return msgspec.structs.replace(record, calibration=calibration)
 
-    found = board(tmp_path, monkeypatch, from_before(result("before")), result("new"))
-    before, new = (found.row(label) for label in ("before", "new"))
+    whole_board = board(tmp_path, monkeypatch, from_before(result("before")), result("new"))
+    before, new = (whole_board.row(label) for label in ("before", "new"))
     assert before.summary()["calibrated_acc"].interval == pytest.approx(
         from_before(result("before")).summary["calibrated_acc"]["interval"], abs=STORED
     )
-    said = (
+    remark = (
         "ntervals hold what was chosen on validation episodes, a bias or options, fixed in before, measured before it "
         "was recorded"
     )
-    assert f"I{said}." in task_table(found).notes
-    assert f"i{said}" in compare(before, new).notes
-    assert not [note for note in compare(new, new).notes if said in note]
+    assert f"I{remark}." in task_table(whole_board).notes
+    assert f"i{remark}" in compare(before, new).notes
+    assert not [note for note in compare(new, new).notes if remark in note]
 
 
 def test_a_shown_result_says_its_bias(tmp_path):
-    one = result(applied=True)
-    assert [name for name in result_table(one).rows if name in BALANCE] == list(BALANCE)
-    hits = np.add(one.calibration.resampled_base, one.calibration.resampled_novel) / (60 * 2 * QUERIES)
-    said = f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
+    record = result(applied=True)
+    assert [name for name in result_table(record).rows if name in BALANCE] == list(BALANCE)
+    hits = np.add(record.calibration.resampled_base, record.calibration.resampled_novel) / (60 * 2 * QUERIES)
+    fact = (
+        f"bias {record.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
+    )
     moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
-    assert f"{said} {moved}" in facts_of([one])
+    assert f"{fact} {moved}" in facts_of([record])
     bare = result(bare=True)
     assert [name for name in result_table(bare).rows if name in BALANCE] == ["harmonic", "ausuc"]
     assert "calibration" not in facts_of([bare])
-    assert facts_of([msgspec.structs.replace(one, calibration=None)]) != facts_of([one])
+    assert facts_of([msgspec.structs.replace(record, calibration=None)]) != facts_of([record])

@@ -41,7 +41,7 @@ FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row 
 
 @pytest.fixture(scope="module")
 def claims() -> dict[str, Judged]:
-    return {one.name: one for one in judged()}
+    return {judgement.name: judgement for judgement in judged()}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def tables(claims) -> ModuleType:
     spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.sentences = lambda: {name: one.text for name, one in claims.items()}
+    module.sentences = lambda: {name: judgement.text for name, judgement in claims.items()}
     return module
 
 
@@ -59,17 +59,17 @@ def tables(claims) -> ModuleType:
 
 def test_every_claim_holds_and_says_so(claims):
     """Its verb is one of what it says, its rows end inside of what was tried or it says that they do not."""
-    for name, one in claims.items():
-        assert one.holds, f"{name} is {one.verdict}: {one.text}"
-        said = {match.lastgroup.replace("_", " ") for match in VERB.finditer(one.text)}
-        assert said == {one.claim.says}, f"{name}: {one.text}"
-        assert bool(edges_of(one)) == ("edge" in one.text), f"{name}: {edges_of(one)}"
+    for name, judgement in claims.items():
+        assert judgement.holds, f"{name} is {judgement.verdict}: {judgement.text}"
+        verbs = {match.lastgroup.replace("_", " ") for match in VERB.finditer(judgement.text)}
+        assert verbs == {judgement.claim.says}, f"{name}: {judgement.text}"
+        assert bool(edges_of(judgement)) == ("edge" in judgement.text), f"{name}: {edges_of(judgement)}"
 
 
 def test_no_claim_rests_on_a_tuned_row_that_is_meta_trained(claims):
     """These were chosen among 12 settings that end at edges, or diverged, and are to be measured again."""
-    for name, one in claims.items():
-        for evidence in one.evidence:
+    for name, judgement in claims.items():
+        for evidence in judgement.evidence:
             for of in (evidence.a, evidence.b):
                 assert of.setting in (PAPER, EVERY) or not any(r.training for r in of.results), f"{name}: {of.label}"
 
@@ -89,15 +89,15 @@ def unclaimed(page: str, tables: ModuleType, findings: bool = True) -> list[str]
     prose = re.sub(r"```.*?```|<!--.*?-->|^\|[^\n]*$|^ {4}[^\n]*$|`[^`\n]*`|\]\([^)]*\)", "", page, flags=re.S | re.M)
     sentences = re.split(r"(?<=[.?!:])\s+(?=[A-Z*\[(])|\n\s*\n|\n(?=[*#]|\d\.)", prose)
     return [
-        said
-        for said in sentences
-        if VERB.search(said) and rows.search(said) and "paper" not in said and not said.endswith("?")
+        sentence
+        for sentence in sentences
+        if VERB.search(sentence) and rows.search(sentence) and "paper" not in sentence and not sentence.endswith("?")
     ]
 
 
 def test_nothing_is_said_of_rows_without_a_claim(tables):
-    found = {name: unclaimed(page, tables, name in FINDINGS) for name, page in PAGES.items()}
-    assert {name: sentences for name, sentences in found.items() if sentences} == {}
+    page_sentences = {name: unclaimed(page, tables, name in FINDINGS) for name, page in PAGES.items()}
+    assert {name: sentences for name, sentences in page_sentences.items() if sentences} == {}
 
 
 def test_a_sentence_without_a_claim_is_noticed(tables):
@@ -124,40 +124,40 @@ def test_a_wrong_number_is_written_anew_and_other_words_are_refused(tables):
 def naive(claims: dict[str, Claim]) -> dict[str, str]:
     """Verdicts from ``compare``, SciPy's Student distribution and a plain loop over Holm's steps."""
     p: dict[tuple, float] = {}
-    wanted: dict[str, tuple[list, list]] = {}
+    requirements: dict[str, tuple[list, list]] = {}
     loaded = {task: load_board(find(task)[0], packaged_root()) for claim in claims.values() for task in claim.tasks}
     for name, claim in claims.items():
-        wanted[name] = needs, fears = [], []
+        requirements[name] = needs, fears = [], []
         for task in claim.tasks:
             board = loaded[task]
             for a, b in claim.rows:
-                for other in [r.label for r in board.ranking.family if r.label != a] if b == "*" else [b]:
-                    gap = compare(board.row(a), board.row(other), board.compared).overall[claim.metric]
+                for rival in [r.label for r in board.ranking.family if r.label != a] if b == "*" else [b]:
+                    gap = compare(board.row(a), board.row(rival), board.compared).overall[claim.metric]
 
                     def above(first, second, c, sign, gap=gap, key=(task, claim.metric)):
                         p[*key, first, second, c] = stats.t.sf((sign * gap.mean - c) / gap.error, gap.degrees)
                         return *key, first, second, c
 
                     m = claim.margin
-                    ours, theirs = above(a, other, 0.0, 1), above(other, a, 0.0, -1)
+                    ours, theirs = above(a, rival, 0.0, 1), above(rival, a, 0.0, -1)
                     if m:
                         del p[ours], p[theirs]
-                        needs += [above(a, other, -m, 1), above(other, a, -m, -1)]
-                        fears += [above(a, other, m, 1), above(other, a, m, -1)]
+                        needs += [above(a, rival, -m, 1), above(rival, a, -m, -1)]
+                        fears += [above(a, rival, m, 1), above(rival, a, m, -1)]
                     else:
                         needs += {"ahead": [ours], "behind": [theirs]}.get(claim.says, [])
                         fears += {"ahead": [theirs], "behind": [ours]}.get(claim.says, [ours, theirs])
-    shown = set()
+    rejections = set()
     for step, key in enumerate(sorted(p, key=p.get)):
         if p[key] > 0.05 / (len(p) - step):
             break
-        shown.add(key)
+        rejections.add(key)
     verdicts = {}
-    for name, (needs, fears) in wanted.items():
+    for name, (needs, fears) in requirements.items():
         says, m = claims[name].says, claims[name].margin
-        if shown & set(fears):
+        if rejections & set(fears):
             verdicts[name] = "contradicted"
-        elif says == "not told apart" or not set(needs) <= shown:
+        elif says == "not told apart" or not set(needs) <= rejections:
             verdicts[name] = "not shown" if m else "not told apart"
         else:
             verdicts[name] = f"equivalent within {m:g}" if m else "supported"
@@ -172,9 +172,9 @@ def test_verdicts_are_those_of_a_plain_computation():
     some["far"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "equivalent", margin=2.0)
     some["chance"] = Claim("", [("lr", "lr+a")], ["glyphs-5shot"], "behind", "calibrated_acc")  # p = 0.01, alone
     some["alike"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "not told apart")
-    found = {one.name: one.verdict for one in judge(some, Home(packaged_root(), packaged_root()))}
-    assert found == naive(some)
-    assert set(found.values()) == {"supported", "contradicted", "not told apart", "not shown", "equivalent within 1.5"}
+    result = {judgement.name: judgement.verdict for judgement in judge(some, Home(packaged_root(), packaged_root()))}
+    assert result == naive(some)
+    assert set(result.values()) == {"supported", "contradicted", "not told apart", "not shown", "equivalent within 1.5"}
 
 
 @pytest.mark.parametrize(
@@ -195,23 +195,23 @@ def test_verdicts_are_those_of_a_plain_computation():
 )
 def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdict, holds, tmp_path, monkeypatch):
     """A hit is 2 points: "high" is 4 points above "low" and "same"; "loose", 5 points apart between seeds, may be."""
-    made = {"high": [14] * 5, "low": [12] * 5, "same": [12] * 5, "loose.x=1": [7, 17, 12, 9.5, 14.5]}
-    for noise, (label, means) in enumerate(made.items()):
-        given = {"method": "loose", "options": {"x": 1}} if "." in label else {}
-        for result in row(label, means, n=2000, noise=noise, **given).results:
+    row_means = {"high": [14] * 5, "low": [12] * 5, "same": [12] * 5, "loose.x=1": [7, 17, 12, 9.5, 14.5]}
+    for noise, (label, means) in enumerate(row_means.items()):
+        settings = {"method": "loose", "options": {"x": 1}} if "." in label else {}
+        for result in row(label, means, n=2000, noise=noise, **settings).results:
             write(tmp_path, result)
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
     claim = Claim("{0.by:.1f} {least.by:.1f}", [(a, b)], [TASK], says, margin=margin)
-    (found,) = judge({"x": claim}, Home(tmp_path, tmp_path))
-    assert (found.verdict, found.holds) == (verdict, holds)
+    (judgement,) = judge({"x": claim}, Home(tmp_path, tmp_path))
+    assert (judgement.verdict, judgement.holds) == (verdict, holds)
     if says == "behind":
-        assert np.allclose([float(number) for number in found.text.split()], 4, atol=0.2)  # 8 standard errors
+        assert np.allclose([float(number) for number in judgement.text.split()], 4, atol=0.2)  # 8 standard errors
 
 
 def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
-    (one,) = judge({"x": claim}, Home(packaged_root(), packaged_root()))
-    (evidence,) = one.evidence
+    (judgement,) = judge({"x": claim}, Home(packaged_root(), packaged_root()))
+    (evidence,) = judgement.evidence
     (row,) = (row for row in load_board(*find("tiny-features-sessions"), packaged_root()).rows if row.label == "lr")
     gaps = []
     for ncm, lr in zip(evidence.a.results, row.results, strict=True):

@@ -23,9 +23,9 @@ def board():
     (task,) = find("glyphs-5shot")
     root = result_folder.packaged_root() / task.name
 
-    def row(label, seen):
+    def row(label, answer):
         results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]
-        more = {"seen": seen} if seen else {}
+        more = {"seen": answer} if answer else {}
         return Row(label, "stored", tuple(
             msgspec.structs.replace(result, pretraining=result.pretraining | more) for result in results
         ))  # fmt: skip
@@ -45,24 +45,24 @@ def test_rows_that_may_have_seen_the_novel_classes_are_ranked_by_themselves(boar
 
 @pytest.mark.parametrize("form", ["text", "markdown", "latex", "csv", "json"])
 def test_every_form_of_the_table_says_so(board, form):
-    told = render([task_table(board)], form)
+    output = render([task_table(board)], form)
     if form == "json":
-        rows = {row["method"]: row["novel_seen"] for row in json.loads(told)}
+        rows = {row["method"]: row["novel_seen"] for row in json.loads(output)}
         assert rows == {"lr+a": "yes", "lwof": "no", "imprint": "may", "protonet": "no"}
         return
-    lines = {name: [line for line in told.splitlines() if name in line and "00" not in name] for name in
+    lines = {name: [line for line in output.splitlines() if name in line and "00" not in name] for name in
              ("lr+a", "lwof", "imprint", "protonet")}  # fmt: skip
-    seen = {name: any("seen" in line or "yes" in line for line in found) for name, found in lines.items()}
-    assert seen["lr+a"]
-    assert not seen["lwof"]
-    assert not seen["protonet"]
+    marks = {name: any("seen" in line or "yes" in line for line in matches) for name, matches in lines.items()}
+    assert marks["lr+a"]
+    assert not marks["lwof"]
+    assert not marks["protonet"]
 
 
 def test_the_notes_name_them(board):
     notes = "\n".join(notes_of(board))
-    for said, label in (("has seen", "lr+a"), ("may have seen", "imprint")):
-        what = f"that {said} images of the novel classes when it was pretrained elsewhere, and ranked apart: {label}"
-        assert what in notes
+    for phrase, label in (("has seen", "lr+a"), ("may have seen", "imprint")):
+        note = f"that {phrase} images of the novel classes when it was pretrained elsewhere, and ranked apart: {label}"
+        assert note in notes
 
 
 def test_a_verdict_that_this_version_does_not_know_counts_as_may(board):

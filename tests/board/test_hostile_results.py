@@ -126,8 +126,8 @@ def test_where_no_digest_is_pinned_most_results_say_how_many_episodes_it_has():
 def test_episodes_that_are_not_the_tasks_do_not_fit(change, reason):
     (task,) = find("glyphs-5shot")
     good = parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json")
-    other = msgspec.structs.replace(good, episodes=msgspec.structs.replace(good.episodes, **change))
-    assert unfit(task, [good, other])[id(other)].startswith(reason)
+    misfit = msgspec.structs.replace(good, episodes=msgspec.structs.replace(good.episodes, **change))
+    assert unfit(task, [good, misfit])[id(misfit)].startswith(reason)
     assert unfit(task, [good]) == {}
 
 
@@ -248,9 +248,9 @@ def test_notes_in_markdown_have_no_link_and_no_image_whatever_their_backticks(se
     ]
     for _ in range(500):
         note = "x" + "".join(draw.choices(parts, k=draw.randrange(1, 12)))
-        found = {child.type for token in MarkdownIt("commonmark").parse(prose(note, "markdown"))
+        kinds = {child.type for token in MarkdownIt("commonmark").parse(prose(note, "markdown"))
                  for child in token.children or []}  # fmt: skip
-        assert found <= {"text", "code_inline", "text_special"}, note
+        assert kinds <= {"text", "code_inline", "text_special"}, note
 
 
 def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers():
@@ -264,9 +264,9 @@ def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers():
 
 def test_latex_has_no_commands_of_others():
     text = r"\input{/etc/passwd} ^^5cinput 5% $x$ & #_~"
-    for found in (page("latex", text), page("latex", "x", note=text), escaped(text)):
-        assert r"\input" not in found
-        assert "^^" not in found
+    for output in (page("latex", text), page("latex", "x", note=text), escaped(text)):
+        assert r"\input" not in output
+        assert "^^" not in output
     assert escaped("a\nb") == r"a\textbackslash{}nb"
 
 
@@ -274,9 +274,9 @@ def test_json_is_ascii_where_a_terminal_would_obey_and_reads_back_as_it_was():
     text = page("json", STEERING, "± é")
     assert not FORBIDDEN.search(text)
     assert "± é" in text
-    found = json.loads(text)
-    assert [row["name"] for row in found] == [STEERING, "± é"]
-    assert found[0]["value"] == -1.5
+    rows = json.loads(text)
+    assert [row["name"] for row in rows] == [STEERING, "± é"]
+    assert rows[0]["value"] == -1.5
 
 
 def test_a_line_break_in_a_text_makes_no_line_of_its_own(results):

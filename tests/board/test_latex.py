@@ -37,19 +37,19 @@ def test_latex_has_the_papers_layout(stored_rows, full):
     assert "\\caption{mini-ImageNet 64+5}" in latex
     rows = table_rows(latex)
     assert {len(cells) for cells in rows} == {1 + 2 * width}
-    found = {cells[0]: cells[1:] for cells in rows}
+    table = {cells[0]: cells[1:] for cells in rows}
     five = width  # the first column of 5-shot
-    bold = [{label for label in ("a\\_b", "c", "d", "e") if "textbf" in found[label][five + i]} for i in (0, 1)]
+    bold = [{label for label in ("a\\_b", "c", "d", "e") if "textbf" in table[label][five + i]} for i in (0, 1)]
     assert bold[0] == {"a\\_b", "c"}, "each may be the best; e is, but has one seed"
     assert bold[1] == {"a\\_b", "c", "d"}, "by the column's own metric, which is 0 for all"
-    assert found["c"][:width] == [""] * width, "not measured on 1-shot"
-    assert found["d"][five].startswith("39.8")
+    assert table["c"][:width] == [""] * width, "not measured on 1-shot"
+    assert table["d"][five].startswith("39.8")
     # The bold numbers of the paper's ablation tables.
-    assert found["LR+A"][:2] == ["\\textbf{55.31} $\\pm$ 0.32", "\\textbf{$-$11.72}"]
-    assert found["MLP+A"][five : five + 2] == ["\\textbf{63.04} $\\pm$ 0.30", "\\textbf{$-$10.66}"]
-    assert found["ProtoNet"][five].startswith("57.05 $\\pm$ 0.10")
+    assert table["LR+A"][:2] == ["\\textbf{55.31} $\\pm$ 0.32", "\\textbf{$-$11.72}"]
+    assert table["MLP+A"][five : five + 2] == ["\\textbf{63.04} $\\pm$ 0.30", "\\textbf{$-$10.66}"]
+    assert table["ProtoNet"][five].startswith("57.05 $\\pm$ 0.10")
     if full:
-        assert found["MLP+S"][:4] == ["54.46 $\\pm$ 0.31", "$-$11.74", "$-$12.73", "$-$10.74"]
+        assert table["MLP+S"][:4] == ["54.46 $\\pm$ 0.31", "$-$11.74", "$-$12.73", "$-$10.74"]
     assert "\n% Provisional, without a rank. 1 seed: e (yours).\n" in latex
     outside = re.sub(r"(?m)^%.*$", "", latex)
     assert "±" not in outside
@@ -67,11 +67,11 @@ def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):
     assert latex.count("\\begin{table}") == 2
     regular = latex.split("\\end{table}")[0]
     assert "Model & 1-shot & 5-shot \\\\" in regular
-    found = {cells[0]: cells[1:] for cells in table_rows(regular)}
-    assert found["MLP+A"] == ["\\textbf{55.75} $\\pm$ 0.51", "70.14 $\\pm$ 0.44"]
-    assert found["LwoF"] == ["55.45 $\\pm$ 0.89", "\\textbf{70.92} $\\pm$ 0.35"]
-    assert found["matchingnets"] == ["43.60", "55.30"]
-    assert found["a"][0] == ""
+    table = {cells[0]: cells[1:] for cells in table_rows(regular)}
+    assert table["MLP+A"] == ["\\textbf{55.75} $\\pm$ 0.51", "70.14 $\\pm$ 0.44"]
+    assert table["LwoF"] == ["55.45 $\\pm$ 0.89", "\\textbf{70.92} $\\pm$ 0.35"]
+    assert table["matchingnets"] == ["43.60", "55.30"]
+    assert table["a"][0] == ""
 
 
 def test_latex_keeps_variants_apart_and_says_so(stored_rows):

@@ -33,8 +33,8 @@ from tests.board.result_fields import DIGITS, accuracies, document, row
 
 def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch):
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
-    for one in row("Mine.x=2", [15.0]).results:
-        write(tmp_path, one)
+    for result in row("Mine.x=2", [15.0]).results:
+        write(tmp_path, result)
     board = load_board(packaged()["mini-5shot"], tmp_path)
     with pytest.raises(UserError, match=r"my\.py:Mine is a method; its rows on mini-5shot are called Mine\.x=2"):
         row_of(board, "my.py:Mine")
@@ -70,10 +70,10 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
 
     text = leaderboard([board], stored_rows.root, "text")
     lines = [line.split() for line in text.splitlines()]
-    shown = [float(re.search(r"\d\d\.\d\d", " ".join(words))[0]) for words in lines
+    values = [float(re.search(r"\d\d\.\d\d", " ".join(words))[0]) for words in lines
                   if words and words[-1] in ("yours", "ren2019", "yoon2020")]  # fmt: skip
-    assert len(shown) == 4 + 10
-    assert shown == sorted(shown, reverse=True)
+    assert len(values) == 4 + 10
+    assert values == sorted(values, reverse=True)
     assert text.index("other protocol") > text.index("imprint"), "after the last row of the same protocol"
     assert text.count("published: gidaris2018") == text.count("published: gidaris2018, other protocol") == 1
     assert "not comparable with the rows above: the episodes differ" in text
@@ -91,22 +91,24 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
 
 def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
     """For programs to four digits, for readers to two; the distance from the best is paired."""
-    made = {"a": row("a", [15.0, 15.3, 15.1], noise=1), "b": row("b", [12.0, 12.1, 12.3], noise=2)}
-    stored_rows(*made.values())
-    acc = {name: np.array([r.counts().per_episode()["acc"] for r in one.results]) for name, one in made.items()}
-    shown = [load_board(packaged()["mini-5shot"], stored_rows.root)]
-    text = leaderboard(shown, stored_rows.root).splitlines()
-    found = {r["method"]: r for r in document(leaderboard(shown, stored_rows.root, "json")) if r["kind"] == "measured"}
+    rows = {"a": row("a", [15.0, 15.3, 15.1], noise=1), "b": row("b", [12.0, 12.1, 12.3], noise=2)}
+    stored_rows(*rows.values())
+    acc = {name: np.array([r.counts().per_episode()["acc"] for r in entry.results]) for name, entry in rows.items()}
+    board_list = [load_board(packaged()["mini-5shot"], stored_rows.root)]
+    text = leaderboard(board_list, stored_rows.root).splitlines()
+    table = {
+        r["method"]: r for r in document(leaderboard(board_list, stored_rows.root, "json")) if r["kind"] == "measured"
+    }
     for name, values in acc.items():
         mean, interval, spread = values.mean(), 1.96 * stats.sem(values.mean(0)), values.mean(1).std(ddof=1)
         gap = (values - acc["a"]).mean()
-        numbers = [found[name][field] for field in ("acc", "acc_interval", "sd_of_seeds")]
+        numbers = [table[name][field] for field in ("acc", "acc_interval", "sd_of_seeds")]
         assert numbers == pytest.approx([mean, interval, spread], abs=DIGITS)
-        assert found[name]["to_best"] == (None if name == "a" else pytest.approx(gap, abs=DIGITS))
+        assert table[name]["to_best"] == (None if name == "a" else pytest.approx(gap, abs=DIGITS))
         (line,) = [line for line in text if f" {name} " in line and line.endswith("yours")]
         assert f"{mean:.2f} ± {interval:.2f}" in line
         assert f"{spread:.2f}" in line
-        assert (f"{gap:+.2f} ± {found[name]['to_best_interval']:.2f}" in line) if name == "b" else "+" not in line
+        assert (f"{gap:+.2f} ± {table[name]['to_best_interval']:.2f}" in line) if name == "b" else "+" not in line
 
 
 def test_variants_are_shown_apart(stored_rows):
@@ -132,8 +134,8 @@ def test_variants_are_shown_apart(stored_rows):
         "mini-held-out-5shot, a variant of mini-5shot: not comparable with it",
         "mini-5shot+ways=10, a variant of mini-5shot: not comparable with it",
     ]
-    both = [load_board(find(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
-    assert leaderboard(both, stored_rows.root).count("mini-5shot+ways=10, a variant") == 1
+    pair = [load_board(find(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
+    assert leaderboard(pair, stored_rows.root).count("mini-5shot+ways=10, a variant") == 1
 
 
 @pytest.mark.parametrize("name", ["mini-5shot", "tiny-5shot"])
@@ -146,24 +148,24 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
     stored_rows(row("b", [15.0] * 3, n=2000, noise=1, task=name), row("c", [12.0] * 3, n=2000, noise=2, task=name))
     board = load_board(packaged()[name], stored_rows.root)
     assert ([r.label for r in board.rows], [r.label for r in board.others]) == (["b", "c"], ["aaa"])
-    for one in (alone, board):
-        found = {
-            r["method"]: r for r in document(leaderboard([one], stored_rows.root, "json")) if r["kind"] == "measured"
+    for view in (alone, board):
+        table = {
+            r["method"]: r for r in document(leaderboard([view], stored_rows.root, "json")) if r["kind"] == "measured"
         }
-        assert (found["aaa"]["rank_first"], found["aaa"]["comparable"], found["aaa"]["partial_data"]) == (
+        assert (table["aaa"]["rank_first"], table["aaa"]["comparable"], table["aaa"]["partial_data"]) == (
             None,
             False,
             True,
         )
-        text = leaderboard([one], stored_rows.root)
+        text = leaderboard([view], stored_rows.root)
         assert re.search(r"^ +aaa .* yours, not comparable$", text, re.M)
         assert re.search(r"^aaa \(yours\) is not comparable with .*: the data set .* is marked partial\.$", text, re.M)
-        latex = re.sub(r"(?m)^%.*$", "", leaderboard([one], stored_rows.root, "latex"))
+        latex = re.sub(r"(?m)^%.*$", "", leaderboard([view], stored_rows.root, "latex"))
         apart = latex.split("\\textit{Measured, not comparable}")[1]
         assert re.search(r"aaa, partial data & 59\.\d\d", apart)
         assert "textbf" not in apart
         assert "marked partial" not in latex.split("\\toprule")[0], "the other rows are not on a part"
-    assert {k: (v["rank_first"], v["partial_data"]) for k, v in found.items()} == {
+    assert {k: (v["rank_first"], v["partial_data"]) for k, v in table.items()} == {
         "b": (1, False), "c": (2, False), "aaa": (None, True),
     }  # fmt: skip
 
@@ -171,20 +173,20 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
 def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     task = packaged()["mini-5shot"]
 
-    def trained(one: Row, *solves: dict[str, int]) -> Row:
-        made = [msgspec.structs.replace(r, training={"solves": s}) for r, s in zip(one.results, solves, strict=True)]
-        return Row(one.label, one.origin, tuple(made))
+    def trained(base: Row, *solves: dict[str, int]) -> Row:
+        copies = [msgspec.structs.replace(r, training={"solves": s}) for r, s in zip(base.results, solves, strict=True)]
+        return Row(base.label, base.origin, tuple(copies))
 
     counts = [{"adjoint_episodes": 8000, "adjoint_indefinite": count} for count in (0, 3)]
     met = trained(row("a", [15.0, 15.1], n=2000, task=task.name), *counts)
     none = trained(row("b", [14.0], n=2000, task=task.name), {"adjoint_episodes": 9, "adjoint_indefinite": 0})
     stored_rows(met, none, row("c", [12.0], n=2000, task=task.name))
     board = load_board(task, stored_rows.root)
-    said = "stopped at a saddle, where the gradient is no minimum's: a (yours) in 3 of 16,000 episodes of meta-training"
+    line = "stopped at a saddle, where the gradient is no minimum's: a (yours) in 3 of 16,000 episodes of meta-training"
     page, latex = page_html(gather([board])), paper_tables([board])
     texts = leaderboard([board], stored_rows.root), overview([board])[0][0].notes[-1], latex, page.replace("&#39;", "'")
     for text in texts:
-        assert text.count(said) == 1
+        assert text.count(line) == 1
         assert text.count("at a saddle") == 1
     assert any("a (yours) in 3 of 16,000" in note for note in compare(*board.rows[:2]).notes)
     assert "a in 3 of 16,000" in row_table(board.row("a")).notes[-1]
@@ -195,8 +197,8 @@ def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
     data = {"fingerprint": task.dataset.fingerprint, "partial": True, "task": task.name}
     stored_rows(row("a", [15.0] * 3, n=2000, noise=1, **data), row("b", [12.0] * 3, n=2000, noise=2, **data))
     board = load_board(task, stored_rows.root)
-    found = document(leaderboard([board], stored_rows.root, "json"))
-    assert [(r["method"], r["rank_first"], r["comparable"], r["partial_data"]) for r in found] == [
+    rows = document(leaderboard([board], stored_rows.root, "json"))
+    assert [(r["method"], r["rank_first"], r["comparable"], r["partial_data"]) for r in rows] == [
         ("a", 1, True, True), ("b", 2, True, True),
     ]  # fmt: skip
     text = leaderboard([board], stored_rows.root)
@@ -209,8 +211,8 @@ def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
 def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch):
     """A user's rows on other data push nobody out, those on the same data are ranked, newer as they are."""
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "stored")
-    for one in row("s", [14.0], n=2000).results:
-        write(tmp_path / "stored", one)
+    for result in row("s", [14.0], n=2000).results:
+        write(tmp_path / "stored", result)
     stored_rows(row("aaa", [20.0], n=2000, fingerprint="other"),
                 row("s", [15.0], n=2000, noise=1, provenance={"time": "2026"}),
                 row("t", [15.0], n=2000, noise=2, provenance={"time": "2026"}))  # fmt: skip
@@ -221,8 +223,8 @@ def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch
     stored_rows(row("s", [15.0], n=2000, noise=1, fingerprint="other"))
     board = load_board(packaged()["mini-5shot"], stored_rows.root)
     assert board.row("s") in board.others, "yours, even where it stands apart: it is never taken for the stored one"
-    said = leaderboard([board], stored_rows.root)
-    assert re.search(r"(aaa \(yours\), s|s \(yours\), aaa) \(yours\) are not comparable with .*: the data differ", said)
+    text = leaderboard([board], stored_rows.root)
+    assert re.search(r"(aaa \(yours\), s|s \(yours\), aaa) \(yours\) are not comparable with .*: the data differ", text)
 
 
 def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the_user(call, tmp_path):
@@ -237,10 +239,10 @@ def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the
     parts = dict(re.findall(r"^(\S+)\n\n(rank.*?)(?=\n\n\S+\n\n|\n\nMeasured)", out, re.M | re.S))
     assert set(parts) == {name for name, rows in of.items() if rows and not rows[0]["variant_of"]}
     for name, text in parts.items():
-        shown = [line.split()[1] for line in text.partition("\n\n")[0].splitlines()[2:]]
+        methods = [line.split()[1] for line in text.partition("\n\n")[0].splitlines()[2:]]
         best = [r["method"] for r in of[name] if r["rank_first"] or name.startswith("tiny-pack")][:3]
-        assert shown == best + ["teen"] * (name == "glyphs-1shot")
-        more = sum(r["task"] == name and r["kind"] != "published" for r in whole) - len(shown)
+        assert methods == best + ["teen"] * (name == "glyphs-1shot")
+        more = sum(r["task"] == name and r["kind"] != "published" for r in whole) - len(methods)
         assert f"{more} more row{'s' * (more > 1)}: ifsl-bench leaderboard {name}" in text
     assert len(call("leaderboard", "--full")[1]) > 2 * len(out)
 
@@ -258,13 +260,13 @@ def test_json_and_csv_of_every_table_command_are_one_document(arguments, cluster
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
     first = str(next(packaged_root().glob("glyphs-1shot/*.json")))
     arguments = [first if argument == "first" else argument for argument in arguments]
-    found = {}
+    documents = {}
     for style in PROGRAMS:
         status, out, _ = call(*arguments, "--format", style)
         assert not status
-        found[style] = document(out, style)
-    assert len(found["json"]) == len(found["csv"]) > 1
-    assert [list(r) for r in found["json"]] == [list(r) for r in found["csv"]]
+        documents[style] = document(out, style)
+    assert len(documents["json"]) == len(documents["csv"]) > 1
+    assert [list(r) for r in documents["json"]] == [list(r) for r in documents["csv"]]
 
 
 def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
@@ -290,35 +292,35 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     assert none_alike == (
         "No stored row was tuned as yours was (tuned-4): those as published are shown beside it, and ranked apart"
     )
-    said = standing(mine.in_setting("tuned-4"), "x@tuned-4")
-    assert said[1].startswith("  against the best other row of those ranked with it (tuned-4), ")
+    lines = standing(mine.in_setting("tuned-4"), "x@tuned-4")
+    assert lines[1].startswith("  against the best other row of those ranked with it (tuned-4), ")
 
 
 def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_path, monkeypatch):
     """Seeds move all rows: mine beats what it is compared with on its seed, and has less than that row over all."""
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
-    best, other = (replace(row(label, means, noise=9), origin="stored")
-                   for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
+    best, other_row = (replace(row(label, means, noise=9), origin="stored")
+                       for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
     mine = row("mine", [13], noise=9)
-    made = replace(load_board(packaged()["mini-5shot"], tmp_path), rows=(best, other, mine),
-                   compared=(best, other, mine), papers=())  # fmt: skip
-    table = task_table(made)
+    board = replace(load_board(packaged()["mini-5shot"], tmp_path), rows=(best, other_row, mine),
+                    compared=(best, other_row, mine), papers=())  # fmt: skip
+    table = task_table(board)
     assert [entry.label for entry in table.rows] == ["best", "mine", "other"]
     assert SHARED in table.notes
-    assert accuracies(mine).mean() < accuracies(other).mean()
-    here, there = accuracies(mine, 1).mean(), accuracies(other, 1).mean()
-    assert f"other (stored) with {there:.2f} on seed 0: {here - there:+.2f} ± " in standing(made, "mine")[2]
-    said = " ".join(standing(made, "other"))
-    assert f"mine (yours) with {here:.2f} on seed 0, where other has {there:.2f}: {there - here:+.2f} ± " in said
-    alike = replace(made, rows=(best, other), compared=(best, other))
+    assert accuracies(mine).mean() < accuracies(other_row).mean()
+    acc, other_acc = accuracies(mine, 1).mean(), accuracies(other_row, 1).mean()
+    assert f"other (stored) with {other_acc:.2f} on seed 0: {acc - other_acc:+.2f} ± " in standing(board, "mine")[2]
+    text = " ".join(standing(board, "other"))
+    assert f"mine (yours) with {acc:.2f} on seed 0, where other has {other_acc:.2f}: {other_acc - acc:+.2f} ± " in text
+    alike = replace(board, rows=(best, other_row), compared=(best, other_row))
     assert SHARED not in task_table(alike).notes
 
 
 def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(tmp_path, monkeypatch, call):
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
     for label in ("x", "y", "z"):
-        for one in row(label, [15.0], n=2000).results:
-            write(tmp_path, one)
+        for result in row(label, [15.0], n=2000).results:
+            write(tmp_path, result)
     board = load_board(packaged()["mini-5shot"], tmp_path)
     ((line,),) = standings(board, ["x", "y", "z"])
     assert line.startswith("All rows are provisional (1 seed); ranks need three seeds.")

@@ -35,17 +35,17 @@ def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_a
     assert {look.colour for look in (*looks[:3], *looks[4:])} == {look_of("lr+a").colour}
     assert len({(look.colour, look.marker, look.further) for look in looks}) == len(looks)
     assert looks_of(["lr+a.gradient=implicit"]) == [look_of("lr+a")], "alone"
-    mine, stored = looks_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
-    assert stored == look_of("lr"), "whichever is first"
+    mine, stored_look = looks_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
+    assert stored_look == look_of("lr"), "whichever is first"
     assert mine.further
 
 
 def test_neighbours_differ_in_marker_and_dash_too():
     """Colours alone do not tell methods apart for everybody, nor in print."""
     looks = [look_of(name) for name in rows()]
-    for one, next_one in itertools.pairwise(looks):
-        assert one.marker != next_one.marker
-        assert one.dash != next_one.dash
+    for look, next_look in itertools.pairwise(looks):
+        assert look.marker != next_look.marker
+        assert look.dash != next_look.dash
 
 
 def test_a_strangers_method_takes_the_look_of_none_of_ours():

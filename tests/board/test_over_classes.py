@@ -19,14 +19,14 @@ def test_with_one_class_an_episode_it_is_the_t_test_of_class_means():
     rng = np.random.default_rng(0)
     classes = np.repeat(np.arange(12), 30)[:, None]
     d = 3 * rng.normal(size=12)[classes[:, 0]] + rng.normal(size=360)
-    found = over_classes(d[:, None], 7 * classes + 3)
+    result = over_classes(d[:, None], 7 * classes + 3)
     means = d.reshape(12, 30).mean(1)
     low, high = stats.t.interval(0.95, 11, means.mean(), stats.sem(means))
-    assert (found.means[0] - found.intervals[0], found.means[0] + found.intervals[0]) == pytest.approx((low, high))
-    assert found.degrees[0] == pytest.approx(11)
+    assert (result.means[0] - result.intervals[0], result.means[0] + result.intervals[0]) == pytest.approx((low, high))
+    assert result.degrees[0] == pytest.approx(11)
     expected = means.var(ddof=1) - np.mean([part.var(ddof=1) for part in d.reshape(12, 30)]) / 30
-    assert found.effects[0] == pytest.approx(np.sqrt(expected))
-    assert found.classes == 12
+    assert result.effects[0] == pytest.approx(np.sqrt(expected))
+    assert result.classes == 12
 
 
 def test_the_analysis_of_variance_by_explicit_projections():
@@ -38,20 +38,20 @@ def test_the_analysis_of_variance_by_explicit_projections():
         z[e, labels] = 1 / ways
     onto, mean = z @ np.linalg.pinv(z), np.full((n, n), 1 / n)
     d = 4 * z @ rng.normal(size=(count, 5)) + rng.normal(size=(n, 5))
-    left = np.array([x @ (np.eye(n) - onto) @ x for x in d.T]) / np.trace(np.eye(n) - onto)
+    residual = np.array([x @ (np.eye(n) - onto) @ x for x in d.T]) / np.trace(np.eye(n) - onto)
     between = np.array([x @ (onto - mean) @ x for x in d.T]) / np.trace(onto - mean)
     k = np.trace(z.T @ (onto - mean) @ z) / np.trace(onto - mean)
-    effect = (between - left) / k
+    effect = (between - residual) / k
     assert (effect > 0).all()
     weight = (z.mean(0) ** 2).sum()
-    variance = weight * effect + left / n
-    one, other = weight / k * between, (1 / n - weight / k) * left
-    degrees = variance**2 / (one**2 / (count - 1) + other**2 / (n - count))
-    found = over_classes(d, classes)
-    assert found.effects**2 == pytest.approx(effect)
-    assert found.degrees == pytest.approx(degrees)
-    assert found.intervals == pytest.approx(stats.t.ppf(0.975, degrees) * np.sqrt(variance))
-    assert found.means == pytest.approx(d.mean(0))
+    variance = weight * effect + residual / n
+    first, second = weight / k * between, (1 / n - weight / k) * residual
+    degrees = variance**2 / (first**2 / (count - 1) + second**2 / (n - count))
+    result = over_classes(d, classes)
+    assert result.effects**2 == pytest.approx(effect)
+    assert result.degrees == pytest.approx(degrees)
+    assert result.intervals == pytest.approx(stats.t.ppf(0.975, degrees) * np.sqrt(variance))
+    assert result.means == pytest.approx(d.mean(0))
 
 
 def test_an_estimate_below_zero_counts_as_zero():
@@ -62,10 +62,10 @@ def test_an_estimate_below_zero_counts_as_zero():
     np.put_along_axis(z, classes, 0.2, 1)
     noise = rng.normal(size=(200, 1))
     d = 1.5 + noise - z @ np.linalg.pinv(z) @ noise
-    found = over_classes(d, classes)
-    assert found.effects[0] == 0
-    assert found.degrees[0] == pytest.approx(188)
-    assert found.intervals[0] == pytest.approx(
+    result = over_classes(d, classes)
+    assert result.effects[0] == 0
+    assert result.degrees[0] == pytest.approx(188)
+    assert result.intervals[0] == pytest.approx(
         stats.t.ppf(0.975, 188) * np.sqrt((d - 1.5).T @ (d - 1.5) / 188 / 200)[0, 0]
     )
     equal = over_classes(np.zeros((200, 1)), classes)
@@ -75,9 +75,9 @@ def test_an_estimate_below_zero_counts_as_zero():
 def test_an_estimate_just_above_zero_has_an_interval_of_use():
     rng = np.random.default_rng(3)
     classes = episodes(rng, 2000, 20)
-    found = over_classes(rng.normal(size=(2000, 400)), classes)
-    assert found.degrees.min() == 3
-    assert (found.intervals < 8 * 1.96 / np.sqrt(2000)).all()
+    result = over_classes(rng.normal(size=(2000, 400)), classes)
+    assert result.degrees.min() == 3
+    assert (result.intervals < 8 * 1.96 / np.sqrt(2000)).all()
 
 
 def test_where_classes_cannot_be_told_apart_there_is_none():
@@ -95,8 +95,8 @@ def test_intervals_hold_the_mean_over_all_classes_as_often_as_they_say(classes, 
     rng, cases = np.random.default_rng(5), 600
     drawn = episodes(rng, 2000, classes)
     d = (spread * rng.normal(size=(classes, cases)))[drawn].mean(1) + 4.5 * rng.normal(size=(2000, cases))
-    found = over_classes(d, drawn)
-    held = (np.abs(found.means) <= found.intervals).mean()
+    result = over_classes(d, drawn)
+    held = (np.abs(result.means) <= result.intervals).mean()
     assert held >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / cases)
-    assert (np.abs(found.means) <= 1.96 * stats.sem(d)).mean() < 0.92
-    assert np.mean(found.effects**2) == pytest.approx(spread**2, rel=0.1 if spread > 1 else 0.5)  # noise is most of it
+    assert (np.abs(result.means) <= 1.96 * stats.sem(d)).mean() < 0.92
+    assert np.mean(result.effects**2) == pytest.approx(spread**2, rel=0.1 if spread > 1 else 0.5)  # noise is most of it

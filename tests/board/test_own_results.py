@@ -33,17 +33,17 @@ def listed(call, *arguments):
 
 
 def test_results_are_listed_by_task_row_and_time(folder, call):
-    new, old, other = ("glyphs-5shot", "lr", "0, 1"), ("glyphs-5shot", "imprint", "0"), ("glyphs-1shot", "lr", "0")
-    assert listed(call) == [other, old, new]
+    new, old, one_shot = ("glyphs-5shot", "lr", "0, 1"), ("glyphs-5shot", "imprint", "0"), ("glyphs-1shot", "lr", "0")
+    assert listed(call) == [one_shot, old, new]
     assert listed(call, "glyphs-5shot") == [old, new]
-    assert listed(call, "--method", "lr") == [other, new]
+    assert listed(call, "--method", "lr") == [one_shot, new]
     assert listed(call, "--since", "7") == [new]
     today = (datetime.now(UTC) - timedelta(days=1)).date().isoformat()
     assert listed(call, "glyphs-5shot", "--method", "lr", "--since", today) == [new]
     means = [json.loads((folder / "glyphs-5shot" / f"lr.seed-{seed}.json").read_text())["summary"]["acc"]["mean"]
              for seed in (0, 1)]  # fmt: skip
     assert f"{sum(means) / 2:.2f}" in call("results", "list", "--since", "7")[1]
-    for arguments, said in (
+    for arguments, message in (
         (("--since", "tomorrow"), "--since takes a number of days or a date"),
         (("glyphs-9shot",), "unknown task 'glyphs-9shot'"),
         (("--method", "lrr"), "did you mean 'lr'"),
@@ -51,7 +51,7 @@ def test_results_are_listed_by_task_row_and_time(folder, call):
     ):
         status, out, err = call("results", "list", *arguments)
         assert (status, out, err.count("\n")) == (2, "", 1)
-        assert said in err
+        assert message in err
 
 
 def test_what_is_removed_is_listed_asked_for_and_nothing_else(folder, call):
@@ -63,12 +63,12 @@ def test_what_is_removed_is_listed_asked_for_and_nothing_else(folder, call):
     assert call("results", "remove", "lr", "glyphs-5shot", "--seed", "5", "--yes")[2].count("none of seed 5") == 1
     assert call("results", "remove", "lr", "glyphs-5shot", "--seed", "1", "--yes")[0] == 0
     assert call("results", "remove", "lr", "glyphs-1shot", "--yes")[0] == 0
-    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
-    assert left == files - {"glyphs-5shot/lr.seed-1.json", "glyphs-1shot/lr.seed-0.json"}
+    remaining_files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
+    assert remaining_files == files - {"glyphs-5shot/lr.seed-1.json", "glyphs-1shot/lr.seed-0.json"}
     assert not (folder / "glyphs-1shot").exists()
     assert "unknown row 'lwof'" in call("results", "remove", "lwof", "glyphs-5shot", "--yes")[2]
-    stored = packaged_root()
-    assert "come with the package" in call("results", "remove", "lr", "glyphs-5shot", "--results", str(stored))[2]
+    package_root = packaged_root()
+    assert "come with the package" in call("results", "remove", "lr", "glyphs-5shot", "--results", str(package_root))[2]
 
 
 def test_a_damaged_file_is_told_and_a_cache_says_who_removes_results(folder, call):
@@ -118,11 +118,11 @@ def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
     from ifsl_bench.board.terminal import print_tables
 
     table = comparison_table(compare(*pair_of("lr+a", "lr", "glyphs-5shot", Home.locate())))
-    for width, shown in ((80, False), (140, True)):
+    for width, has_seeds in ((80, False), (140, True)):
         out = StringIO()
         print_tables([table], Console(file=out, width=width))
         lines = out.getvalue().splitlines()
         rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
         assert lines[rule + len(table.rows) + 1] == "", "a line for each"
-        assert ("each seed" in lines[rule - 1]) == shown
-        assert any("No room for:" in line and "each seed" in line for line in lines) != shown
+        assert ("each seed" in lines[rule - 1]) == has_seeds
+        assert any("No room for:" in line and "each seed" in line for line in lines) != has_seeds

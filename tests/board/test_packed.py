@@ -52,12 +52,12 @@ def test_what_is_packed_is_read_bit_by_bit(kind, n):
         values = random.normal(size=n).astype(kind)
         values[: n // 2 : 7] = np.nan
         values[1 : n // 2 : 7] = -np.inf
-    said = packed.pack(values)
-    assert packed.length(said) == n
-    assert said.startswith(f"{kind if n else kind if kind[0] == 'f' else 'u1'} {n} ")
-    found = packed.unpack(said, n)
-    assert found.dtype == values.dtype
-    assert found.tobytes() == values.tobytes()
+    array_text = packed.pack(values)
+    assert packed.length(array_text) == n
+    assert array_text.startswith(f"{kind if n else kind if kind[0] == 'f' else 'u1'} {n} ")
+    array = packed.unpack(array_text, n)
+    assert array.dtype == values.dtype
+    assert array.tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -134,25 +134,25 @@ def newer() -> Result:
 
 
 def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
-    other = as_packed(newer)
-    assert not inconsistency(other)
-    path = write(tmp_path, other)
-    found = read(path)
-    assert found == other
+    packed_result = as_packed(newer)
+    assert not inconsistency(packed_result)
+    path = write(tmp_path, packed_result)
+    stored_result = read(path)
+    assert stored_result == packed_result
     assert path.stat().st_size < write(tmp_path / "plain", newer).stat().st_size / 3
     for name in (*COUNTS, *MORE_COUNTS):
-        assert np.array_equal(getattr(found.counts(), name), getattr(newer.counts(), name))
-    assert np.array_equal(found.classes(), newer.classes())
+        assert np.array_equal(getattr(stored_result.counts(), name), getattr(newer.counts(), name))
+    assert np.array_equal(stored_result.classes(), newer.classes())
     assert keep_old(tmp_path, newer) is None, "the same hits, written otherwise"
     changed = newer.episodes.column("base_alone")
     changed[0] += 1
     entry = msgspec.structs.replace(newer.episodes, base_alone=packed.pack(changed))
     assert keep_old(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
-    a, b = (Row(name, "file", (one,)) for name, one in (("plain", newer), ("packed", other)))
+    a, b = (Row(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
     table = compare(a, b)
     assert table.episodes["acc"].mean == 0
     assert table.classes
-    write(tmp_path / "shown", other)
+    write(tmp_path / "shown", packed_result)
     (task,) = find("glyphs-5shot")
     board = load_board(task, tmp_path / "shown")  # among the others, since its classes are made up
     assert "protonet" in {row.label for row in (*board.rows, *board.others) if row.origin == "yours"}
@@ -214,19 +214,19 @@ def test_tables_of_many_episodes_keep_little_in_memory():
 
     n, seeds, rows = 20_000, 3, 8
     (task,) = find("glyphs-5shot")
-    one = read(STORED)
+    template = read(STORED)
     counts, classes = drawn(n, task.episode)
 
     def result(row: int, seed: int) -> Result:
         entry = counts_entry(counts, classes)
-        return msgspec.structs.replace(one, label=f"row{row}", seed=seed, episodes=entry, setting="every")
+        return msgspec.structs.replace(template, label=f"row{row}", seed=seed, episodes=entry, setting="every")
 
-    made = [Row(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]
+    table_rows = [Row(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]
     tracemalloc.start()
-    places = Ranking(made).places
+    places = Ranking(table_rows).places
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(places) == rows
-    kept, values = rows * seeds * n * 8, seeds * n * 8
-    assert peak < kept + 10 * values
+    kept_bytes, values = rows * seeds * n * 8, seeds * n * 8
+    assert peak < kept_bytes + 10 * values
     assert peak < rows * seeds * n * 8 * 5, "all metrics of all rows would take more than twice as much"

@@ -22,11 +22,11 @@ def drawn(seed, rows, seeds, episodes, spread=0.4):
 
 def test_over_episodes_alone_it_is_the_paired_t_test():
     a, b = drawn(0, 2, 1, 50)
-    found = difference(a, b, NOTHING, 2)
+    result = difference(a, b, NOTHING, 2)
     expected = stats.ttest_rel(a[0], b[0], alternative="greater")
-    assert found.p_better() == pytest.approx(expected.pvalue, rel=1e-9)  # rounding, times t squared in the tail
+    assert result.p_better() == pytest.approx(expected.pvalue, rel=1e-9)  # rounding, times t squared in the tail
     low, high = stats.ttest_rel(a[0], b[0]).confidence_interval(0.95)
-    assert (found.mean - found.interval, found.mean + found.interval) == pytest.approx((low, high))
+    assert (result.mean - result.interval, result.mean + result.interval) == pytest.approx((low, high))
     fixed = np.repeat(a, 3, 0), np.repeat(b, 3, 0)
     assert difference(*fixed, NOTHING, 0).p_better() == pytest.approx(expected.pvalue, rel=1e-9)
 
@@ -34,24 +34,24 @@ def test_over_episodes_alone_it_is_the_paired_t_test():
 def test_where_episodes_leave_no_doubt_it_is_the_paired_t_test_over_seeds():
     rng = np.random.default_rng(1)
     a, b = (np.repeat(rng.normal(size=(5, 1)), 20, 1) for _ in range(2))
-    found = difference(a, b, NOTHING, 2)
-    assert found.p_better() == pytest.approx(stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9)
-    assert found.degrees == pytest.approx(4)
+    result = difference(a, b, NOTHING, 2)
+    assert result.p_better() == pytest.approx(stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9)
+    assert result.degrees == pytest.approx(4)
 
 
 def test_satterthwaite_by_hand():
     a, b = drawn(2, 2, 4, 30)
     d = a - b
     seeds, episodes = d.mean(1).var(ddof=1) / 4, d.mean(0).var(ddof=1) / 30
-    found = difference(a, b, NOTHING, 2)
-    assert found.error == pytest.approx(math.sqrt(seeds + episodes))
-    assert found.degrees == pytest.approx((seeds + episodes) ** 2 / (seeds**2 / 3 + episodes**2 / 29))
+    result = difference(a, b, NOTHING, 2)
+    assert result.error == pytest.approx(math.sqrt(seeds + episodes))
+    assert result.degrees == pytest.approx((seeds + episodes) ** 2 / (seeds**2 / 3 + episodes**2 / 29))
     assert 2 * 0.02 < 4 * seeds < 2 * 0.4
     firm = difference(a, b, Prior(0.4, 3.0), 2)
     moderated = (3 * 2 * 0.4 + 3 * 4 * seeds) / 6 / 4
     assert firm.error == pytest.approx(math.sqrt(moderated + episodes))
     assert firm.degrees == pytest.approx((moderated + episodes) ** 2 / (moderated**2 / 6 + episodes**2 / 29))
-    assert difference(a, b, Prior(0.02, 3.0), 2).error == found.error, "moderation makes nothing smaller"
+    assert difference(a, b, Prior(0.02, 3.0), 2).error == result.error, "moderation makes nothing smaller"
     wary = difference(a, b, Prior(0.4, 3.0, 0.9), 2)
     least = 2 * 0.9 / 4
     assert wary.error == firm.error
@@ -82,8 +82,8 @@ def test_a_row_of_which_a_seed_has_collapsed_moves_no_other_row():
     own = collapsed[7].var(ddof=1)
     # The other rows' variances move too, by what the next line but one allows.
     assert after.mean == pytest.approx(before.mean + (own - means[7].var(ddof=1)) / 10, rel=0.1)
-    others = [_variances(x)[np.arange(10) != 7] for x in (means, collapsed)]
-    assert others[1] == pytest.approx(others[0], rel=0.25), "the effect of its seed is not that of its row"
+    variances = [_variances(x)[np.arange(10) != 7] for x in (means, collapsed)]
+    assert variances[1] == pytest.approx(variances[0], rel=0.25), "the effect of its seed is not that of its row"
 
 
 def test_rows_that_cannot_vary_are_no_part_of_the_prior():
@@ -108,11 +108,11 @@ def test_a_noisy_row_gains_nothing_by_its_noise():
         x = drawn(seed, 8, 5, 60, spread=0.1) + np.linspace(0, 4, 8)[:, None, None]
         x[2] += 6 * np.random.default_rng(seed).normal(size=(5, 1))
         steady = [i for i in range(8) if i != 2]
-        found = rank_intervals(x, np.zeros(8, bool))
+        intervals = rank_intervals(x, np.zeros(8, bool))
         for i, j in itertools.permutations(steady, 2):
             if x[i].mean() - x[j].mean() > 2:
-                assert found[i].first <= found[j].first
-        assert found[2].last - found[2].first >= 2, "its rank is open"
+                assert intervals[i].first <= intervals[j].first
+        assert intervals[2].last - intervals[2].first >= 2, "its rank is open"
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])

@@ -27,13 +27,13 @@ def test_a_comparison_says_what_its_interval_says():
     for seeds in (1, 3):
         for noise in range(1, 9):
             a, b = row("a", [15, 15.4, 14.9][:seeds], noise=noise), row("b", [14.9, 15, 14.5][:seeds], noise=20 + noise)
-            found = compare(a, b)
-            gap = found.overall["acc"] if seeds == 3 else found.episodes["acc"]
+            comparison = compare(a, b)
+            gap = comparison.overall["acc"] if seeds == 3 else comparison.episodes["acc"]
             ahead, behind = ("a (yours)", "b (yours)") if gap.mean > 0 else ("b (yours)", "a (yours)")
-            said = (f"{ahead} has a significantly higher Acc. than {behind}" if abs(gap.mean) > gap.interval
+            claim = (f"{ahead} has a significantly higher Acc. than {behind}" if abs(gap.mean) > gap.interval
                     else "Acc. does not tell a (yours) and b (yours) apart")  # fmt: skip
-            assert verdict(found).startswith(f"{said} (p {p_value(gap.p)}")
-            assert verdict(found).endswith("over episodes and 3 seeds)." if seeds == 3 else
+            assert verdict(comparison).startswith(f"{claim} (p {p_value(gap.p)}")
+            assert verdict(comparison).endswith("over episodes and 3 seeds)." if seeds == 3 else
                                            "a claim about methods needs --seeds 3 or more.")  # fmt: skip
     assert verdict(compare(a, a)) == "a (yours) and a (yours) have the same accuracy in every episode."
 
@@ -61,14 +61,14 @@ def test_rows_are_ranked_as_far_as_they_can_be_told_apart():
         row("near", [14.95, 15.0, 14.95], noise=2),
         row("last", [10.5, 10.4, 10.6], noise=4),
     ]
-    found = Ranking(rows)
-    assert ranks(found.places) == {"best": "1-2", "near": "1-2", "behind": "3", "last": "4"}
-    assert [place.row.label for place in found.places] == ["best", "near", "behind", "last"]
-    assert [place.top for place in found.places] == [True, True, False, False]
-    assert [place.gap is None for place in found.places] == [True, False, False, False]
-    whole = rank_intervals(np.stack([accuracies(one) for one in rows]), np.zeros(4, bool))
-    assert ranks(found.places) == {one.label: str(interval) for one, interval in zip(rows, whole, strict=True)}
-    assert {place.among for place in found.places} == {4}
+    ranking = Ranking(rows)
+    assert ranks(ranking.places) == {"best": "1-2", "near": "1-2", "behind": "3", "last": "4"}
+    assert [place.row.label for place in ranking.places] == ["best", "near", "behind", "last"]
+    assert [place.top for place in ranking.places] == [True, True, False, False]
+    assert [place.gap is None for place in ranking.places] == [True, False, False, False]
+    whole = rank_intervals(np.stack([accuracies(entry) for entry in rows]), np.zeros(4, bool))
+    assert ranks(ranking.places) == {entry.label: str(interval) for entry, interval in zip(rows, whole, strict=True)}
+    assert {place.among for place in ranking.places} == {4}
 
 
 def test_few_seeds_and_options_make_a_row_provisional():
@@ -78,37 +78,37 @@ def test_few_seeds_and_options_make_a_row_provisional():
         row("a.gamma=1", [14.0, 14.1, 14.2], noise=5, method="a"), row("a@tuned-12", [11.0, 11.1, 11.2], noise=6),
         row("file.a", [10.0, 10.1, 10.2], noise=7), row("file.a.gamma=1", [9.0, 9.1, 9.2], noise=8, method="file.a"),
     ]  # fmt: skip
-    found = Ranking(rows).places
-    assert {place.row.label: place.reason for place in found if place.provisional} == {
+    places = Ranking(rows).places
+    assert {place.row.label: place.reason for place in places if place.provisional} == {
         "one": "1 seed", "two": "2 seeds", "a.gamma=1": "options of its own", "file.a.gamma=1": "options of its own",
     }  # fmt: skip
-    assert ranks(place for place in found if not place.provisional) == {
+    assert ranks(place for place in places if not place.provisional) == {
         "a": "1", "b": "2", "a@tuned-12": "3", "file.a": "4",
     }  # fmt: skip
-    assert not any(place.top for place in found if place.provisional)
-    (one,) = (place for place in found if place.row.label == "one")
-    assert one is found[0]
-    assert one.gap.models_fixed
+    assert not any(place.top for place in places if place.provisional)
+    (single,) = (place for place in places if place.row.label == "one")
+    assert single is places[0]
+    assert single.gap.models_fixed
     d = (accuracies(rows[2]) - accuracies(rows[0], 1)).mean(0)
-    assert (one.gap.mean, one.gap.interval) == pytest.approx((d.mean(), stats.t.ppf(0.975, 399) * stats.sem(d)))
+    assert (single.gap.mean, single.gap.interval) == pytest.approx((d.mean(), stats.t.ppf(0.975, 399) * stats.sem(d)))
 
 
 def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
     def of(label: str, seeds: list[int], noise: int) -> Row:
-        made = row(label, [14.0] * (max(seeds) + 1), noise=noise)
-        return Row(label, "yours", tuple(r for r in made.results if r.seed in seeds))
+        full_row = row(label, [14.0] * (max(seeds) + 1), noise=noise)
+        return Row(label, "yours", tuple(r for r in full_row.results if r.seed in seeds))
 
     five, three, four = of("five", [0, 1, 2, 3, 4], 1), of("three", [0, 1, 2], 2), of("four", [0, 1, 2, 4], 3)
-    found = Ranking([five, three, four])
-    assert found.seeds == (0, 1, 2)
-    assert found.difference(five, four).mean == pytest.approx((accuracies(five, 3) - accuracies(four, 3)).mean())
-    found = compare(five, four, [five, three, four])
-    assert found.overall["acc"].mean == pytest.approx(found.episodes["acc"].mean), "on all seeds that these two have"
+    ranking = Ranking([five, three, four])
+    assert ranking.seeds == (0, 1, 2)
+    assert ranking.difference(five, four).mean == pytest.approx((accuracies(five, 3) - accuracies(four, 3)).mean())
+    gaps = compare(five, four, [five, three, four])
+    assert gaps.overall["acc"].mean == pytest.approx(gaps.episodes["acc"].mean), "on all seeds that these two have"
     assert Ranking([five, four]).seeds == (0, 1, 2, 4)
     late = of("late", [2, 3, 4], 4)
-    found = Ranking([late, five, three, four])
-    assert found.seeds == (0, 1, 2)
-    assert {place.row.label: place.reason for place in found.places if place.provisional} == {
+    ranking = Ranking([late, five, three, four])
+    assert ranking.seeds == (0, 1, 2)
+    assert {place.row.label: place.reason for place in ranking.places if place.provisional} == {
         "late": "it lacks seeds 0, 1"
     }
     apart = Ranking([of("a", [0, 1, 2], 1), of("b", [3, 4, 5], 2), of("c", [3, 4, 5], 3)])
@@ -124,18 +124,18 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
     rows = [
         Row(r.label, "yours", tuple(msgspec.structs.replace(r, seed=seed, **same) for seed in range(3))) for r in once
     ]
-    found = Ranking([*rows, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))])
+    ranking = Ranking([*rows, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))])
     d = (accuracies(rows[0]) - accuracies(rows[1]))[0]
-    assert found.difference(*rows).models_fixed
-    assert not found.difference(rows[0], found.rows[-1]).models_fixed
-    assert found.difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
+    assert ranking.difference(*rows).models_fixed
+    assert not ranking.difference(rows[0], ranking.rows[-1]).models_fixed
+    assert ranking.difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
     trained = [
-        Row(one.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in one.results))
-        for one in rows
+        Row(entry.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in entry.results))
+        for entry in rows
     ]
-    other = msgspec.structs.replace(rows[0].results[2], pretraining={"key": "k", "sha256": "trained elsewhere"})
-    assert [one.fixed for one in (*rows, *trained)] == [True, True, False, False]
-    assert not Row("a", "yours", (*rows[0].results[:2], other)).fixed
+    foreign = msgspec.structs.replace(rows[0].results[2], pretraining={"key": "k", "sha256": "trained elsewhere"})
+    assert [entry.fixed for entry in (*rows, *trained)] == [True, True, False, False]
+    assert not Row("a", "yours", (*rows[0].results[:2], foreign)).fixed
     assert not Row("a", "yours", rows[0].results[:1]).fixed, "one seed tells nothing"
 
 
@@ -144,8 +144,8 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "stored")
     names = ["s0", "s1", "s2", "s3"]
     for i, label in enumerate(names):
-        for one in row(label, [15 - 0.4 * i, 15.1 - 0.4 * i, 15.2 - 0.4 * i], noise=i, n=2000).results:
-            write(tmp_path / "stored", one)
+        for result in row(label, [15 - 0.4 * i, 15.1 - 0.4 * i, 15.2 - 0.4 * i], noise=i, n=2000).results:
+            write(tmp_path / "stored", result)
     task = packaged()["mini-5shot"]
 
     def found() -> tuple[dict[str, str], dict[str, tuple]]:
@@ -161,9 +161,9 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     assert after == before
     assert yours["mine"][1] == 5
     whole = [*load_board(task, stored_rows.root).compared]
-    alone = rank_intervals(np.stack([accuracies(one) for one in whole]), np.zeros(5, bool))
-    assert yours["mine"][0] == str(alone[[one.label for one in whole].index("mine")]) == "4"
-    stacked = np.stack([accuracies(one) for one in whole])
+    alone = rank_intervals(np.stack([accuracies(entry) for entry in whole]), np.zeros(5, bool))
+    assert yours["mine"][0] == str(alone[[entry.label for entry in whole].index("mine")]) == "4"
+    stacked = np.stack([accuracies(entry) for entry in whole])
     gap = difference(accuracies(mine), stacked[1], fit_prior(stacked.mean(2), np.zeros(5, bool)), 2)
     found_gap = yours["mine"][2]
     assert (found_gap.mean, found_gap.interval) == pytest.approx((gap.mean, gap.interval)), "moderated by itself too"
@@ -172,8 +172,8 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     assert (again, more["mine"]) == (before, yours["mine"])
     whole = load_board(task, stored_rows.root)
     for some in (whole.only(["s1", "mine"]), whole.usual([])):
-        shown = document(leaderboard([some], stored_rows.root, "json", labels=["s1"]))
-        for r in shown:
+        records = document(leaderboard([some], stored_rows.root, "json", labels=["s1"]))
+        for r in records:
             if r["kind"] == "measured" and r["method"] in before:
                 place = RankInterval(r["rank_first"], r["rank_last"])
                 assert str(place) == before[r["method"]]
@@ -184,11 +184,11 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
 
 def test_ranks_of_nothing_of_one_and_of_equals():
     assert Ranking([]).places == []
-    one = row("a", [14.0, 14.2, 14.1])
-    assert [(str(p.ranks), p.gap) for p in Ranking([one]).places] == [("1", None)]
-    twin = Row("b", "yours", one.results)
-    assert [str(p.ranks) for p in Ranking([one, twin]).places] == ["1-2", "1-2"]
-    assert Ranking([one, twin]).difference(one, twin).interval == 0
+    original = row("a", [14.0, 14.2, 14.1])
+    assert [(str(p.ranks), p.gap) for p in Ranking([original]).places] == [("1", None)]
+    twin = Row("b", "yours", original.results)
+    assert [str(p.ranks) for p in Ranking([original, twin]).places] == ["1-2", "1-2"]
+    assert Ranking([original, twin]).difference(original, twin).interval == 0
     lonely = row("c", [14.0])
     assert [(p.ranks, p.reason, p.gap) for p in Ranking([lonely]).places] == [(None, "1 seed", None)]
 
@@ -220,10 +220,10 @@ def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, 
         (quiet[0], rows[-1], "paper"),
         (quiet[0], tuned[1], "paper"),
     ):
-        found = compare(a, b, rows).overall["acc"]
-        assert found == Ranking(rows, setting=setting).difference(a, b, (0, 1, 2)), (a.label, b.label)
-    one, other = (Ranking(rows, setting=setting).difference(*tuned[:2]) for setting in ("tuned-12", "paper"))
-    assert one.interval != pytest.approx(other.interval, rel=0.05), "or this test would tell nothing"
+        gap = compare(a, b, rows).overall["acc"]
+        assert gap == Ranking(rows, setting=setting).difference(a, b, (0, 1, 2)), (a.label, b.label)
+    tuned_gap, paper_gap = (Ranking(rows, setting=setting).difference(*tuned[:2]) for setting in ("tuned-12", "paper"))
+    assert tuned_gap.interval != pytest.approx(paper_gap.interval, rel=0.05), "or this test would tell nothing"
     stored_rows(*rows)
     board = load_board(packaged()["mini-5shot"], stored_rows.root).in_setting("tuned-12")
     line = next(line for line in paper_tables([board]).splitlines() if line.startswith("t7, tuned"))
@@ -236,12 +236,12 @@ def test_a_row_of_fewer_seeds_is_ranked_beside_the_others_and_moves_none_of_thei
     few = row("few", [14.6, 14.8, 15.0], noise=9)
     alone, beside = Ranking(rows), Ranking([*rows, few])
     assert beside.seeds == alone.seeds == (0, 1, 2, 3, 4)
-    expected, found = ranks(alone.places), ranks(beside.places)
-    assert {name: found[name] for name in expected} == expected
+    expected, new_ranks = ranks(alone.places), ranks(beside.places)
+    assert {name: new_ranks[name] for name in expected} == expected
     (place,) = [place for place in beside.places if place.row is few]
     assert (place.provisional, place.among) == (False, 6)
-    together = Ranking([*(replace(one, results=one.results[:3]) for one in rows), few])
-    assert ranks(together.places)["few"] == found["few"], "as among all on the three seeds that they share"
+    together = Ranking([*(replace(entry, results=entry.results[:3]) for entry in rows), few])
+    assert ranks(together.places)["few"] == new_ranks["few"], "as among all on the three seeds that they share"
     assert Ranking([*rows[:2], few]).seeds == (0, 1, 2), "two of three are not most"
 
 
@@ -253,15 +253,15 @@ def test_a_row_that_was_trained_with_another_gradient_than_it_names_is_shown_wit
     ]
 
     def with_series(replaced: tuple[int, int, int]) -> list:
-        made = [
+        results = [
             msgspec.structs.replace(r, training={"solves": {"adjoint_episodes": 8, "adjoint_diverged": count}})
             for r, count in zip(rows[0].results, replaced, strict=True)
         ]
-        stored_rows(Row("a", "yours", tuple(made)), *rows[1:])
+        stored_rows(Row("a", "yours", tuple(results)), *rows[1:])
         board = load_board(task, stored_rows.root)
         notes.append(leaderboard([board], stored_rows.root))
-        found = document(leaderboard([board], stored_rows.root, "json"))
-        return [(r["method"], r["rank_first"]) for r in found if r["kind"] == "measured"]
+        records = document(leaderboard([board], stored_rows.root, "json"))
+        return [(r["method"], r["rank_first"]) for r in records if r["kind"] == "measured"]
 
     notes: list[str] = []
     assert with_series((4, 4, 4)) == [("a", 1), ("b", 2), ("c", 3)], "half of them is not most of them"
@@ -274,28 +274,28 @@ def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(store
     """On a seed that was good for all, a row that is worse than the best has a higher mean than it."""
     best = row("best", [17.0, 13.0, 13.0], noise=1)
     lucky = row("lucky", [16.0], noise=1)
-    found = Ranking([lucky, best, row("other", [12.0, 11.0, 11.0], noise=2)]).places
+    places = Ranking([lucky, best, row("other", [12.0, 11.0, 11.0], noise=2)]).places
     assert lucky.summary()["acc"].mean > best.summary()["acc"].mean
-    assert [place.row.label for place in found] == ["best", "lucky", "other"]
-    assert found[1].gap.mean < 0
+    assert [place.row.label for place in places] == ["best", "lucky", "other"]
+    assert places[1].gap.mean < 0
     stored_rows(best, lucky)
     text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
     assert text.index(" best ") < text.index(" lucky "), "readers see it there too"
 
 
 def test_a_comparison_says_whose_rows_it_is_of():
-    other = row("b", [14.0] * 3, noise=2)
-    stored, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
-    found = compare(mine, other, [stored, mine, other])
-    assert (found.a, found.b) == ("a (yours)", "b (yours)")
-    assert "there is also 'a (stored)', with seeds 0, 1, 2" in found.notes
-    assert "a (yours)" in verdict(found)
-    both = compare(mine, stored, [stored, mine, other])
-    assert (both.a, both.b) == ("a (yours)", "a (stored)")
-    assert not [note for note in both.notes if "there is also" in note]
-    same = compare(mine, mine, [stored, mine, other])
+    rival = row("b", [14.0] * 3, noise=2)
+    stored_row, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
+    comparison = compare(mine, rival, [stored_row, mine, rival])
+    assert (comparison.a, comparison.b) == ("a (yours)", "b (yours)")
+    assert "there is also 'a (stored)', with seeds 0, 1, 2" in comparison.notes
+    assert "a (yours)" in verdict(comparison)
+    namesakes = compare(mine, stored_row, [stored_row, mine, rival])
+    assert (namesakes.a, namesakes.b) == ("a (yours)", "a (stored)")
+    assert not [note for note in namesakes.notes if "there is also" in note]
+    same = compare(mine, mine, [stored_row, mine, rival])
     assert [note for note in same.notes if "there is also" in note] == [
         "there is also 'a (stored)', with seeds 0, 1, 2"
     ], "once"
-    assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in both.notes)
-    assert compare(stored, other, [stored, other]).a == "a (stored)"
+    assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in namesakes.notes)
+    assert compare(stored_row, rival, [stored_row, rival]).a == "a (stored)"

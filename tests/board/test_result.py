@@ -60,8 +60,8 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
     path.write_text(text.replace(mean, mean[::-1], 1))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
-    found, (remark,) = stored(tmp_path)
-    assert found == []
+    results, (remark,) = stored(tmp_path)
+    assert results == []
     assert "summary.acc.mean" in remark
     write(tmp_path, make())
     assert stored(tmp_path)[0] == [first]
@@ -125,17 +125,17 @@ def test_seeds_that_do_not_belong_together_do_not_mix(changes, reason):
 def test_comparison_is_paired_over_episodes_and_over_seeds():
     a = Row("a", "yours", tuple(make("a", s, noise=1) for s in range(3)))
     b = Row("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
-    found = compare(a, b)
+    gaps = compare(a, b)
     for name in METRICS:
-        left, right = a.per_episode()[name], b.per_episode()[name]
-        assert found.episodes[name].mean == pytest.approx((left - right).mean())
+        first, second = a.per_episode()[name], b.per_episode()[name]
+        assert gaps.episodes[name].mean == pytest.approx((first - second).mean())
         # The rounding of t, times its square.
-        assert found.episodes[name].p == pytest.approx(stats.ttest_rel(left, right).pvalue, rel=1e-6, abs=1e-12)
+        assert gaps.episodes[name].p == pytest.approx(stats.ttest_rel(first, second).pvalue, rel=1e-6, abs=1e-12)
         means = [x.summary[name]["mean"] - y.summary[name]["mean"] for x, y in zip(a.results, b.results, strict=True)]
         low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
-        assert found.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=STORED)
-        assert found.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=10 * STORED)  # times t, 4.3
-    assert found.notes == ()
+        assert gaps.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=STORED)
+        assert gaps.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=10 * STORED)  # times t, 4.3
+    assert gaps.notes == ()
 
 
 def some_classes(n: int, count: int = 12, ways: int = 5) -> np.ndarray:
@@ -156,14 +156,14 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
             assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
     a, b = (read(path) for path in map(Path, paths))
     d = a.counts().per_episode()["acc"] - b.counts().per_episode()["acc"]
-    found = over_classes(d[:, None], kinds["new"])
-    assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (12, pytest.approx(found.effects[0], abs=STORED))
-    assert rows[0]["interval_of_classes"] == pytest.approx(found.intervals[0], abs=STORED)
-    assert re.search(rf"(?m)^Acc\. .*± {found.intervals[0]:.2f}\s*$", text)
+    estimate = over_classes(d[:, None], kinds["new"])
+    assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (12, pytest.approx(estimate.effects[0], abs=STORED))
+    assert rows[0]["interval_of_classes"] == pytest.approx(estimate.intervals[0], abs=STORED)
+    assert re.search(rf"(?m)^Acc\. .*± {estimate.intervals[0]:.2f}\s*$", text)
     zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
     assert zero
-    told = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
-    assert told == [HEADINGS[name].text for name in zero]
+    headings = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
+    assert headings == [HEADINGS[name].text for name in zero]
 
 
 @pytest.mark.parametrize(
@@ -202,38 +202,38 @@ def test_comparison_refuses_with_the_reason(changes, reason):
 def test_comparison_notes_unequal_seeds_and_separate_backbones():
     a = Row("a", "yours", tuple(make("a", s) for s in range(2)))
     b = Row("b", "stored", (make("b", 1, noise=3, pretraining={"key": "k1", "sha256": "other"}),))
-    found = compare(a, b)
-    assert found.seeds == (1,)
-    assert found.episodes["acc"].mean == pytest.approx(found.by_seed["acc"][0], abs=STORED)
-    assert any("only those in common" in note for note in found.notes)
-    assert any("trained separately" in note for note in found.notes)
+    comparison = compare(a, b)
+    assert comparison.seeds == (1,)
+    assert comparison.episodes["acc"].mean == pytest.approx(comparison.by_seed["acc"][0], abs=STORED)
+    assert any("only those in common" in note for note in comparison.notes)
+    assert any("trained separately" in note for note in comparison.notes)
 
 
 def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
     """The board of a packaged task with these results in the user's folder and none in the package."""
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
-    found = packaged()[task]
+    definition = packaged()[task]
     for result in results:
-        changes = {"task": task} | ({"task_hash": found.hash} if result.task_hash == "h" else {})
+        changes = {"task": task} | ({"task_hash": definition.hash} if result.task_hash == "h" else {})
         write(tmp_path / "r", msgspec.structs.replace(result, **changes))
-    return boards.load_board(found, tmp_path / "r")
+    return boards.load_board(definition, tmp_path / "r")
 
 
 def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(tmp_path, monkeypatch):
     """However good the odd ones are, the comparable rows are the ones that are ranked."""
-    made = board(
+    task_board = board(
         tmp_path, monkeypatch,
         make("a", n=2000, digest="whole"),
         make("few.episodes=50", base=0.99, novel=0.99, digest="first 50"),
         make("old", base=0.99, novel=0.99, task_hash="older"),
     )  # fmt: skip
-    assert [row.label for row in made.rows] == ["a"]
-    assert [row.label for row in made.others] == ["few.episodes=50"]
-    text = render([task_table(made)])
+    assert [row.label for row in task_board.rows] == ["a"]
+    assert [row.label for row in task_board.others] == ["few.episodes=50"]
+    text = render([task_table(task_board)])
     assert text.index("few.episodes=50") > text.index("protonet")
     assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
     assert "old, seed 0 (yours) belongs to another definition of the task" in text
-    assert standing(made, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
+    assert standing(task_board, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
 
 
 def test_standing_ranks_and_compares(tmp_path, monkeypatch):
@@ -241,22 +241,22 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     bases = {"a": 0.9, "b": 0.3, "c": 0.6, "d": 0.65}
     rows = [make(label, seed, base=base, noise=i, n=400) for i, (label, base) in enumerate(bases.items())
             for seed in range(3)]  # fmt: skip
-    made = board(tmp_path, monkeypatch, *rows)
-    lines = standing(made, "c")
+    task_board = board(tmp_path, monkeypatch, *rows)
+    lines = standing(task_board, "c")
     assert lines[0] == "c: rank 3 of 4"
     assert len(lines) == 3
     for line, label, title in zip(lines[1:], "ad", ("best other row", "nearest row"), strict=True):
-        mine, other = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
-        d = np.subtract(mine, other)
-        gap = made.ranking.difference(made.row("c"), made.row(label))
+        mine, rival = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
+        d = np.subtract(mine, rival)
+        gap = task_board.ranking.difference(task_board.row("c"), task_board.row(label))
         assert gap.mean == pytest.approx(d.mean())
         p = 2 * stats.t.sf(abs(d.mean()) / gap.error, gap.degrees)
-        shown = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
+        p_text = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
         assert line == (
-            f"  against the {title}, {label} (yours) with {np.mean(other):.2f} on seeds 0, 1, 2: {d.mean():+.2f} ± "
-            f"{gap.interval:.2f} points, p {shown}, over episodes and seeds"
+            f"  against the {title}, {label} (yours) with {np.mean(rival):.2f} on seeds 0, 1, 2: {d.mean():+.2f} ± "
+            f"{gap.interval:.2f} points, p {p_text}, over episodes and seeds"
         )
-    assert standing(made, "a")[1].startswith("  against the best other row, the nearest, d (yours) with ")
+    assert standing(task_board, "a")[1].startswith("  against the best other row, the nearest, d (yours) with ")
 
 
 def test_published_rows_are_consistent_or_flagged():

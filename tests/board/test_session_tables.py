@@ -164,20 +164,20 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
     records = [record for record in json.loads(out) if record["session"] is not None]
     plain, biased = records[:10], records[10:]
     counts = board_of("tiny-features-sessions", Home.locate()).row("lr").results[0].counts()  # as of all its seeds
-    for found, hits, as_base, prefix in (
+    for rows, hits, as_base, prefix in (
         (plain, counts.hits, counts.novel_as_base, ""),
         (biased, counts.calibrated_hits, counts.calibrated_novel_as_base, "calibrated_"),
     ):
         queries = counts.queries.astype(float)
-        last = found[9]
+        last = rows[9]
         assert last["session"] == 9
         assert last[f"{prefix}base"] == pytest.approx((100 * hits[:, 45] / queries[:, 0]).mean(), abs=1e-3)
         novel = 100 * hits[:, 46:].sum(1) / queries[:, 1:].sum(1)
         assert last[f"{prefix}novel"] == pytest.approx(novel.mean(), abs=1e-3)
         assert last[f"{prefix}learned"] == pytest.approx((100 * hits[:, 54] / queries[:, 9]).mean(), abs=1e-3)
-        taken = (100 * as_base[:, 8] / queries[:, 1:].sum(1)).mean()
-        assert last[f"{prefix}novel_as_base"] == pytest.approx(taken, abs=1e-3)
-        assert found[0][f"{prefix}novel"] is None
+        share = (100 * as_base[:, 8] / queries[:, 1:].sum(1)).mean()
+        assert last[f"{prefix}novel_as_base"] == pytest.approx(share, abs=1e-3)
+        assert rows[0][f"{prefix}novel"] is None
     _, text, _ = call("show", "lr", "tiny-features-sessions")
     assert "lr, after each session, with one bias on all novel logits" in text
     assert "after each session" not in call("show", "lr", "glyphs-5shot")[1]
@@ -193,8 +193,8 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
 )
 def test_a_row_and_a_result_say_what_was_chosen_on(call, task, said):
     file = packaged_root() / task / "lr.seed-0.json"
-    for what in (("lr", task), (str(file),)):
-        status, text, err = call("show", *what)
+    for arguments in (("lr", task), (str(file),)):
+        status, text, err = call("show", *arguments)
         assert status == 0, err
         assert re.search(r"^validated on +(.+)$", text, re.M)[1] == said
 

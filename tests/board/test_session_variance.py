@@ -26,13 +26,13 @@ from ifsl_bench.common.files import Home
 def simulated(rng, shape, deviations, mean=0.0) -> np.ndarray:
     """[seeds, orders, supports] of normal effects with the deviations of PARTS."""
     m, o, r = shape
-    order, support, seed, both, rest = deviations
+    order, support, seed, interaction, rest = deviations
     return (
         mean
         + order * rng.normal(size=(1, o, 1))
         + support * rng.normal(size=(1, o, r))
         + seed * rng.normal(size=(m, 1, 1))
-        + both * rng.normal(size=(m, o, 1))
+        + interaction * rng.normal(size=(m, o, 1))
         + rest * rng.normal(size=(m, o, r))
     )
 
@@ -40,10 +40,10 @@ def simulated(rng, shape, deviations, mean=0.0) -> np.ndarray:
 def test_over_orders_is_scipys_interval_of_the_order_means():
     x = simulated(np.random.default_rng(0), (3, 12, 4), (1, 1, 1, 1, 1))
     means = [np.mean([x[s, o, r] for s in range(3) for r in range(4)]) for o in range(12)]
-    found = over_orders(x)
+    result = over_orders(x)
     low, high = stats.t.interval(0.95, 11, np.mean(means), stats.sem(means))
-    assert (found.mean - found.interval, found.mean + found.interval) == pytest.approx((low, high))
-    assert found.models_fixed
+    assert (result.mean - result.interval, result.mean + result.interval) == pytest.approx((low, high))
+    assert result.models_fixed
 
 
 def test_heavy_tails_leave_fewer_degrees():
@@ -93,12 +93,12 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
         truth["order"] += truth["support"]
         truth["seed by order"] += truth["rest"]
     truth["one"] = sum(deviation**2 for deviation in deviations.values())
-    found = [split(simulated(rng, shape, tuple(deviations.values()))) for _ in range(400)]
-    assert set(found[0]) == there
+    cases = [split(simulated(rng, shape, tuple(deviations.values()))) for _ in range(400)]
+    assert set(cases[0]) == there
     for part in there:
-        values = np.array([case[part].value for case in found])
+        values = np.array([case[part].value for case in cases])
         assert abs(values.mean() - truth[part]) < 4 * stats.sem(values), part
-        held = np.mean([case[part].low <= truth[part] <= case[part].high for case in found])
+        held = np.mean([case[part].low <= truth[part] <= case[part].high for case in cases])
         assert held > 0.92, (part, held)
 
 
@@ -107,8 +107,8 @@ def test_the_interval_of_a_single_value_holds_with_skewed_supports():
     rng, held = np.random.default_rng(7), 0
     for _ in range(1000):
         x = (rng.exponential(size=(1, 100, 4)) - 1) * 0.3
-        one = split(x)["one"]
-        held += one.low <= 0.09 <= one.high
+        variance = split(x)["one"]
+        held += variance.low <= 0.09 <= variance.high
         if not _:
             of_orders = [x[0, o].mean() for o in range(100)]
             parts = [
@@ -117,7 +117,7 @@ def test_the_interval_of_a_single_value_holds_with_skewed_supports():
             ]
             degrees = 2 * sum(parts) ** 2 / (100 * np.var(parts, ddof=1))
             expected = [degrees * sum(parts) / stats.chi2.ppf(tail, degrees) for tail in (0.975, 0.025)]
-            assert [one.low, one.high] == pytest.approx(expected)
+            assert [variance.low, variance.high] == pytest.approx(expected)
     assert held > 908
 
 
@@ -172,18 +172,18 @@ def test_the_command_splits_rows_and_differences_of_stored_rows(call):
     x = average_accuracies("teen") - average_accuracies("protonet")
     seeds = len(x)
     assert (difference["a"], difference["b"], difference["seeds"]) == ("teen", "protonet", seeds)
-    made = np.mean(x < 0)
-    assert difference["wrong_sign_made"] == pytest.approx(made, abs=1e-4)
-    assert 0.3 < made < 0.5
-    assert difference["wrong_sign"] == pytest.approx(made, abs=0.03)
+    wrong_share = np.mean(x < 0)
+    assert difference["wrong_sign_made"] == pytest.approx(wrong_share, abs=1e-4)
+    assert 0.3 < wrong_share < 0.5
+    assert difference["wrong_sign"] == pytest.approx(wrong_share, abs=0.03)
     assert difference["mean"] == pytest.approx(x.mean(), abs=1e-4)
-    both = x.mean(2) - x.mean((1, 2))[:, None] - x.mean((0, 2)) + x.mean()
+    interaction = x.mean(2) - x.mean((1, 2))[:, None] - x.mean((0, 2)) + x.mean()
     rest = x - x.mean(2)[:, :, None] - x.mean(0) + x.mean((0, 2))[:, None]
-    ms_rest, ms_both = (rest**2).sum() / ((seeds - 1) * 300), 4 * (both**2).sum() / ((seeds - 1) * 99)
+    ms_rest, ms_interaction = (rest**2).sum() / ((seeds - 1) * 300), 4 * (interaction**2).sum() / ((seeds - 1) * 99)
     ms_seed = 400 * x.mean((1, 2)).var(ddof=1)
     assert difference["sd_rest"] == pytest.approx(np.sqrt(ms_rest), abs=1e-4)
-    assert difference["sd_seed"] == pytest.approx(np.sqrt((ms_seed - ms_both) / 400), abs=1e-4)
-    assert difference["sd_seed_by_order"] == pytest.approx(np.sqrt(max(0, ms_both - ms_rest) / 4), abs=1e-4)
+    assert difference["sd_seed"] == pytest.approx(np.sqrt((ms_seed - ms_interaction) / 400), abs=1e-4)
+    assert difference["sd_seed_by_order"] == pytest.approx(np.sqrt(max(0, ms_interaction - ms_rest) / 4), abs=1e-4)
     _, text, _ = call("variance", "glyphs-sessions", "--method", "teen,protonet")
     assert "wrong sign" in text
     percent = 100 * difference["wrong_sign"]  # of four digits

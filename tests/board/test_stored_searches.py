@@ -24,16 +24,16 @@ def board_of(name, folder):
 
 def ends(result):
     """The options whose chosen number is the smallest or the largest that was tried, from the file alone."""
-    found = set()
+    options = set()
     for tried in result.tuned.values():
         sound = {name: accuracy for name, accuracy in tried.items() if name not in result.passed_over}
         chosen = max(sound, key=sound.get)
         for part in chosen.split(", "):
             option, _, value = part.partition("=")
-            values = [dict(one.split("=") for one in name.split(", "))[option] for name in tried]
+            values = [dict(pair.split("=") for pair in name.split(", "))[option] for name in tried]
             if value[0].isdigit() and float(value) in (min(map(float, values)), max(map(float, values))):
-                found |= {option} if LIMITS.get((result.method, option)) != float(value) else set()
-    return found
+                options |= {option} if LIMITS.get((result.method, option)) != float(value) else set()
+    return options
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in packaged_root().glob("*/lr.seed-0.json")))

@@ -133,9 +133,9 @@ def test_check_and_tables_agree_on_which_episodes_fit(file):
 def test_a_bias_from_other_validation_episodes_does_not_fit(file):
     (task,) = find("glyphs-5shot")
     altered(file, lambda v: v["calibration"].update(validation_episodes=3))
-    said = f"calibration.validation_episodes is 3, the task has {len(task.evaluation.halves[0])} for it"
-    assert list(unfit(task, [parse(file)]).values()) == [said]
-    assert said in check_file(file).failures
+    failure = f"calibration.validation_episodes is 3, the task has {len(task.evaluation.halves[0])} for it"
+    assert list(unfit(task, [parse(file)]).values()) == [failure]
+    assert failure in check_file(file).failures
 
 
 def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
@@ -163,16 +163,16 @@ HOSTILE = {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_no_parser_should_see_is_one_line_for_check_and_for_tables(file, call, name):
-    content, told = HOSTILE[name]
+    content, message = HOSTILE[name]
     file.write_bytes(content)
     status, out, err = call("check", str(file))
     assert (status, out, err.count("\n")) == (2, "", 2)
-    assert told in err
+    assert message in err
     assert len(err) < 1000
     status, out, err = call("table", "glyphs-5shot", "--results", str(file.parents[1]))
     assert status == 0
     (line,) = [line for line in (out + err).splitlines() if line.startswith("left out: ")]
-    assert told in line
+    assert message in line
     assert len(line) < 1000
 
 
@@ -236,15 +236,15 @@ def test_a_run_among_damaged_results_stores_its_own_and_leaves_them_out(measured
     home, task = root / "home", f"{root / 'clusters.toml'}:clusters-5shot"
     damaged = home / "results" / "clusters-5shot" / "protonet.seed-1.json"
     mine = home / "results" / "clusters-5shot" / "imprint.seed-2.json"
-    wanted = read(damaged)
+    original = read(damaged)
     DAMAGE[name](damaged)
     mine.unlink()
     status, out, err = call("run", "--method", "imprint", "--seed", "2", "--task", task, "--home", str(home))
     assert status == 0, err
     assert read(mine).label == "imprint"
-    told = [line for line in out.splitlines() if line.startswith("left out: ")]
-    assert len(told) == 1, out
-    assert "protonet" in told[0]
+    messages = [line for line in out.splitlines() if line.startswith("left out: ")]
+    assert len(messages) == 1, out
+    assert "protonet" in messages[0]
     for command in (("table", task), ("table", task, "--rank"), ("compare", "imprint", "protonet", "--task", task)):
         status, out, err = call(*command, "--home", str(home))
         assert status == 0, err
@@ -257,7 +257,7 @@ def test_a_run_among_damaged_results_stores_its_own_and_leaves_them_out(measured
     assert status == 2
     status, _, err = call("run", "--method", "protonet", "--seed", "1", "--task", task, "--home", str(home))
     assert status == 0, err
-    assert read(damaged).episodes == wanted.episodes, "the run of what is damaged makes it again"
+    assert read(damaged).episodes == original.episodes, "the run of what is damaged makes it again"
     assert damaged.with_name(f"{damaged.name}.old-0").exists(), "and keeps what was there"
 
 
@@ -271,10 +271,10 @@ def test_lists_of_all_tasks_name_what_is_left_out_of_tasks_with_no_other_row(fil
         assert status == 0, err
         for path in paths:
             assert sum(f"left out: {path}" in line for line in (out + err).splitlines()) == 1, (command, path)
-    told = [
-        said for board in boards_with_variants(packaged().values(), tmp_path, named=False) for said in board.left_out
+    lines = [
+        line for board in boards_with_variants(packaged().values(), tmp_path, named=False) for line in board.left_out
     ]
-    assert [sum(str(path) in said for said in told) for path in paths] == [1, 1]
+    assert [sum(str(path) in line for line in lines) for path in paths] == [1, 1]
 
 
 UNDRAWABLE = (
@@ -287,15 +287,15 @@ UNDRAWABLE = (
 
 
 def test_a_course_of_training_that_nobody_can_draw_is_left_out_everywhere(file, call, tmp_path):
-    for number, (change, told) in enumerate(UNDRAWABLE):
+    for number, (change, message) in enumerate(UNDRAWABLE):
         path = file.with_name(file.name.replace("seed-1", f"seed-{number + 10}"))
         shutil.copy(file, path)
         altered(path, lambda v, change=change: v["training"].update(change))
-        assert any(told in failure for failure in check_file(path).failures)
+        assert any(message in failure for failure in check_file(path).failures)
     file.unlink()
     for command in (("table",), ("plot", "validation", "--out", str(tmp_path / "f.png")),
                     ("report", "--out", str(tmp_path / "p.html"))):  # fmt: skip
         status, out, err = call(*command, file.parent.name, "--results", str(tmp_path))
-        assert [told for _, told in UNDRAWABLE if told not in out + err] == [], command
+        assert [message for _, message in UNDRAWABLE if message not in out + err] == [], command
         assert "Traceback" not in err
         assert status in (0, 2), err

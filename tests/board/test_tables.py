@@ -51,15 +51,15 @@ def test_one_table_in_each_format(style):
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_several_tables_are_pages_for_readers_and_one_document_for_programs(style):
-    other = Table([FOR_PROGRAMS, NAME], [("c", 2.0)])
-    text = render([TABLE, other], style, closing="the end")
+    second_table = Table([FOR_PROGRAMS, NAME], [("c", 2.0)])
+    text = render([TABLE, second_table], style, closing="the end")
     if style == "json":
         assert json.loads(text) == [*json.loads(EXPECTED["json"]), {"name": "c", "value": None, "seeds": [1, 2]}]
     elif style == "csv":
         assert text == EXPECTED["csv"] + "\nc,,1 2"
     else:
         first, last = text.split(EXPECTED[style])[1].strip("\n").rsplit("\n\n", 1)
-        assert first == render([other], style)
+        assert first == render([second_table], style)
         assert last == ("% the end" if style == "latex" else "the end")
 
 

@@ -227,7 +227,7 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
 
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     home = replace(Home.locate(), results=packaged_root())
-    stored = set(packaged_root().glob("*/*.seed-*.json"))
+    stored_paths = set(packaged_root().glob("*/*.seed-*.json"))
     campaign = with_tasks(asked("leaderboard", Request()), home)[0]
     paths = set()
     jobs, lacking = jobs_of(campaign, home, nobody, lambda text: None)
@@ -235,8 +235,8 @@ def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
         assert job.task == task_of(job.task.name)[0]
         paths.add(job.result_path(home))
     assert len(paths) == len(jobs)
-    assert paths <= stored
-    assert len(stored - paths) == sum(lacking.values()), "the others need what is not installed here"
+    assert paths <= stored_paths
+    assert len(stored_paths - paths) == sum(lacking.values()), "the others need what is not installed here"
 
 
 def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_give():

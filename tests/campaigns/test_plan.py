@@ -182,14 +182,14 @@ def begun(host: str, by: str = "node7.01234567-1-1", title: str = "meta-training
     return "begun", {"text": title, "host": host, "writer": by}
 
 
-def at(done: int, **figures: float) -> tuple[str, dict]:
-    return "advance", {"text": "meta-training lwof", "done": done, "total": 20, "figures": figures}
+def at(step: int, **figures: float) -> tuple[str, dict]:
+    return "advance", {"text": "meta-training lwof", "done": step, "total": 20, "figures": figures}
 
 
 def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
     work = api.workspace(device="cpu")
-    wanted, _ = with_tasks(asked("c.toml", Request()), work.home)
-    jobs = jobs_of(wanted, work.home, print, print)[0]
+    full_campaign, _ = with_tasks(asked("c.toml", Request()), work.home)
+    jobs = jobs_of(full_campaign, work.home, print, print)[0]
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     graph = graph_of(jobs, work)
     training = [node for node in graph.nodes.values() if node.stage.kind == "meta-training"]
@@ -247,9 +247,9 @@ def test_a_log_that_is_no_log_says_nothing(tmp_path):
 
 def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):
     work = replace(api.workspace(device="cpu"))
-    wanted, _ = with_tasks(asked(None, Request(methods=("lr",), tasks=("mini-5shot",))), work.home)
+    full_campaign, _ = with_tasks(asked(None, Request(methods=("lr",), tasks=("mini-5shot",))), work.home)
     with pytest.raises(api.UserError, match="It needs the five files"):
-        plan_of(jobs_of(wanted, work.home, print, print)[0], work)
+        plan_of(jobs_of(full_campaign, work.home, print, print)[0], work)
 
 
 @pytest.mark.parametrize("end", ["", "-x-1", "-1-x", f"-{10**30}-1"])

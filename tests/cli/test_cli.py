@@ -151,14 +151,14 @@ def test_several_seeds_on_one_pretraining(call, here):
 
 def test_checkpoint_is_evaluated_alone(call, here):
     call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
-    stored = json.loads((here / "home/results/clusters-5shot/lwof.train.steps=20.seed-0.json").read_text())
-    folder = stored["provenance"]["checkpoint"]
+    result = json.loads((here / "home/results/clusters-5shot/lwof.train.steps=20.seed-0.json").read_text())
+    folder = result["provenance"]["checkpoint"]
     status, out, err = call("run", "--checkpoint", folder, "--task", TASK, "--device", "cpu")
     assert status == 0, err
-    assert f"{stored['summary']['acc']['mean']:.2f}" in out
+    assert f"{result['summary']['acc']['mean']:.2f}" in out
     assert "meta-training" not in err
-    other = ("--task", "clusters.toml:clusters-1shot", "--format", "json")
-    status, out, err = call("run", "--checkpoint", folder, *other, "--device", "cpu")
+    arguments = ("--task", "clusters.toml:clusters-1shot", "--format", "json")
+    status, out, err = call("run", "--checkpoint", folder, *arguments, "--device", "cpu")
     assert status == 0, err
     assert json.loads(out)[0]["metric"] == "acc", "one document"
     (here / "home" / "pretrained").rename(here / "home" / "gone")
@@ -286,10 +286,10 @@ def test_a_method_of_a_campaign_that_lacks_an_extra_takes_its_own_jobs_with_it_a
         '[[run]]\nmethods = ["heavy", "imprint"]\ntasks = "clusters.toml:clusters-5shot"\nseeds = 2\nepisodes = 20\n'
     )
     (here / "none.toml").write_text('[[run]]\nmethods = "heavy"\ntasks = "clusters.toml:clusters-5shot"\n')
-    told = "ifsl-bench: 2 jobs cannot be run here: method 'heavy' of package other"
+    message = "ifsl-bench: 2 jobs cannot be run here: method 'heavy' of package other"
     for command in ("plan", "status", "run"):
         status, out, err = call(command, "some.toml")
-        assert (status, told in err) == (int(command == "run"), True), (command, err)
+        assert (status, message in err) == (int(command == "run"), True), (command, err)
         assert "imprint" in out
         status, _, err = call(command, "none.toml")
         assert status == 2
@@ -356,10 +356,10 @@ def test_results_on_other_data_or_weights_are_made_again(call, here, tmp_path, w
     assert "done already" in call(*arguments)[2]
 
     (folder,) = (here / "home/pretrained").glob(f"[!.]*cosine*{after[0]['pretraining']['key'][-12:]}")
-    other = next(p for p in (here / "home/pretrained").glob("[!.]*cosine*") if p != folder)
+    other_folder = next(p for p in (here / "home/pretrained").glob("[!.]*cosine*") if p != folder)
     for path in folder.iterdir():
         path.unlink()
-    for path in other.iterdir():  # the weights of another training under the same key
+    for path in other_folder.iterdir():  # the weights of another training under the same key
         (folder / path.name).write_bytes(path.read_bytes())
     info = json.loads((folder / "checkpoint.json").read_text())
     write_sealed(folder / "checkpoint.json", {k: v for k, v in info.items() if k != "checksum"} | {"key": folder.name})
@@ -397,6 +397,6 @@ def test_a_home_that_may_not_be_written_makes_matplotlib_say_nothing(tmp_path):
     (nowhere := tmp_path / "file").write_text("")
     script = "import logging, sys; from ifsl_bench.cli import main; sys.argv = ['ifsl-bench', '--version']\n" \
              "try:\n    main.main()\nexcept SystemExit:\n    import matplotlib; matplotlib.get_configdir()"  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
                           env={**os.environ, "MPLCONFIGDIR": str(nowhere / "below"), "HOME": str(nowhere)})  # fmt: skip
-    assert done.stderr == ""
+    assert process.stderr == ""

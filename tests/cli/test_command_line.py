@@ -44,15 +44,15 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def rows(tmp_path, monkeypatch) -> list[str]:
     """Labels of some stored rows, half of them the user's own: the longest labels, and those with most seeds."""
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for path in sorted((packaged_root() / TASK).glob("*.seed-*.json")):
-        found.setdefault(path.name.rpartition(".seed-")[0], []).append(path)
-    by_seeds = sorted(found, key=lambda label: (-len(found[label]), label))
-    labels = list(dict.fromkeys([*by_seeds[:2], *sorted(found, key=len)[-2:]]))
+        files.setdefault(path.name.rpartition(".seed-")[0], []).append(path)
+    by_seeds = sorted(files, key=lambda label: (-len(files[label]), label))
+    labels = list(dict.fromkeys([*by_seeds[:2], *sorted(files, key=len)[-2:]]))
     for place, label in enumerate(labels):
         folder = tmp_path / ("packaged" if place % 2 else "home/results") / TASK
         folder.mkdir(parents=True, exist_ok=True)
-        for path in found[label]:
+        for path in files[label]:
             shutil.copy(path, folder)
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "packaged")
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
@@ -80,12 +80,12 @@ def at_terminal(monkeypatch, call):
     return run
 
 
-def commands(label: str, other: str) -> list[list[str]]:
-    one = next((Path("home/results") / TASK).glob("*.json"))
+def commands(label: str, rival: str) -> list[list[str]]:
+    path = next((Path("home/results") / TASK).glob("*.json"))
     return [
         [], ["methods"], ["methods", "lr+a"], ["methods", "lr", "--format", "text"], ["tasks"], ["data", "list"],
         ["table", TASK], ["table", TASK, "--rank"], ["table", TASK, "--full"], ["table", TASK, "--rank", "--full"],
-        ["leaderboard"], ["compare", label, other, "--task", TASK], ["show", label, TASK], ["show", str(one)],
+        ["leaderboard"], ["compare", label, rival, "--task", TASK], ["show", label, TASK], ["show", str(path)],
         ["cite", "lr+a", "lda", "cub-5shot", "tiered-1shot"], ["cache"], ["weights", "list"],
         ["status", "c.toml"],
     ]  # fmt: skip
@@ -94,16 +94,16 @@ def commands(label: str, other: str) -> list[list[str]]:
 @pytest.mark.parametrize("columns", [80, 120])
 def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(rows, at_terminal, call, columns):
     for arguments in commands(rows[0], rows[1]):
-        status, seen = at_terminal(columns, *arguments)
-        text = ESCAPE.sub("", seen)
+        status, output = at_terminal(columns, *arguments)
+        text = ESCAPE.sub("", output)
         assert status == 0, arguments
         wide = [line for line in text.splitlines() if cell_len(line) > columns]
         assert not wide, (arguments, wide)
         whole = set(INTERVAL.findall(call(*arguments)[1]))
-        found = INTERVAL.findall(text)
-        assert set(found) <= whole, arguments
+        values = INTERVAL.findall(text)
+        assert set(values) <= whole, arguments
         halves = len(re.findall(r"  ± \d+\.\d\d(?!\d)", text))  # in columns of their own, beside a difference
-        assert text.count(" ± ") == len(found) + halves + text.count("mean ± 95%"), "every +- stands beside its number"
+        assert text.count(" ± ") == len(values) + halves + text.count("mean ± 95%"), "every +- stands beside its number"
         assert not [line for line in text.splitlines() if line != line.rstrip()], "no blanks at the end"
 
 
@@ -115,8 +115,8 @@ def test_what_was_asked_for_in_full_is_shown_in_full(rows, at_terminal):
 
 
 def test_the_users_own_rows_stand_out(rows, at_terminal):
-    _, seen = at_terminal(100, "table", TASK)
-    lines = seen.splitlines()
+    _, output = at_terminal(100, "table", TASK)
+    lines = output.splitlines()
     mine = [line for line in lines if ESCAPE.sub("", line).rstrip().endswith("yours")]
     theirs = [line for line in lines if ESCAPE.sub("", line).rstrip().endswith("stored")]
     assert mine
@@ -172,8 +172,8 @@ def read_screen(screen: int, until: Callable[[bytes], bool] = lambda text: False
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_who_ends_a_run_gets_the_cursor_back(name, here):
     number = getattr(signal, name)
-    told = "--method", "lwof", "--task", "clusters.toml:clusters-1shot", "--train", "steps=1000000", "--device", "cpu"
-    child, screen = in_terminal("run", *told, "--home", "home")
+    words = "--method", "lwof", "--task", "clusters.toml:clusters-1shot", "--train", "steps=1000000", "--device", "cpu"
+    child, screen = in_terminal("run", *words, "--home", "home")
     try:
         before = read_screen(screen, lambda text: b"meta-training" in text and text.rfind(HIDES) > text.rfind(SHOWS))
         os.kill(child, number)
@@ -222,10 +222,10 @@ def test_numbers_in_words():
 
 
 def every(command: click.Command, name: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
-    found = [(name, command)]
+    pairs = [(name, command)]
     for sub, child in children(command).items():
-        found += every(child, (*name, sub))
-    return found
+        pairs += every(child, (*name, sub))
+    return pairs
 
 
 def children(command: click.Command) -> dict[str, click.Command]:
@@ -246,18 +246,18 @@ def test_every_help_ends_with_examples_that_are_commands(name, command, call, mo
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
     assert "..." not in (command.get_short_help_str(80)), "the first line is whole in the list of commands"
-    shown = [line.strip() for line in out.partition("Examples:\n")[2].splitlines() if line.strip()]
-    assert 2 <= len(shown) <= 3
-    for line in shown:
+    examples = [line.strip() for line in out.partition("Examples:\n")[2].splitlines() if line.strip()]
+    assert 2 <= len(examples) <= 3
+    for line in examples:
         program, *words = shlex.split(line.partition(" >")[0])
         if program == "torchrun" or "COMMAND" in words:
             continue
         assert program == "ifsl-bench"
-        context, found = click.Context(cli, info_name="ifsl-bench"), cli
-        while words and words[0] in children(found):
-            found = children(found)[words.pop(0)]
-        assert found is not cli
-        found.make_context("x", words, parent=context)  # raises for what it does not take
+        context, subcommand = click.Context(cli, info_name="ifsl-bench"), cli
+        while words and words[0] in children(subcommand):
+            subcommand = children(subcommand)[words.pop(0)]
+        assert subcommand is not cli
+        subcommand.make_context("x", words, parent=context)  # raises for what it does not take
 
 
 def test_alone_it_prints_its_help(call):
@@ -265,7 +265,7 @@ def test_alone_it_prints_its_help(call):
     assert status == 0
     assert err == ""
     assert out == call("--help")[1]
-    assert {name: one.name for name, one in children(cli).items()} == {name: name for name in children(cli)}
+    assert {name: child.name for name, child in children(cli).items()} == {name: name for name in children(cli)}
     for name in children(cli):
         assert f"\n  {name}  " in out
     assert call("data")[1] == call("data", "--help")[1]

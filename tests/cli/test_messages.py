@@ -88,9 +88,9 @@ def test_a_mistake_is_told_in_one_line(call, tmp_path, monkeypatch, arguments, m
 def test_few_names_are_listed_and_many_are_not():
     assert str(unknown("thing", "q", ["a", "b"])) == "unknown thing 'q'; available: a, b"
     many = [f"name-{i}" for i in range(100)]
-    said = str(unknown("thing", "name-1x", many, see="ifsl-bench things"))
-    assert said.count("name-") == 4, "what was said, and the nearest three"
-    assert said.endswith("all of them: ifsl-bench things")
+    message = str(unknown("thing", "name-1x", many, see="ifsl-bench things"))
+    assert message.count("name-") == 4, "what was said, and the nearest three"
+    assert message.endswith("all of them: ifsl-bench things")
 
 
 DATA = '[dataset]\nname = "d"\n[pretraining]\nbackbone = "none"\nsteps = 1\n[pretraining.schedule]\nrate = 0.1\n'
@@ -199,8 +199,8 @@ def test_data_sets_of_ones_own_are_completed(call, clusters, monkeypatch):
 
 
 def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
-    said = "run --method lr --log csv --log-dir /a/b --task t --home=/c --results /d --data x=/e --cluster f.toml -v"
-    assert _typed(said.split()) == "ifsl-bench run --method lr --log csv --task t -v"
+    command = "run --method lr --log csv --log-dir /a/b --task t --home=/c --results /d --data x=/e --cluster f.toml -v"
+    assert _typed(command.split()) == "ifsl-bench run --method lr --log csv --task t -v"
 
 
 def test_a_program_hears_of_failures_beside_the_rows_there_are(call, clusters, tmp_path):
@@ -247,9 +247,9 @@ def test_names_in_a_campaign_that_no_file_can_have_are_mistakes_in_it(campaign, 
     (tmp_path / "c.toml").write_text(campaign)
 
     def looked_up() -> None:
-        said, tasks = with_tasks(asked(str(tmp_path / "c.toml"), Request()), home)
-        check_data(said.data, tasks, home)
-        for name in said.requests[0].methods:
+        plan, tasks = with_tasks(asked(str(tmp_path / "c.toml"), Request()), home)
+        check_data(plan.data, tasks, home)
+        for name in plan.requests[0].methods:
             find_method(name)
 
     with pytest.raises(UserError, match=r"unknown|cannot read|there is no /"):

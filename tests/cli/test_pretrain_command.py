@@ -31,8 +31,8 @@ def among_two(monkeypatch):
     """Sets what torchrun tells the first of two processes, or another one."""
     monkeypatch.setattr(torchrun, "PATIENCE", 0.0)
 
-    def told(**others: str) -> None:
-        for name, value in (TWO | others).items():
+    def told(**settings: str) -> None:
+        for name, value in (TWO | settings).items():
             monkeypatch.setenv(name, value)
 
     return told
@@ -63,11 +63,11 @@ def test_a_run_finds_what_the_command_has_made(here, call):
 def test_a_result_says_of_how_many_processes_its_pretraining_was_unless_it_was_one(here):
     home, task = Home.locate(here / "home"), find("clusters.toml:clusters-1shot")[0]
     dataset = ensure(home, task.dataset, Reporter())
-    made = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-    folder = CheckpointFolder(home.pretrained / made.key)
+    weights = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    folder = CheckpointFolder(home.pretrained / weights.key)
     state = folder.load()
     del state.info["tensors"]
-    assert "processes" not in made.entry()
+    assert "processes" not in weights.entry()
     folder.save(state.tensors, state.info | {"processes": [2, 1]})
     assert pretrain(home, task, dataset, "linear", 0, CPU, Reporter()).entry()["processes"] == [2, 1]
 

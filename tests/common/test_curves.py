@@ -23,9 +23,9 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder), purge_orphaned_data=True)
-    found.Reload()
-    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = EventAccumulator(str(folder), purge_orphaned_data=True)
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def columns(file: Path) -> dict[str, list[tuple[int, float]]]:
@@ -33,8 +33,8 @@ def columns(file: Path) -> dict[str, list[tuple[int, float]]]:
     with file.open(newline="") as text:
         lines = list(csv.DictReader(text))
     assert all(tuple(line) == COLUMNS for line in lines)
-    found = {name: [(int(line["step"]), float(line[name])) for line in lines if line[name]] for name in COLUMNS[1:]}
-    return {name: values for name, values in found.items() if values}
+    curves = {name: [(int(line["step"]), float(line[name])) for line in lines if line[name]] for name in COLUMNS[1:]}
+    return {name: values for name, values in curves.items() if values}
 
 
 READ = {"tensorboard": scalars, "csv": columns}
@@ -46,20 +46,20 @@ WORKERS = pytest.param(("--jobs", "2"), id="two workers", marks=pytest.mark.slow
 def test_a_run_writes_the_curves_of_each_training(call, here, jobs, kind):
     scalars = READ[kind]
     task = "clusters.toml:clusters-5shot"
-    given = ("--method", "lwof,imprint", "--task", task, "--train", "steps=40", "--episodes", "20", "-q")
-    status, _, err = call("run", *given, "--log", kind, "--log-dir", "curves", *jobs)
+    arguments = ("--method", "lwof,imprint", "--task", task, "--train", "steps=40", "--episodes", "20", "-q")
+    status, _, err = call("run", *arguments, "--log", kind, "--log-dir", "curves", *jobs)
     assert status == 0, err
     (trained,) = (here / "curves" / "meta-training").iterdir()
-    found = scalars(trained)
-    assert {"loss", "learning rate", "validation accuracy"} <= found.keys()
-    steps = [step for step, _ in found["loss"]]
+    curves = scalars(trained)
+    assert {"loss", "learning rate", "validation accuracy"} <= curves.keys()
+    steps = [step for step, _ in curves["loss"]]
     assert steps == sorted(set(steps))
     assert {10, 20, 30, 40} <= set(steps)
     (path,) = (here / "home" / "results").rglob("lwof*.json")
     history = result_file.read(path).training["validation"]
-    shown = {str(step): value for step, value in found["validation accuracy"]}
-    assert shown.keys() == history.keys()
-    np.testing.assert_allclose(list(shown.values()), list(history.values()), rtol=1e-6)  # logs keep single precision
+    accuracy = {str(step): value for step, value in curves["validation accuracy"]}
+    assert accuracy.keys() == history.keys()
+    np.testing.assert_allclose(list(accuracy.values()), list(history.values()), rtol=1e-6)  # logs keep single precision
     pretrainings = list((here / "curves" / "pretraining").iterdir())
     assert len(pretrainings) == 1, "both methods have the same head"
     assert {"loss", "accuracy", "learning rate"} <= scalars(pretrainings[0]).keys()
@@ -76,8 +76,8 @@ def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path, 
             with (tmp_path / "x.csv").open("a") as file:
                 file.write("1")
     (log,) = tmp_path.iterdir()
-    told = [*((s, float(s)) for s in range(1, 21)), *((s, float(s + 2000)) for s in range(21, 41))]
-    assert READ[kind](log)["loss"] == told
+    expected = [*((s, float(s)) for s in range(1, 21)), *((s, float(s + 2000)) for s in range(21, 41))]
+    assert READ[kind](log)["loss"] == expected
 
 
 def test_what_a_killed_training_has_told_is_in_its_csv_file(tmp_path):

@@ -26,29 +26,29 @@ from ifsl_bench.jobs.evaluating import provenance
 posix = pytest.mark.skipif(os.name != "posix", reason="shells and locks of POSIX")
 
 
-def run(here: Path, reporter: Reporter | None = None, seed: int = 0, results: Path | None = None):
-    work = api.workspace(here / "home", results, device="cpu", reporter=reporter)
-    task = f"{here / 'clusters.toml'}:clusters-1shot"
+def run(folder: Path, reporter: Reporter | None = None, seed: int = 0, results: Path | None = None):
+    work = api.workspace(folder / "home", results, device="cpu", reporter=reporter)
+    task = f"{folder / 'clusters.toml'}:clusters-1shot"
     return api.run("lwof", task, train={"steps": 40}, tune=2, seed=seed, rerun=True, work=work)
 
 
 @pytest.fixture
 def mounted(tmp_path):
     """Mounts small file systems, where the tests may."""
-    made = []
+    folders = []
 
     def mount(size: str) -> Path:
-        folder = tmp_path / f"disk-{len(made)}"
+        folder = tmp_path / f"disk-{len(folders)}"
         folder.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False,
-                              capture_output=True) if shutil.which("mount") else None  # fmt: skip
-        if done is None or done.returncode:
+        process = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False,
+                                 capture_output=True) if shutil.which("mount") else None  # fmt: skip
+        if process is None or process.returncode:
             pytest.skip("mounting a file system is not permitted here")
-        made.append(folder)
+        folders.append(folder)
         return folder
 
     yield mount
-    for folder in made:
+    for folder in folders:
         subprocess.run(["umount", "-l", str(folder)], check=False)  # maps of its files may still be open
 
 
@@ -57,16 +57,16 @@ def mounted(tmp_path):
 
 def test_a_complete_cache_on_a_read_only_mount_is_used_and_an_incomplete_one_is_one_line(here, mounted, tmp_path):
     disk = mounted("64m")
-    wanted = run(here)
+    expected = run(here)
     shutil.copytree(here, disk / "here", ignore=shutil.ignore_patterns("*.lock"))
     shutil.rmtree(disk / "here" / "home" / "results")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    made = run(disk / "here", results=tmp_path / "results")
-    assert (made.episodes, made.calibration) == (wanted.episodes, wanted.calibration)
+    result = run(disk / "here", results=tmp_path / "results")
+    assert (result.episodes, result.calibration) == (expected.episodes, expected.calibration)
     lacking = r"cannot write .*/pretrained/\S*seed1-\w*, which is missing there or out of date: the file system is r"
-    with pytest.raises(UserError, match=lacking + "ead-only; choose another folder") as told:
+    with pytest.raises(UserError, match=lacking + "ead-only; choose another folder") as error:
         run(disk / "here", seed=1, results=tmp_path / "results")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_complete_cache_wants_no_lock(here, monkeypatch):
@@ -109,12 +109,12 @@ def test_a_quiet_run_tells_that_it_waits(here):
 
     folder = here / "home" / "pretrained"
     run(here)
-    (made,) = folder.glob("clusters*seed0*")
-    shutil.rmtree(made)
-    held.append(filelock.FileLock(folder / f".{made.name}.lock"))
+    (entry,) = folder.glob("clusters*seed0*")
+    shutil.rmtree(entry)
+    held.append(filelock.FileLock(folder / f".{entry.name}.lock"))
     held[0].acquire(timeout=0)
     run(here, Quiet(log, verbose=False))
-    assert f"warning: another process is working on {made.name}; waiting for it" in log.getvalue()
+    assert f"warning: another process is working on {entry.name}; waiting for it" in log.getvalue()
 
 
 def test_a_folder_in_place_of_a_lock_is_one_line(tmp_path):
@@ -145,10 +145,10 @@ def test_a_folder_whose_name_is_no_utf8_keeps_what_was_trained(tmp_path):
 
 @pytest.mark.parametrize("name", ["t\udcff.toml", "t\x1b[2J.toml"])
 def test_a_command_with_a_name_that_is_no_text_is_recorded_as_one_that_can_be_printed(name, tmp_path):
-    found = provenance(f"ifsl-bench run --task {name}", torch.device("cpu"))
-    write_json(tmp_path / "a.json", found)
-    assert is_printable(found["command"])
-    assert found["command"].endswith(".toml")
+    record = provenance(f"ifsl-bench run --task {name}", torch.device("cpu"))
+    write_json(tmp_path / "a.json", record)
+    assert is_printable(record["command"])
+    assert record["command"].endswith(".toml")
 
 
 def test_an_account_without_a_home_is_told(monkeypatch):
@@ -199,9 +199,9 @@ def shell(line: str, *arguments: str, **environment: str) -> subprocess.Complete
 def test_an_encoding_that_lacks_a_character_gets_an_escape(here):
     run(here)
     home = [f"{here / 'clusters.toml'}:clusters-1shot", "--home", str(here / "home")]
-    done = shell("", "table", *home, PYTHONIOENCODING="iso8859-5")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert r" \xb1 " in done.stdout
+    process = shell("", "table", *home, PYTHONIOENCODING="iso8859-5")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert r" \xb1 " in process.stdout
     assert "±" in shell("", "table", *home, PYTHONIOENCODING="utf-8").stdout
 
 
@@ -209,9 +209,9 @@ def test_an_encoding_that_lacks_a_character_gets_an_escape(here):
 def test_a_full_disk_behind_standard_output_is_one_line():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    done = shell("> /dev/full", "tasks")
-    assert done.returncode == 2
-    assert done.stderr == "ifsl-bench: the system refused: No space left on device\n"
+    process = shell("> /dev/full", "tasks")
+    assert process.returncode == 2
+    assert process.stderr == "ifsl-bench: the system refused: No space left on device\n"
 
 
 @posix
@@ -234,8 +234,8 @@ def test_a_process_ends_with_its_status_after_all_that_is_to_happen_at_exit(tmp_
     )
     ended = {}
     for command in ("tasks", "nonsense"):
-        done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, timeout=120)
-        ended[command] = done.returncode, done.stdout.split("\n")[-3:-1], done.stderr
+        process = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, timeout=120)
+        ended[command] = process.returncode, process.stdout.split("\n")[-3:-1], process.stderr
     assert ended["tasks"][:2] == (0, ["thread", "after"])  # 'before' was registered earlier than the end was
     assert ended["nonsense"][:2] == (2, ["thread", "after"])
     assert ended["nonsense"][2].startswith("ifsl-bench: unknown command")

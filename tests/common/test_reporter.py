@@ -18,9 +18,9 @@ def test_by_default_nothing_else_is_said(capsys):
         Reporter().say("a remark")
         with Reporter().stage("a stage", 1) as stage:
             stage.advance(loss=1.0)
-    with pytest.warns(UserWarning, match="^look out$") as told:
+    with pytest.warns(UserWarning, match="^look out$") as record:
         Reporter().warn("look out")
-    assert told[0].filename == __file__, "the caller's line"
+    assert record[0].filename == __file__, "the caller's line"
     assert capsys.readouterr() == ("", "")
 
 
@@ -37,9 +37,9 @@ def test_the_title_of_a_stage_steers_no_terminal(rich, capsys):
     reporter = RichReporter() if rich else LogReporter()
     with reporter.stage("importing \x1b[2Ja.zip[/red]", 1) as stage:
         stage.advance(1)
-    said = capsys.readouterr().err
-    assert "\x1b[2J" not in said
-    assert "importing \\x1b[2Ja.zip[/red]" in said
+    output = capsys.readouterr().err
+    assert "\x1b[2J" not in output
+    assert "importing \\x1b[2Ja.zip[/red]" in output
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -90,10 +90,10 @@ def test_a_state_is_replaced_whole_and_what_a_killed_process_left_goes(tmp_path)
         (tmp_path / "state-7.safetensors").write_bytes(b"written, and not named yet")
         (tmp_path / tagged(".partial-state-8.safetensors")).write_bytes(b"half")
         store.save({"x": torch.full((9,), float(step))}, {"step": step})
-        found = CheckpointFolder(tmp_path).load()
-        assert (found.tensors["x"].unique().tolist(), found.info["step"]) == ([step], step)
-    (left,) = {path.name for path in tmp_path.iterdir()} - {"checkpoint.json"}
-    assert left == found.info["tensors"]["file"]
+        checkpoint = CheckpointFolder(tmp_path).load()
+        assert (checkpoint.tensors["x"].unique().tolist(), checkpoint.info["step"]) == ([step], step)
+    (name,) = {path.name for path in tmp_path.iterdir()} - {"checkpoint.json"}
+    assert name == checkpoint.info["tensors"]["file"]
 
 
 def test_a_state_of_any_order_in_memory_is_kept(tmp_path):
@@ -101,8 +101,8 @@ def test_a_state_of_any_order_in_memory_is_kept(tmp_path):
     tensors = {"channels last": values.to(memory_format=torch.channels_last), "part": values[:, 1], "one": values[0, 0]}
     store = CheckpointFolder(tmp_path)
     store.save(tensors, {})
-    found = store.load().tensors
-    assert all(torch.equal(found[name], value) for name, value in tensors.items())
+    stored_tensors = store.load().tensors
+    assert all(torch.equal(stored_tensors[name], value) for name, value in tensors.items())
 
 
 def test_temporary_names_are_never_the_same_and_never_too_long():
@@ -119,16 +119,16 @@ def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):
     target = tmp_path / "thing"
     holder = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    said = []
+    notices = []
 
     def waiting(text):
-        said.append(text)
+        notices.append(text)
         holder.kill()
 
     with locked(target, waiting):
         pass
-    assert said
-    assert "thing" in said[0]
+    assert notices
+    assert "thing" in notices[0]
     assert holder.wait() == -signal.SIGKILL, "it did not end by itself"
 
 

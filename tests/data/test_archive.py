@@ -94,8 +94,8 @@ def test_every_kind_holds_the_same_files(kind, tmp_path):
     path = MAKERS[kind](tmp_path / "data", FILES | CLUTTER)
     with open_tree(path) as tree:
         assert tree.entries == [Entry(name, len(FILES[name])) for name in sorted(FILES)]
-        wanted = [tree.by_path[name] for name in ("top/b/ä ö.png", "top/a/a_10.JPEG", "top/a/a_2.JPEG")]
-        for entry in wanted:
+        entries = [tree.by_path[name] for name in ("top/b/ä ö.png", "top/a/a_10.JPEG", "top/a/a_2.JPEG")]
+        for entry in entries:
             assert tree.read(entry) == FILES[entry.path]
             with tree.open(entry) as file:
                 assert file.read(7) + file.read() == FILES[entry.path]

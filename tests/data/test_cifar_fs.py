@@ -41,18 +41,18 @@ def values() -> dict[str, dict]:
 @cache
 def _values() -> dict[str, dict]:
     """What the three files hold: rows in random order, channels first."""
-    found: dict[str, dict] = {}
+    files: dict[str, dict] = {}
     for seed, (part, each) in enumerate(PER.items()):
         random = np.random.default_rng(seed)
         labels = random.permutation(np.repeat(np.arange(100), each))
-        found[part] = {
+        files[part] = {
             "filenames": [f"{NAMES[label]}_s_{i:06d}.png" for i, label in enumerate(labels)],
             "batch_label": f"{part}ing batch 1 of 1",
             "fine_labels": [int(v) for v in labels],
             "coarse_labels": [0] * len(labels),
             "data": random.integers(0, 256, (len(labels), 3072)).astype(np.uint8),
         }
-    return found | {"meta": {"fine_label_names": list(NAMES), "coarse_label_names": ["fish"]}}
+    return files | {"meta": {"fine_label_names": list(NAMES), "coarse_label_names": ["fish"]}}
 
 
 def write(folder: Path, python2, content: dict[str, dict] | None = None) -> Path:
@@ -87,15 +87,15 @@ def check(dataset) -> None:
         side = "train" if name.startswith("base") else name.removeprefix("novel/")
         assert list(pool.classes) == [c for c in NAMES if SIDES[c] == side]
         assert (len(pool.classes), len(pool)) == (count.classes, count.images)
-    found: dict[str, list[bytes]] = {}
+    class_rows: dict[str, list[bytes]] = {}
     for name in COUNTS:
         pool = dataset.pool(name)
         for c, cls in enumerate(pool.classes):
             rows = [pool.images[i].tobytes() for i in range(pool.starts[c], pool.starts[c + 1])]
             assert cls not in images or rows == [row for row in images[cls] if row in rows]  # in the files' order
-            found[cls] = found.get(cls, []) + rows
+            class_rows[cls] = class_rows.get(cls, []) + rows
     for cls, rows in images.items():
-        assert sorted(found[cls]) == sorted(rows)  # each once, over the pools
+        assert sorted(class_rows[cls]) == sorted(rows)  # each once, over the pools
 
 
 def test_the_classes_are_divided_64_16_20_and_known_ones_lie_where_the_paper_has_them():
@@ -202,10 +202,10 @@ def test_it_is_downloaded_checked_and_made_and_nothing_else_stays(served, small,
     assert call(*prepare_it)[0] == 0, "it is prepared already"
     status, _, err = call(*prepare_it, "--force")
     assert (status, "cannot be downloaded here (" in err) == (2, True)
-    for arguments, said in (
+    for arguments, message in (
         (("tiny", "--download"), "has to be got by hand, docs/data.md says where"),
         (("glyphs", "--download"), "needs no files: leave --download out"),
         (("cifar-fz", "--download"), "did you mean 'cifar-fs'"),
         (("cifar-fs", "--download", "--from", "x"), "leave one of them out"),
     ):
-        assert said in call("data", "prepare", *arguments)[2]
+        assert message in call("data", "prepare", *arguments)[2]

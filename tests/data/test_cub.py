@@ -104,22 +104,22 @@ def test_the_counts_follow_from_the_images_of_each_class():
 
 def check(dataset, size: int) -> None:
     assert dataset.shape == (size, size, 3)
-    seen: dict[str, list[int]] = {}
+    image_numbers: dict[str, list[int]] = {}
     for name, count in COUNTS.items():
         pool = dataset.pool(name)
         side = "train" if name.startswith("base") else name.removeprefix("novel/")
         assert list(pool.classes) == [c for c in SIDES if SIDES[c] == side]
         assert (len(pool.classes), len(pool)) == (count.classes, count.images)
         for c, cls in enumerate(pool.classes):
-            shown = pool.images[pool.starts[c] : pool.starts[c + 1]].astype(int).mean((1, 2))  # [n, 3]
-            wanted = np.array([colour(cls, number) for number in range(EACH)])
-            wanted[7] = wanted[7] @ [0.299, 0.587, 0.114]
-            distance = np.abs(shown[:, None] - wanted[None]).max(-1)  # [n, EACH]
+            colours = pool.images[pool.starts[c] : pool.starts[c + 1]].astype(int).mean((1, 2))  # [n, 3]
+            expected = np.array([colour(cls, number) for number in range(EACH)])
+            expected[7] = expected[7] @ [0.299, 0.587, 0.114]
+            distance = np.abs(colours[:, None] - expected[None]).max(-1)  # [n, EACH]
             assert (distance.min(1) < 4).all()
             numbers = distance.argmin(1).tolist()
             assert numbers == sorted(numbers)  # by name
-            seen.setdefault(cls, []).extend(numbers)
-    assert all(sorted(numbers) == list(range(EACH)) for numbers in seen.values())  # each once, over the pools
+            image_numbers.setdefault(cls, []).extend(numbers)
+    assert all(sorted(numbers) == list(range(EACH)) for numbers in image_numbers.values())  # each once, over the pools
 
 
 @pytest.mark.parametrize(("name", "size"), [("cub", 84), ("cub-64", 64)])

@@ -151,7 +151,7 @@ def test_what_cannot_be_decoded_says_why(content, reason):
 @pytest.mark.parametrize(("progressive", "held"), [(False, 100 * 75), (True, 800 * 600)])
 def test_a_progressive_jpeg_counts_at_its_full_size(monkeypatch, progressive, held):
     """It is decoded as small as any other, but all of its coefficients are read first."""
-    asked = []
-    monkeypatch.setattr(decode_module, "_pixels", SimpleNamespace(of=lambda count: nullcontext(asked.append(count))))
+    counts = []
+    monkeypatch.setattr(decode_module, "_pixels", SimpleNamespace(of=lambda count: nullcontext(counts.append(count))))
     decode(encoded(picture(600, 800), "JPEG", progressive=progressive), ImageSpec(24, "crop"))
-    assert asked == [held]
+    assert counts == [held]

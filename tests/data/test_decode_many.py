@@ -50,12 +50,12 @@ def array(tmp_path):
 def test_many_images_into_rows_in_any_order(array):
     pictures = [picture(seed=i) for i in range(150)]
     pictures[77] = pictures[12]
-    out, done = array(160), []
+    out, progress = array(160), []
     items = [item(int(row), encoded(pictures[row])) for row in np.random.default_rng(0).permutation(150)]
-    result = decode_into(out[10:], iter(items), EXACT, done.append)
+    result = decode_into(out[10:], iter(items), EXACT, progress.append)
     np.testing.assert_array_equal(out[10:], np.stack(pictures))
     assert (out[:10] == 7).all()
-    assert sum(done) == 150
+    assert sum(progress) == 150
     assert result.bytes_read == sum(len(encoded(p)) for p in pictures)
     same = {(i, j) for i in range(150) for j in range(i) if result.digests[i] == result.digests[j]}
     assert same == {(77, 12)}
@@ -121,10 +121,10 @@ def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path, array):
         (folder / "1.png").write_bytes(b"half")
         (folder / "2.png").unlink()
         out = array(4)
-        cut, gone = decode_into(out, tree_items(tree, paths), EXACT).bad
-    assert cut[:2] == (1, str(folder / "1.png"))
-    assert re.fullmatch(r"it is cut short: 4 of [\d,]+ bytes are there", cut[2])
-    assert gone == (2, str(folder / "2.png"), "No such file or directory")
+        cut_file, missing_file = decode_into(out, tree_items(tree, paths), EXACT).bad
+    assert cut_file[:2] == (1, str(folder / "1.png"))
+    assert re.fullmatch(r"it is cut short: 4 of [\d,]+ bytes are there", cut_file[2])
+    assert missing_file == (2, str(folder / "2.png"), "No such file or directory")
     assert not out[1:3].any()
     np.testing.assert_array_equal(out[[0, 3]], [picture(seed=0), picture(seed=3)])
 

@@ -53,8 +53,8 @@ def test_commands_are_ones_that_there_are(command):
         assert child is not None, command
         group = child
     # Parsed as typed, but for the files, which are the reader's.
-    given = ["." if before == "--from" else word for before, word in zip(["", *words], words, strict=False)]
-    context = group.make_context(group.name, given)
+    arguments = ["." if before == "--from" else word for before, word in zip(["", *words], words, strict=False)]
+    context = group.make_context(group.name, arguments)
     own = re.findall(r"data prepare ([\w-]+) --from (?:photos|features|digits/\w+)$", DOCUMENT, re.M)
     assert own[0] == "birds"
     if group.name == "prepare":
@@ -73,15 +73,15 @@ def section(title: str) -> str:
 
 def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
     """Pool -> classes and images, from the section's table; ``column`` is that of the images."""
-    found = {}
+    counts = {}
     for line in section(title).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if re.match(r"\| (base|novel)/", line):
             numbers = [int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d", cells[column].partition("(")[0])]
             classes = int(next(cell for cell in cells[1:] if cell.isdigit()))
             pools = re.findall(r"(?:base|novel)/\w+", cells[0])
-            found |= {pool: (classes, images) for pool, images in zip(pools, numbers, strict=True)}
-    return found
+            counts |= {pool: (classes, images) for pool, images in zip(pools, numbers, strict=True)}
+    return counts
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,12 @@ def test_every_feature_is_within_half_a_level_of_its_byte():
     for rows in features.values():
         rows[:, 3] = -2.5  # of one value
         rows[:, 4] *= 1e4
-    found, scale, offset = quantised(features)
+    levels, scale, offset = quantised(features)
     for name, rows in features.items():
-        assert found[name].dtype == np.uint8
-        apart = np.abs(found[name] * scale.astype(np.float64) + offset - rows)
+        assert levels[name].dtype == np.uint8
+        apart = np.abs(levels[name] * scale.astype(np.float64) + offset - rows)
         assert (apart <= scale * 0.5001 + 1e-6 * np.abs(offset)).all()
-    whole = np.concatenate(list(found.values()))
+    whole = np.concatenate(list(levels.values()))
     assert (np.delete(whole.min(0), 3) == 0).all()
     assert (np.delete(whole.max(0), 3) == 255).all()
 
@@ -93,7 +93,7 @@ def made(clusters_source, tmp_path_factory):
 @pytest.fixture
 def used(made, tmp_path, monkeypatch):
     """A stranger's home, where the features come with the package; and what :func:`made` gives."""
-    root, *others = made
+    root, *rest = made
     monkeypatch.setattr(embedded, "FOLDER", root / "features")
     monkeypatch.setattr(pretrained, "SHIPPED", root / "weights")
     names, source = registry.names, datasets.dataset_source
@@ -103,7 +103,7 @@ def used(made, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(root)
-    return Home.locate(tmp_path / "home"), *others
+    return Home.locate(tmp_path / "home"), *rest
 
 
 def test_features_moments_and_classifier_are_those_of_the_backbones(used):
@@ -136,9 +136,9 @@ def test_terms_are_said_at_first_use_and_rows_are_near_those_on_images(used, cal
     status, _, err = call(*arguments)
     assert status == 0, err
     assert err.count(NOTICE) == 1
-    stored = {path.name.split(".")[0]: json.loads(path.read_text()) for path in home.results.rglob("*.json")}
-    assert {result["task"] for result in stored.values()} == {"embedded-1shot"}
-    keys = {name: result["pretraining"]["key"] for name, result in stored.items()}
+    results = {path.name.split(".")[0]: json.loads(path.read_text()) for path in home.results.rglob("*.json")}
+    assert {result["task"] for result in results.values()} == {"embedded-1shot"}
+    keys = {name: result["pretraining"]["key"] for name, result in results.items()}
     assert keys["imprint"] == pretraining_key(task, used[-1], "cosine", 0)
     status, _, err = call(*arguments, "--rerun")
     assert (status, NOTICE in err) == (0, False)
@@ -147,11 +147,11 @@ def test_terms_are_said_at_first_use_and_rows_are_near_those_on_images(used, cal
     for method in ("imprint", "protonet"):
         true = api.run(method, f"{file}:clusters-1shot", work=work)
         # points: features are bytes here, off by half a level
-        assert stored[method]["summary"]["acc"]["mean"] == pytest.approx(true.summary["acc"]["mean"], abs=1.0)
+        assert results[method]["summary"]["acc"]["mean"] == pytest.approx(true.summary["acc"]["mean"], abs=1.0)
 
 
 def test_what_needs_images_is_refused(used, call):
-    for arguments, said in (
+    for arguments, message in (
         (["embedded.toml:embedded-1shot", "--train", "views=4"], "has no augmentation to make views with"),
         (["embedded.toml:embedded-1shot", "--base-classes", "6"], "there are no images to train one on"),
         (["embedded.toml:embedded-1shot", "--pretrain"], "its features come without the images they are of"),
@@ -159,7 +159,7 @@ def test_what_needs_images_is_refused(used, call):
     ):
         status, _, err = call("run", "--method", "lwof", "--device", "cpu", "--task", *arguments)
         assert status == 2, (arguments, err)
-        assert said in err
+        assert message in err
 
 
 def test_a_damaged_file_is_named(used, made, tmp_path, monkeypatch):

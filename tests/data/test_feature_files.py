@@ -184,8 +184,8 @@ def test_a_safetensors_file_that_is_none_is_refused(content, message, features_f
 
 @pytest.mark.parametrize("places", ["[0, 99]", "[-8, 88]", "[96, 0]", "[0, 9600000]", "[0.0, 96]", "[0]"])
 def test_a_tensor_that_lies_elsewhere_is_refused(places, features_folder, home):
-    said = f'{{"features":{{"dtype":"F32","shape":[4,6],"data_offsets":{places}}},"labels":{{"dtype":"I64","shape":[4],'
-    header = (said + '"data_offsets":[96,128]}}').encode()
+    head = f'{{"features":{{"dtype":"F32","shape":[4,6],"data_offsets":{places}}},"labels":{{"dtype":"I64","shape":[4],'
+    header = (head + '"data_offsets":[96,128]}}').encode()
     folder = saved_as(features_folder, ".safetensors", numbers("i8"))
     (folder / "base-train.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(128))
     with pytest.raises(UserError, match=r"base-train\.safetensors is no readable \.safetensors file: it is damaged"):
@@ -262,8 +262,8 @@ def test_a_data_set_of_features_has_tasks_and_they_run(features_folder, home, ca
     assert lines["novel/train"] == ["=", "base/train"]
     assert lines["novel/test"][:3] == ["7", "98", "14"]
     assert "300, 301, 302 and 4 more" in out
-    (one, five) = find("mine-1shot")[0], find("mine-5shot")[0]
-    assert (one.shots, five.shots, five.protocol, five.pretraining.backbone) == (1, 5, "shared", "none")
+    (first, second) = find("mine-1shot")[0], find("mine-5shot")[0]
+    assert (first.shots, second.shots, second.protocol, second.pretraining.backbone) == (1, 5, "shared", "none")
     status, out, err = call("run", "--method", "imprint", "--task", "mine-5shot", "--dry-run")
     assert status == 0, err
     assert "pretraining none" in out
@@ -277,9 +277,9 @@ def test_features_on_one_side_of_the_origin_are_told(features_folder, home, mess
             content = {"features": file["features"] + 3, "labels": file["labels"]}
         np.savez(path, **content)
     prepare(home, "aside", features_folder, False, messages)
-    (told,) = messages.warned
-    assert "not centred" in told
-    assert "Delta_a near -90" in told
+    (warning,) = messages.warned
+    assert "not centred" in warning
+    assert "Delta_a near -90" in warning
 
 
 def test_the_mean_cosine_is_that_of_all_pairs():

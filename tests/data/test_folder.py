@@ -99,7 +99,7 @@ def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     assert "birds-5shot" in err
     assert "fingerprint" in out
     run = ("run", "--method", "imprint", "--task")
-    for arguments, shown in (
+    for arguments, text in (
         (("tasks",), "birds 14+5, 5 shots"),
         (("data", "list"), "your own"),
         ((*run, "birds-5shot+ways=3", "--episodes", "50"), "imprint"),
@@ -108,7 +108,7 @@ def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     ):
         status, out, err = call(*arguments)
         assert status == 0, err
-        assert shown in out
+        assert text in out
     status, _, err = call(*run, "birds-7shot")
     assert status == 2
     assert "'birds-1shot' or 'birds-5shot'" in err or "'birds-5shot' or 'birds-1shot'" in err
@@ -252,11 +252,11 @@ def test_names_that_are_not_utf8_are_refused(tmp_path):
 
 def test_names_and_options_that_do_not_fit(birds, features_folder, tmp_path):
     home = Home.locate(tmp_path / "home")
-    told = (
+    message = (
         r"there is a task 'tiered-1shot' already, on data set 'tiered-imagenet', which 'ifsl-bench data prepare "
         r"tiered-imagenet' makes; for a data set of your own choose another name"
     )
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         prepare(home, "tiered", birds, False, Reporter())
     with pytest.raises(UserError, match="--size: for data sets of your own; 'tiny' is divided as it is published"):
         prepare(home, "tiny", birds, False, Reporter(), own=OwnOptions(size=32))

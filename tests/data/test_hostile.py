@@ -201,7 +201,7 @@ def judgements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str,
     for i, (content, _) in enumerate(ARCHIVES.values()):
         (folder / str(i)).write_bytes(content)
         paths.append(str(folder / str(i)))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CHILD],
         input=json.dumps(paths),
         capture_output=True,
@@ -210,14 +210,14 @@ def judgements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str,
         timeout=120,
         check=True,
     )
-    return dict(zip(ARCHIVES, map(json.loads, done.stdout.splitlines()), strict=True))
+    return dict(zip(ARCHIVES, map(json.loads, process.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_hostile_archive_is_refused_in_one_line_soon_and_in_little_memory(name, judgements):
-    what, told, seconds, peak = judgements[name]
-    assert what == "refused", f"{what}: {told}"
-    assert re.search(ARCHIVES[name][1], told), told
+    verdict, message, seconds, peak = judgements[name]
+    assert verdict == "refused", f"{verdict}: {message}"
+    assert re.search(ARCHIVES[name][1], message), message
     assert seconds < 10
     assert peak < 500e6
 
@@ -293,10 +293,10 @@ def test_the_list_of_a_zip_archive_is_counted_wherever_it_is_said_to_be(ending, 
     content = b"PK\x03\x04" + bytes(26) + _listed(60)
     (tmp_path / "a.zip").write_bytes(content + ending(len(content) - 30))
     monkeypatch.setattr(zipfile, "ZipInfo", None)  # of which Python's reader makes one for each
-    for name, most, said in (("MEMBERS", 50, "holds 60 files"), ("ZIP_LIST", 3000, "has a list of files of 3,")):
+    for name, most, message in (("MEMBERS", 50, "holds 60 files"), ("ZIP_LIST", 3000, "has a list of files of 3,")):
         with monkeypatch.context() as only:
             only.setattr(f"ifsl_bench.data.read.zipped.{name}", replace(getattr(limits, name), most=most))
-            with pytest.raises(UserError, match=said):
+            with pytest.raises(UserError, match=message):
                 open_tree(tmp_path / "a.zip")
 
 
@@ -314,10 +314,10 @@ def test_a_list_as_long_as_is_taken_fits_into_a_gigabyte(kind, tmp_path, traced)
     for _ in range(3):  # modules imported on first use, and other threads of the process, take memory too
         with traced() as memory, open_tree(path) as tree:
             assert len(tree.entries) == count
-            found = tree.content()["names"]
+            digest = tree.content()["names"]
         peaks.append(memory.peak)
     assert min(peaks) / count * limits.MEMBERS.most < 1e9
-    assert found == sha256_json([[name.decode(), 0] for name in names])
+    assert digest == sha256_json([[name.decode(), 0] for name in names])
 
 
 @pytest.mark.parametrize("shared", ["", "top/", "top/of/it/"])

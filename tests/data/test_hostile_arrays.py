@@ -28,8 +28,8 @@ from tests.data.test_hostile import zeros_deflated, zipped
 MB = 1 << 20
 
 
-def npy(said: str, data: bytes = b"", length: int | None = None) -> bytes:
-    text = said.encode()
+def npy(header: str, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header.encode()
     return b"\x93NUMPY\x02\0" + struct.pack("<I", len(text) if length is None else length) + text + data
 
 
@@ -104,14 +104,14 @@ def test_arrays_of_every_order_and_packing_are_read_as_numpy_reads_them(method, 
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
         for name, array in arrays.items():
-            one = io.BytesIO()
-            np.save(one, array)
-            archive.writestr(f"{name}.npy", one.getvalue())
+            buffer = io.BytesIO()
+            np.save(buffer, array)
+            archive.writestr(f"{name}.npy", buffer.getvalue())
     out.seek(0)
-    read = npz_arrays(out, "x.npz", *arrays)
+    result = npz_arrays(out, "x.npz", *arrays)
     for name, array in arrays.items():
-        assert read[name].dtype == array.dtype
-        assert (read[name] == array).all()
+        assert result[name].dtype == array.dtype
+        assert (result[name] == array).all()
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(
                 archive.addfile(info, io.BytesIO(content))
         with open_tree(path) as tree:
             out = np.zeros((3, 8, 8, 3), np.uint8)
-            done = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop"))
-            ((row, _, reason),) = done.bad
+            outcome = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop"))
+            ((row, _, reason),) = outcome.bad
             assert row == 1
             assert reason.startswith("it has 2,000,")
             assert "too large for an encoded image" in reason
@@ -242,9 +242,9 @@ def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
 
 
 def test_every_limit_says_why_and_what_to_do():
-    found = [limit for limit in vars(limits).values() if isinstance(limit, limits.Limit)] + [limits.image_bytes()]
-    assert len(found) >= 12
-    for limit in found:
+    all_limits = [limit for limit in vars(limits).values() if isinstance(limit, limits.Limit)] + [limits.image_bytes()]
+    assert len(all_limits) >= 12
+    for limit in all_limits:
         assert len(limit.why) > 20
         limit.check(limit.most, "x")
         with pytest.raises(UserError) as error:

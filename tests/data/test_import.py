@@ -197,8 +197,8 @@ def test_another_source_is_not_ignored(toy, tmp_path):
         os.utime(same)
         assert prepare(home, "toy", same, False, Reporter()).fingerprint == first.fingerprint
     (moved / "base/train/a/0.png").write_bytes((toy / "base/train/b/1.png").read_bytes() + b"more")
-    told = r"toy is prepared already in .*, from other files than .*/toys holds now \(it was made from toys\); --force"
-    with pytest.raises(UserError, match=told):
+    regex = r"toy is prepared already in .*, from other files than .*/toys holds now \(it was made from toys\); --force"
+    with pytest.raises(UserError, match=regex):
         prepare(home, "toy", moved, False, Reporter())
     assert prepare(home, "toy", moved, True, Reporter()).fingerprint != first.fingerprint
     assert prepare(home, "toy", moved, False, Reporter()).fingerprint != first.fingerprint
@@ -207,12 +207,12 @@ def test_another_source_is_not_ignored(toy, tmp_path):
 def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, monkeypatch, write_features):
     home = Home.locate(tmp_path / "home")
     mine = write_features(tmp_path / "features")
-    made = {"toy": prepare(home, "toy", toy, False, Reporter()), "mine": prepare(home, "mine", mine, False, Reporter())}
+    sets = {"toy": prepare(home, "toy", toy, False, Reporter()), "mine": prepare(home, "mine", mine, False, Reporter())}
     monkeypatch.setattr(
         "ifsl_bench.data.preparing.prepare.locked", lambda *_: pytest.fail("a read-only folder grants no lock")
     )
-    assert prepare(home, "toy", toy, False, Reporter()).fingerprint == made["toy"].fingerprint
-    assert prepare(home, "mine", mine, False, Reporter()).fingerprint == made["mine"].fingerprint
+    assert prepare(home, "toy", toy, False, Reporter()).fingerprint == sets["toy"].fingerprint
+    assert prepare(home, "mine", mine, False, Reporter()).fingerprint == sets["mine"].fingerprint
 
 
 def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
@@ -245,8 +245,8 @@ print(len(calls), made.fingerprint)
     killed = subprocess.run([sys.executable, "-c", script, "kill"], capture_output=True, timeout=120, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "home/data/toy").exists()
-    done = subprocess.run([sys.executable, "-c", script, "finish"], capture_output=True, timeout=120, check=True)
-    count, fingerprint = done.stdout.split()
+    process = subprocess.run([sys.executable, "-c", script, "finish"], capture_output=True, timeout=120, check=True)
+    count, fingerprint = process.stdout.split()
     whole = prepare(Home.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
     assert (int(count), fingerprint.decode()) == (3, whole.fingerprint)
 
@@ -270,13 +270,13 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted):
         decoded = interrupted(image_pools, "decode_into", 0)
         with pytest.raises(UserError) as caught:
             prepare(home, "toy", toy, False, Reporter())
-        told = str(caught.value)
-        assert "\n" not in told
-        assert re.search(r"2 of 36 images cannot be used: .*no image but an empty file; .*an HTML page", told)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert re.search(r"2 of 36 images cannot be used: .*no image but an empty file; .*an HTML page", message)
         assert re.search(
             r"Complete and kept: base/val, base/test, novel/train, novel/val \(in .*/\.partial-toy\); the same "
             r"command, with or without --allow-partial, goes on from there$",
-            told,
+            message,
         )
         assert _left(home) == _files_of("base/val", "base/test", "novel/train", "novel/val")
         assert len(decoded) == count
@@ -292,11 +292,11 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted):
 
 def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp_path, interrupted):
     home = Home.locate(tmp_path / "home")
-    for force, at, done in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
+    for force, at, count in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
         decoded = interrupted(image_pools, "decode_into", at)
         with contextlib.suppress(KeyboardInterrupt):
             prepare(home, "toy", toy, force, Reporter())
-        assert len(decoded) == done, (force, at)
+        assert len(decoded) == count, (force, at)
     assert (home.data / "toy/manifest.json").exists()
 
 
@@ -339,14 +339,14 @@ def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, message
         source.write_bytes(content)
         why = r"novel/val/d/1\.png in .*toys\.zip: its content is damaged \(Bad CRC-32 .*\); get it again"
     home = Home.locate(tmp_path / "home")
-    told = rf"1 of 36 images cannot be used: .*{why}\. Get these files again, or add --allow-partial"
-    with pytest.raises(UserError, match=told):
+    regex = rf"1 of 36 images cannot be used: .*{why}\. Get these files again, or add --allow-partial"
+    with pytest.raises(UserError, match=regex):
         prepare(home, "toy", source, False, messages)
     dataset = prepare(home, "toy", source, False, messages, allow_partial=True)
     assert dataset.partial
     assert re.search(rf"left out of novel/val: .*{why}$", messages.warned[-1])
-    kept = [np.asarray(Image.open(toy / f"novel/val/d/{i}.png")) for i in (0, 2, 3)]
-    np.testing.assert_array_equal(dataset.pool("novel/val").images, np.stack(kept))
+    images = [np.asarray(Image.open(toy / f"novel/val/d/{i}.png")) for i in (0, 2, 3)]
+    np.testing.assert_array_equal(dataset.pool("novel/val").images, np.stack(images))
     assert prepare(home, "toy", source, False, messages).fingerprint == dataset.fingerprint
 
 
@@ -373,5 +373,5 @@ with Writer(Path({str(tmp_path)!r})).pool("base/train", np.zeros(count, np.int64
     decode_many.decode_into(images, ((i, "", lambda: content) for i in range(count)), ImageSpec(64))
 print(peak() - before)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
-    assert float(done.stdout) < 120
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    assert float(process.stdout) < 120

@@ -34,13 +34,13 @@ class Pairs(Dataset):
 
 def make(show=UNIT, channels: int = 3, **labels) -> list[Pairs]:
     """Three data sets of random images, classes in turn."""
-    made = []
+    datasets = []
     for seed, (side, count) in enumerate(CLASSES.items()):
         generator = torch.Generator().manual_seed(seed)
         images = torch.randint(0, 256, (count * EACH, channels, SIZE, SIZE + 2), generator=generator, dtype=torch.uint8)
         names = labels.get(side, range(count))
-        made.append(Pairs(images, [names[i % count] for i in range(count * EACH)], show))
-    return made
+        datasets.append(Pairs(images, [names[i % count] for i in range(count * EACH)], show))
+    return datasets
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def check(dataset, sides, filed=None) -> None:
         pool, side = dataset.pool(pool_name), "train" if pool_name.startswith("base") else pool_name[6:]
         data = sides[list(CLASSES).index(side)]
         first, last = parts.get(pool_name, (0, 1))
-        known = {f"{side}-{label}": label for label in data.labels}
+        labels = {f"{side}-{label}": label for label in data.labels}
         for c, name in enumerate(entry["classes"]):
-            rows = [i for i, label in enumerate(data.labels) if label == known[name]]
-            wanted = data.images[rows[round(first * len(rows)) : round(last * len(rows))]]
-            found = pool.images[pool.starts[c] : pool.starts[c + 1]]
-            np.testing.assert_array_equal(found, wanted.permute(0, 2, 3, 1).numpy())
+            rows = [i for i, label in enumerate(data.labels) if label == labels[name]]
+            expected = data.images[rows[round(first * len(rows)) : round(last * len(rows))]]
+            images = pool.images[pool.starts[c] : pool.starts[c + 1]]
+            np.testing.assert_array_equal(images, expected.permute(0, 2, 3, 1).numpy())
 
 
 SHOWN = {

@@ -147,13 +147,13 @@ def test_a_missing_file_and_a_file_of_another_kind_are_named(home, tmp_path, pyt
     folder = write_lwof(tmp_path / "files", python2)
     path = folder / "miniImageNet_category_split_train_phase_val.pickle"
     content = path.read_bytes()
-    for other, message in (
+    for replacement, message in (
         (b"<!DOCTYPE html><html><title>Google Drive - Virus scan warning</title>", "no pickle but an HTML page"),
         (content[: len(content) // 2], "is cut short|is damaged"),
         (b"cposix\nsystem\n(S'touch made'\ntR.", r"refused: it holds the name posix\.system"),
         (pickle.dumps([1, 2]), "holds a list, expected a dict with data, labels, catname2label"),
     ):
-        path.write_bytes(other)
+        path.write_bytes(replacement)
         with pytest.raises(UserError, match=message) as caught:
             prepare(home, "mini-imagenet", folder, False, Reporter())
         assert path.name in str(caught.value)
@@ -191,12 +191,12 @@ def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, 
     dataset = prepare(home, "mini-imagenet-held-out", folder, False, Reporter())
     assert not dataset.partial
     for c, wnid in enumerate(sorted(TRAIN[:3])):
-        given = values["train"]["image_data"][values["train"]["class_dict"][wnid]]
+        source_images = values["train"]["image_data"][values["train"]["class_dict"][wnid]]
         parts = [dataset.pool(f"base/{part}") for part in ("train", "val", "test")]
         mine = [pool.images[pool.starts[c] : pool.starts[c + 1]] for pool in parts]
         assert [len(images) for images in mine] == [16, 2, 2]
-        found = {image.tobytes() for images in mine for image in images}
-        assert found == {image.tobytes() for image in given}
+        pool_images = {image.tobytes() for images in mine for image in images}
+        assert pool_images == {image.tobytes() for image in source_images}
     for side, classes in (("validation", VAL[:2]), ("test", TEST[:2])):
         pool = dataset.pool(f"novel/{side[:3] if side == 'validation' else side}")
         assert pool.classes == tuple(sorted(classes))
@@ -234,8 +234,8 @@ def test_wrong_caches_are_named(change, message, home, tmp_path):
 
 def loaded(kind: str, *roots: object) -> list:
     """Stand-ins for three objects that learn2learn has loaded, which know where from."""
-    made = type(kind, (), {"__module__": "learn2learn.vision.datasets"})
-    objects = [made() for _ in range(3)]
+    stand_in = type(kind, (), {"__module__": "learn2learn.vision.datasets"})
+    objects = [stand_in() for _ in range(3)]
     for value, root in zip(objects, roots * 3, strict=False):
         value.root = str(root)
     return objects
@@ -280,9 +280,9 @@ def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(ilsvrc, home, mes
     originals = {row["original"] for row in rows("mini-imagenet-original-names.csv.xz")}
     with zipfile.ZipFile(ilsvrc) as archive:
         names = [n.split("/")[1] for n in archive.namelist()]
-        here: dict[str, list[str]] = {}
+        members: dict[str, list[str]] = {}
         for name in sorted(names, key=lambda n: int(n.split("_")[1].split(".")[0])):
-            here.setdefault(name.split("_")[0], []).append(name)
+            members.setdefault(name.split("_")[0], []).append(name)
 
         def resized(name: str) -> np.ndarray:
             with Image.open(io.BytesIO(archive.read(f"{name.split('_')[0]}/{name}"))) as image:
@@ -290,16 +290,16 @@ def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(ilsvrc, home, mes
 
         for name, side in (("base/train", "train"), ("novel/val", "val"), ("novel/test", "test")):
             pool = dataset.pool(name)
-            listed = {w: [n for n in here[w] if n in originals] for w in sorted(here) if SIDES.get(w) == side}
-            listed = {w: found for w, found in listed.items() if found}
+            listed = {w: [n for n in members[w] if n in originals] for w in sorted(members) if SIDES.get(w) == side}
+            listed = {w: files for w, files in listed.items() if files}
             assert pool.classes == tuple(listed)
-            assert np.diff(pool.starts).tolist() == [len(found) for found in listed.values()]
-            for c, found in enumerate(listed.values()):
-                np.testing.assert_array_equal(pool.images[pool.starts[c]], resized(found[0]))
-                np.testing.assert_array_equal(pool.images[pool.starts[c + 1] - 1], resized(found[-1]))
+            assert np.diff(pool.starts).tolist() == [len(files) for files in listed.values()]
+            for c, files in enumerate(listed.values()):
+                np.testing.assert_array_equal(pool.images[pool.starts[c]], resized(files[0]))
+                np.testing.assert_array_equal(pool.images[pool.starts[c + 1] - 1], resized(files[-1]))
         val, test = dataset.pool("base/val"), dataset.pool("base/test")
         for c, wnid in enumerate(val.classes):
-            others = {resized(n).tobytes() for n in here[wnid] if n not in originals}
+            unlisted_images = {resized(n).tobytes() for n in members[wnid] if n not in originals}
             drawn = [{i.tobytes() for i in p.images[p.starts[c] : p.starts[c + 1]]} for p in (val, test)]
-            assert drawn[0] | drawn[1] == others
+            assert drawn[0] | drawn[1] == unlisted_images
             assert abs(len(drawn[0]) - len(drawn[1])) <= 1

@@ -76,9 +76,9 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
     with open_tree(folder) as tree:
         to = Import(tree, messages)
         tell_ignored(to)
-    (told,) = messages.warned
-    assert "ignored 12 files that do not look like images: a/0.heic, a/1.heic, a/2.heic and 9 more" in told
-    assert "images end in .jpg, .jpeg, .png" in told
+    (warning,) = messages.warned
+    assert "ignored 12 files that do not look like images: a/0.heic, a/1.heic, a/2.heic and 9 more" in warning
+    assert "images end in .jpg, .jpeg, .png" in warning
     assert not to.about["partial"]
 
 
@@ -107,8 +107,8 @@ def test_names_are_the_same_however_their_accents_are_written(tmp_path):
             archive.writestr(name, b"")
     assert list(classes_of(tmp_path / "mac.zip")) == [COMPOSED, "b"]
     assert classes_of(tmp_path / "mac.zip")["b"][-1] == "b/a\u030a.png", "in the place of one letter, after z"
-    for written in (APART, COMPOSED):
-        (tmp_path / "split.csv").write_text(f"class,split\n{written},base\n", encoding="utf-8")
+    for spelling in (APART, COMPOSED):
+        (tmp_path / "split.csv").write_text(f"class,split\n{spelling},base\n", encoding="utf-8")
         assert read_sides(tmp_path / "split.csv") == {COMPOSED: "base"}
     (tmp_path / "split.csv").write_text(f"class,split\n{APART},base\n{COMPOSED},val\n", encoding="utf-8")
     with pytest.raises(UserError, match=f"line 3: class '{COMPOSED}' is there twice"):
@@ -121,15 +121,15 @@ def test_an_error_is_one_line_whatever_a_file_is_called(photos, call):
     except OSError:
         pytest.skip("this file system takes no such names")
     arguments = ("data", "prepare", "mine", "--from", str(photos), "--size", "16")
-    status, _, shown = call(*arguments)
+    status, _, err = call(*arguments)
     assert status == 2
-    (told,) = (line for line in shown.splitlines() if line.startswith("ifsl-bench: "))
-    assert r"class 3/a\nb\x1b[2J.png: it is no image but an HTML page" in told
-    assert "\x1b" not in shown
-    status, _, shown = call(*arguments, "--allow-partial")
-    assert status == 0, shown
-    (told,) = (line for line in shown.splitlines() if line.startswith("warning: left out"))
-    assert r"a\nb\x1b[2J.png" in told
+    (message,) = (line for line in err.splitlines() if line.startswith("ifsl-bench: "))
+    assert r"class 3/a\nb\x1b[2J.png: it is no image but an HTML page" in message
+    assert "\x1b" not in err
+    status, _, err = call(*arguments, "--allow-partial")
+    assert status == 0, err
+    (message,) = (line for line in err.splitlines() if line.startswith("warning: left out"))
+    assert r"a\nb\x1b[2J.png" in message
 
 
 # -- tasks
@@ -148,8 +148,8 @@ def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages
         assert path.read_text() == text
         assert find("mine-1shot", home=home)[0].dataset.fingerprint is None
     path.write_text(unpinned)
-    other = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=20))  # its mean is not that of these
-    assert own(home)["mine-1shot"].dataset.fingerprint == other.fingerprint
+    other_data = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=20))  # its mean is not that of these
+    assert own(home)["mine-1shot"].dataset.fingerprint == other_data.fingerprint
     assert (home.tasks / "mine.toml.old-0").read_text() == unpinned
 
 
@@ -160,13 +160,13 @@ def test_files_of_several_data_sets_are_sent_to_each(home, tmp_path):
     folder = touched(tmp_path / "il", "n01440764/n01440764_10026.JPEG")
     with pytest.raises(UserError) as caught:
         prepare(home, "tiered-imagenet-2018", folder, False, Reporter())
-    told = str(caught.value)
-    assert "holds the training images of ILSVRC-2012" in told
-    assert "which makes data set 'mini-imagenet-ilsvrc' (" in told
-    assert " or 'tiered-imagenet' (" in told
-    assert "not 'tiered-imagenet-2018'; to prepare it: " in told
+    message = str(caught.value)
+    assert "holds the training images of ILSVRC-2012" in message
+    assert "which makes data set 'mini-imagenet-ilsvrc' (" in message
+    assert " or 'tiered-imagenet' (" in message
+    assert "not 'tiered-imagenet-2018'; to prepare it: " in message
     for name in ("mini-imagenet-ilsvrc", "tiered-imagenet"):
-        assert f"ifsl-bench data prepare {name} --from {folder}" in told
+        assert f"ifsl-bench data prepare {name} --from {folder}" in message
 
 
 CHARACTERS = [f"alphabet {a}/character {c}" for a in range(6) for c in range(5)]
@@ -218,13 +218,13 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(novel, i
     dataset = prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
     tasks = {task.name: task for task in own(home).values()}
     assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
-    told = [line for line in messages.said if "mine-sessions is out of reach" in line]
+    lines = [line for line in messages.said if "mine-sessions is out of reach" in line]
     few = [line for line in messages.said if "two sessions of 5 need 10 classes in novel/test, which has 9" in line]
     assert [line.partition("run ")[2] for line in few] == ["--task mine-5shot --sessions 2 --ways 4"] * (novel == 9)
     assert not few or not out_of_reach(dataset, find("mine-5shot+ways=4+sessions=2", home=home))
     if count:
         assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)
-    assert len(told) == (images == 10)
+    assert len(lines) == (images == 10)
 
 
 def test_the_same_classes_in_train_and_val_are_no_division_of_classes(tmp_path, home, messages):
@@ -267,9 +267,9 @@ def test_classes_that_hold_folders_alone_are_told(tmp_path, home, messages):
     root = written(tmp_path / "x", [f"alphabet {a}/character {c}" for a in range(24) for c in range(2)])
     dataset = prepare(home, "mine", root, False, messages, own=SMALL)
     assert dataset.pool("base/train").classes[0].startswith("alphabet ")
-    (told,) = (line for line in messages.warned if "only folders" in line)
-    assert "24 of the 24 classes contain only folders, 48 in total (alphabet 0: character 0, character 1)" in told
-    assert told.endswith("add --depth 2")
+    (warning,) = (line for line in messages.warned if "only folders" in line)
+    assert "24 of the 24 classes contain only folders, 48 in total (alphabet 0: character 0, character 1)" in warning
+    assert warning.endswith("add --depth 2")
 
 
 def test_with_depth_the_inner_folders_are_the_classes(tmp_path, home, call):
@@ -300,8 +300,8 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
         Image.new("RGB", (40 + i, 90), (i * 9, 3, 3)).save(root / "class 3" / f"large {i}.png")
     Image.new("RGB", (60, 11), (1, 2, 3)).save(root / "class 4" / "flat.jpg")
     dataset = prepare(home, "mine", root, False, messages, own=OwnOptions(size=40))
-    (told,) = (line for line in messages.warned if "were enlarged" in line)
-    assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11" in told
+    (warning,) = (line for line in messages.warned if "were enlarged" in line)
+    assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11" in warning
     pools = dataset.manifest["pools"].values()
     assert sum(pool["enlarged"]["images"] for pool in pools) == 24 * 20 + 1
 

@@ -56,12 +56,12 @@ def test_the_lists_have_the_published_counts():
 def test_sessions_of_the_lists(name, base, sessions, ways):
     source = dataset_source(name)
     assert isinstance(source, SessionSource)
-    found = source.sessions()
-    assert Counter(found.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
-    novel = sorted(c for c, session in found.items() if session)
+    class_sessions = source.sessions()
+    assert Counter(class_sessions.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
+    novel = sorted(c for c, session in class_sessions.items() if session)
     order = order_of(name, novel)
     assert sorted(order) == list(range(sessions * ways))
-    assert [found[novel[i]] for i in order] == [t for t in range(1, sessions + 1) for _ in range(ways)]
+    assert [class_sessions[novel[i]] for i in order] == [t for t in range(1, sessions + 1) for _ in range(ways)]
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +145,10 @@ def test_other_base_classes_of_a_list_take_all_images_with_them(home, tmp_path, 
         listed = ("base/train", "base/val", "base/test") if label < 60 else ("novel/support", "novel/test")
         *train, test = (places(original[pool], name) for pool in listed)
         if name in base:
-            found, held_out = places(pools["base/train"], name), places(pools["base/val"], name)
-            assert sorted(found + held_out) == sorted([*chain(*train)])
+            train_places, held_out = places(pools["base/train"], name), places(pools["base/val"], name)
+            assert sorted(train_places + held_out) == sorted([*chain(*train)])
             share = len(original["base/val"]) / (len(original["base/val"]) + len(original["base/train"]))
-            assert len(held_out) == round(share * len(found + held_out))
+            assert len(held_out) == round(share * len(train_places + held_out))
             assert places(pools["base/test"], name) == test
         else:
             assert places(pools["novel/support"], name) == [*chain(*train)]
@@ -219,9 +219,9 @@ def test_a_run_on_the_published_order(home, tmp_path, cifar, call, messages, mon
     assert status == 0, err
     assert "The difference is that of one order: nothing says how much others would differ." in out
     assert "unknown" in out
-    stored = read_result(next(home.results.rglob("ncm.seed-0.json")))
-    assert (stored.episodes.sessions, stored.episodes.supports, len(stored.episodes)) == (8, 1, 1)
-    assert all(part.keys() == {"mean"} for part in stored.summary.values())
+    result = read_result(next(home.results.rglob("ncm.seed-0.json")))
+    assert (result.episodes.sessions, result.episodes.supports, len(result.episodes)) == (8, 1, 1)
+    assert all(part.keys() == {"mean"} for part in result.summary.values())
     status, out, err = call("run", "--method", "ncm", "--task", "cifar100-sessions-published")
     assert status == 2
     assert "the test episodes of cifar100-sessions-published have digest" in err

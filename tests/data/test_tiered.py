@@ -131,11 +131,11 @@ def test_the_release_makes_the_exact_pools(home, tmp_path, python2, exact, messa
 
 def test_partial_data_say_at_once_which_tasks_are_out_of_reach_and_what_would_do(home, tmp_path, python2, call):
     folder = write_release(tmp_path / "files", python2)
-    here = ("--home", str(home.cache))
-    status, _, err = call("data", "prepare", "tiered-imagenet", "--from", str(folder), "--allow-partial", *here)
+    home_option = ("--home", str(home.cache))
+    status, _, err = call("data", "prepare", "tiered-imagenet", "--from", str(folder), "--allow-partial", *home_option)
     assert status == 0, err
     tasks = [t.name for t in packaged().values() if t.dataset.name == "tiered-imagenet" and not t.novel_from]
-    run = ("run", "--method", "imprint", "--dry-run", *here, "--task")
+    run = ("run", "--method", "imprint", "--dry-run", *home_option, "--task")
     for name in tasks:
         (line,) = (line for line in err.splitlines() if f" {name} is out of reach: " in line)
         options = re.search(r"within reach with ((?:--(?:ways|queries) \d+ ?)+)$", line)[1].split()
@@ -279,24 +279,24 @@ def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
     phases = {row["image"]: row["phase"] for row in rows("tiered-imagenet-train-a-images.csv.xz")}
     spec = ImageSpec(84, fit="stretch", filter="cubic-opencv")
     with zipfile.ZipFile(ilsvrc) as archive:
-        here: dict[str, list[str]] = {}
+        members: dict[str, list[str]] = {}
         for name in archive.namelist():
-            here.setdefault(name.split("/")[0], []).append(name)
-        for names in here.values():
+            members.setdefault(name.split("/")[0], []).append(name)
+        for names in members.values():
             names.sort(key=lambda n: int(n.rsplit("_")[-1].split(".")[0]))
         base = {}
-        for wnid, names in here.items():
+        for wnid, names in members.items():
             if SIDES.get(wnid) == "train_a":
-                found = {p: [n for n in names if phases.get(n.split("/")[1]) == p] for p in ("train", "val", "test")}
-                base |= {wnid: found} if all(found.values()) else {}
+                groups = {p: [n for n in names if phases.get(n.split("/")[1]) == p] for p in ("train", "val", "test")}
+                base |= {wnid: groups} if all(groups.values()) else {}
         for name in dataset.manifest["pools"]:
             part, phase = name.split("/")
             side = {"train": "train_b"}.get(phase, phase)
-            wanted = ({w: found[phase] for w, found in base.items()} if part == "base"
-                      else {w: names for w, names in here.items() if SIDES.get(w) == side})  # fmt: skip
+            expected = ({w: groups[phase] for w, groups in base.items()} if part == "base"
+                        else {w: names for w, names in members.items() if SIDES.get(w) == side})  # fmt: skip
             pool = dataset.pool(name)
-            assert pool.classes == tuple(sorted(wanted))
-            assert np.diff(pool.starts).tolist() == [len(wanted[wnid]) for wnid in pool.classes]
+            assert pool.classes == tuple(sorted(expected))
+            assert np.diff(pool.starts).tolist() == [len(expected[wnid]) for wnid in pool.classes]
             for c, wnid in enumerate(pool.classes):
-                last = archive.read(wanted[wnid][-1])
+                last = archive.read(expected[wnid][-1])
                 np.testing.assert_array_equal(pool.images[pool.starts[c + 1] - 1], decode(last, spec))

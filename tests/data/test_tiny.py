@@ -115,10 +115,10 @@ def test_the_whole_download(small, tmp_path):
     assert dataset.shape == (64, 64, 3)
     assert not dataset.partial
     check(dataset)
-    said = log.getvalue()
-    assert "tiny-imagenet-200.zip: Tiny-ImageNet's download" in said
-    assert "images/s" in said
-    assert "MB/s" in said
+    messages = log.getvalue()
+    assert "tiny-imagenet-200.zip: Tiny-ImageNet's download" in messages
+    assert "images/s" in messages
+    assert "MB/s" in messages
 
 
 def test_a_part_of_the_download_is_refused_or_marked(small, tmp_path):

@@ -46,25 +46,25 @@ def python2(protocol: int) -> bytes:
     return zlib.decompress(base64.b64decode(PYTHON2[protocol]))
 
 
-def same(found, expected):
+def same(result, expected):
     if isinstance(expected, np.ndarray):
-        assert isinstance(found, np.ndarray)
-        assert found.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
-        assert found.shape == expected.shape
-        np.testing.assert_array_equal(found, expected)
+        assert isinstance(result, np.ndarray)
+        assert result.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
+        assert result.shape == expected.shape
+        np.testing.assert_array_equal(result, expected)
     elif isinstance(expected, dict):
-        assert list(found) == list(expected)
+        assert list(result) == list(expected)
         for key in expected:
-            same(found[key], expected[key])
+            same(result[key], expected[key])
     elif isinstance(expected, (list, tuple)):
-        assert type(found) is type(expected)
-        assert len(found) == len(expected)
-        for a, b in zip(found, expected, strict=True):
+        assert type(result) is type(expected)
+        assert len(result) == len(expected)
+        for a, b in zip(result, expected, strict=True):
             same(a, b)
     else:
         expected = expected.item() if isinstance(expected, np.generic) else expected
-        assert type(found) is type(expected)
-        assert found == expected
+        assert type(result) is type(expected)
+        assert result == expected
 
 
 def loaded(content: bytes):
@@ -111,18 +111,18 @@ def test_all_protocols_are_read_as_the_standard_library_reads_them(name, protoco
 @pytest.mark.parametrize("protocol", range(6))
 def test_both_names_of_numpys_modules_are_known(protocol):
     content = pickle.dumps([np.arange(6).reshape(2, 3).T, np.float32(2)], protocol)
-    other = content
+    variant = content
     for module in (b"multiarray", b"numeric"):
         new, old = b"numpy._core." + module, b"numpy.core." + module
         if protocol >= 4:  # a length stands before each
             new, old = bytes([len(new)]) + new, bytes([len(old)]) + old
-        if new in other or old in other:
-            other = other.replace(new, old) if new in other else other.replace(old, new)
-    assert other != content
+        if new in variant or old in variant:
+            variant = variant.replace(new, old) if new in variant else variant.replace(old, new)
+    assert variant != content
     if protocol >= 4:  # and the length of the frame changes too
-        frame = int.from_bytes(content[3:11], "little") + len(other) - len(content)
-        other = other[:3] + frame.to_bytes(8, "little") + other[11:]
-    same(loaded(other), loaded(content))
+        frame = int.from_bytes(content[3:11], "little") + len(variant) - len(content)
+        variant = variant[:3] + frame.to_bytes(8, "little") + variant[11:]
+    same(loaded(variant), loaded(content))
 
 
 class Runs:
@@ -259,8 +259,8 @@ def test_a_name_that_is_something_nested_deeply_is_no_name(tmp_path):
     with open_tree(tmp_path) as tree, pytest.raises(UserError, match="has a class 'a tuple', which is none of"):
         read_labels(tree, tree.by_path["train_labels.pkl"], {})
     names = ["a", b"\xe9", np.str_("b"), np.bytes_(b"c"), 7, np.int64(8), True, 1.5, None, [["x"]], {}]
-    shown = ["a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict"]
-    assert list(map(text, names)) == shown
+    texts = ["a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict"]
+    assert list(map(text, names)) == texts
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,10 @@ def test_long_arrays_stay_in_the_file(pickler, protocol, tmp_path, traced):
 @pytest.mark.parametrize("rows", [299, 301])
 def test_a_long_array_of_other_bytes_than_its_shape_is_damaged(rows, protocol):
     content = pickle.dumps([np.zeros((300, 300), np.uint8)], protocol)
-    given, other = (
+    pattern, replacement = (
         (b"I300\n", b"I%d\n" % rows) if protocol == 0 else (b"M,\x01M,", b"M" + rows.to_bytes(2, "little") + b"M,")
     )
-    wrong = content.replace(given, other, 1)
+    wrong = content.replace(pattern, replacement, 1)
     assert wrong != content
     with pytest.raises(UserError, match=r"damaged.*90,000 bytes for an array uint8"):
         load(wrong, "x.pkl")

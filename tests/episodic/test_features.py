@@ -119,8 +119,8 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
     again = class_moments(folder, np.zeros_like(bank), pool.starts, LogReporter(log))
     assert all(np.array_equal(x, vars(again)[name]) for name, x in vars(first).items())
     assert log.getvalue() == ""
-    for kept in ("*.json", "*.safetensors"):
-        (path,) = (folder / "moments").glob(kept)
+    for pattern in ("*.json", "*.safetensors"):
+        (path,) = (folder / "moments").glob(pattern)
         path.write_bytes(path.read_bytes()[:-30])
         repaired = class_moments(folder, bank, pool.starts, LogReporter(log))
         assert np.array_equal(repaired.covariance, first.covariance)

@@ -128,12 +128,12 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
     batch, sessions = loader.batch(0, 6), Sessions(method, name, loader, False)
     once, steps = sessions.answered(method, batch), sessions._by_session(method, batch)
     for part in ("first", "base_right", "base_there", "novel_there"):
-        a, b = (getattr(found.answers, part) for found in (once, steps))
+        a, b = (getattr(output.answers, part) for output in (once, steps))
         assert torch.equal(a.expand_as(b), b), part
     scale = steps.answers.base.abs().max()  # rounding of logits, which margins are differences of
     assert torch.allclose(once.answers.base, steps.answers.base, rtol=0, atol=float(1e-5 * scale))
     for g in range(3):
-        a, b = (found.answers.novel[:, g:, g] for found in (once, steps))
+        a, b = (output.answers.novel[:, g:, g] for output in (once, steps))
         assert torch.allclose(a, b, rtol=0, atol=float(1e-5 * scale))
         assert torch.equal(once.answers.novel_right[:, g:, g], steps.answers.novel_right[:, g:, g])
     assert once.state_bytes == steps.state_bytes
@@ -308,14 +308,14 @@ def test_solved_methods_may_keep_supports(name, base):
     """One session is the same either way; later ones are not."""
     chosen, options, *_ = find_method(name)
     loader = loader_of(base)
-    found = []
+    counts = []
     for memory in ("none", "supports"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            made = make_method(chosen.method, base, 2, {**options, "memory": memory}).double().eval()
-        found.append(evaluate(made, name, loader, range(4)).counts)
-    assert (found[0].hits[:, :3] == found[1].hits[:, :3]).all()
-    assert (found[0].hits[:, 3:] != found[1].hits[:, 3:]).any()
+            method = make_method(chosen.method, base, 2, {**options, "memory": memory}).double().eval()
+        counts.append(evaluate(method, name, loader, range(4)).counts)
+    assert (counts[0].hits[:, :3] == counts[1].hits[:, :3]).all()
+    assert (counts[0].hits[:, 3:] != counts[1].hits[:, 3:]).any()
 
 
 def test_a_published_task_refuses_methods_that_keep_supports(call, tmp_path, monkeypatch):
@@ -394,8 +394,8 @@ def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, tmp_path, mon
     run = ("run", "--task", "tiny-features-sessions", "--device", "cpu", "--episodes", "4", "--method")
     status, out, err = call(*run, "mine.py:Nearest,protonet")
     assert status == 0, err
-    kept = {line.split()[0]: "keeps supports" in line for line in out.splitlines() if ".episodes=4  " in line}
-    assert kept == {"Nearest.episodes=4": True, "protonet.episodes=4": False}
+    marks = {line.split()[0]: "keeps supports" in line for line in out.splitlines() if ".episodes=4  " in line}
+    assert marks == {"Nearest.episodes=4": True, "protonet.episodes=4": False}
     folder = tmp_path / "results" / "tiny-features-sessions"
     mine, protonet = (read(folder / f"{name}.episodes=4.seed-0.json") for name in ("Nearest", "protonet"))
     assert (mine.counts().hits == protonet.counts().hits).all()
@@ -547,10 +547,10 @@ def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
     assert "100 orders of the novel classes (400 sequences)" in out
     files = sorted((tmp_path / "results" / "tiny-features-sessions").iterdir())
     assert [file.name for file in files] == ["imprint.seed-0.json", "ncm.seed-0.json"]
-    stored = json.loads(files[1].read_text())
-    assert stored["episodes"]["sessions"] == 9
-    assert stored["episodes"]["state_bytes"] == 45 * 512 * 4
-    assert stored["pretraining"]["accuracy"]["base/test"] == pytest.approx(50.2, abs=0.1)
+    result = json.loads(files[1].read_text())
+    assert result["episodes"]["sessions"] == 9
+    assert result["episodes"]["state_bytes"] == 45 * 512 * 4
+    assert result["pretraining"]["accuracy"]["base/test"] == pytest.approx(50.2, abs=0.1)
     before = files[1].read_bytes()
     assert call(*run)[0] == 0
     assert files[1].read_bytes() == before, "a stored result is not made again"
@@ -560,7 +560,7 @@ def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
         status, out, err = call(*command)
         assert status == 0, (command, err)
         assert out
-    damaged = dict(stored, episodes=stored["episodes"] | {"ways": 0})
+    damaged = dict(result, episodes=result["episodes"] | {"ways": 0})
     files[1].write_text(json.dumps(damaged))
     status, _, err = call("check", str(files[1]))
     assert status == 2
@@ -609,10 +609,10 @@ def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
     method, loader = made("lr", base), loader_of(base)
     whole = evaluate(method, "lr", loader, range(6), whole=6)
     parts = [evaluate(method, "lr", loader, part, whole=6) for part in (range(3), range(3, 5), range(5, 6))]
-    found = evaluation.joined(parts)
+    result = evaluation.joined(parts)
     for name, values in whole.counts.columns().items():
-        assert (found.counts.columns()[name] == values).all(), name
-    assert all((found.statistics[name] == values).all() for name, values in whole.statistics.items())
+        assert (result.counts.columns()[name] == values).all(), name
+    assert all((result.statistics[name] == values).all() for name, values in whole.statistics.items())
 
 
 OF_FAULTS = """
@@ -660,8 +660,8 @@ def test_nan_in_session_7_ends_a_run_and_loses_nothing(faults, call):
     status, _, err = call("run", "--method", "ncm,faults.py:Breaks", *task)
     assert status == 1, "of several jobs, one fails"
     assert "1 of 2 jobs failed" in err
-    stored = [file.name for file in (faults / "results").rglob("*.json")]
-    assert stored == ["ncm.episodes=6.seed-0.json"]
+    names = [file.name for file in (faults / "results").rglob("*.json")]
+    assert names == ["ncm.episodes=6.seed-0.json"]
 
 
 @pytest.mark.slow("runs that are killed and begun again")

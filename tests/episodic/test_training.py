@@ -54,8 +54,8 @@ class NoisyScale(Scale):
 
 
 def job(clusters, method=Scale, task="clusters-5shot", train=None, options=None, seed=0):
-    found = find(f"{clusters / 'clusters.toml'}:{task}")[0]
-    return Job(Chosen("scale", method), options or {}, found, Training.parse(train or {}), seed, 60)
+    loaded_task = find(f"{clusters / 'clusters.toml'}:{task}")[0]
+    return Job(Chosen("scale", method), options or {}, loaded_task, Training.parse(train or {}), seed, 60)
 
 
 def work(clusters, reporter=None, home="home"):
@@ -71,8 +71,8 @@ def train(clusters, job, reporter=None):
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
 def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters, task):
-    made = job(clusters, train={"steps": "1", "episodes_per_step": "3"}, task=task)
-    method, _, _, bench = train(clusters, made)
+    training_job = job(clusters, train={"steps": "1", "episodes_per_step": "3"}, task=task)
+    method, _, _, bench = train(clusters, training_job)
     batch = bench.loader("train").batch(0, 3)
     fresh = Scale(bench.base, 5)
     logits = fresh(batch.support, batch.query).logits.clone()
@@ -91,13 +91,13 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
     mean."""
     kind, sessions, ways, shots = registry.method(name), 2, 4, 5
     training = {"steps": "1", "episodes_per_step": "3", "sessions": str(sessions)}
-    made = job(clusters, kind, "clusters-5shot+ways=4", training)
-    made = replace(made, chosen=Chosen(name, kind))
-    method, _, _, bench = train(clusters, made)
+    training_job = job(clusters, kind, "clusters-5shot+ways=4", training)
+    training_job = replace(training_job, chosen=Chosen(name, kind))
+    method, _, _, bench = train(clusters, training_job)
     batch = bench.loader("train").drawn_by(bench.training_sampler(sessions)).batch(0, 3)
     support, query, classes = batch.support, batch.query, batch.support.hidden.shape[1]
     assert support.labels.shape == (3, sessions * ways * shots)
-    fresh, losses = stages.fresh(made, bench.work).train(), []
+    fresh, losses = stages.fresh(training_job, bench.work).train(), []
     for t in (1, 2):
         rows = slice(0, t * ways * shots)
         so_far = Support(
@@ -152,17 +152,17 @@ def test_training_on_too_many_sessions_is_refused_before_anything_is_computed(cl
 
 
 def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
-    made = job(clusters, train={"steps": "400", "select": "best"}, options={"offset": -3.0})
-    made.method.schedule = MetaTraining(steps=400, schedule=Schedule(rate=0.05), validate_every=100)
+    training_job = job(clusters, train={"steps": "400", "select": "best"}, options={"offset": -3.0})
+    training_job.method.schedule = MetaTraining(steps=400, schedule=Schedule(rate=0.05), validate_every=100)
     try:
-        method, trained, _, bench = train(clusters, made)
+        method, trained, _, bench = train(clusters, training_job)
     finally:
-        del made.method.schedule
+        del training_job.method.schedule
     assert sorted(trained.history) == [100, 200, 300, 400]
     assert trained.history[trained.kept_step] == max(trained.history.values())
 
     def accuracy(model):
-        return stages.MetaTrain(made).validate(bench.work, model)
+        return stages.MetaTrain(training_job).validate(bench.work, model)
 
     assert accuracy(method) == pytest.approx(trained.history[trained.kept_step])
     assert accuracy(method) > accuracy(Scale(bench.base, 5, offset=-3.0)) + 10
@@ -170,16 +170,16 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
 
 def test_select_last_shares_the_training_with_best(clusters):
     better_early = {"offset": 0.0, "start": 30.0}
-    best, kept, folder, _ = train(clusters, job(clusters, train={"select": "best"}, options=better_early))
+    best, best_training, folder, _ = train(clusters, job(clusters, train={"select": "best"}, options=better_early))
     log = io.StringIO()
-    last, final, other, _ = train(
+    last, last_training, other_folder, _ = train(
         clusters, job(clusters, train={"select": "last"}, options=better_early), LogReporter(log)
     )
-    assert folder == other
+    assert folder == other_folder
     assert "meta-training" not in log.getvalue(), "nothing is trained twice"
-    assert final.kept_step == 40
-    assert kept.history == final.history
-    assert (best.tau.item() == last.tau.item()) == (kept.kept_step == 40)
+    assert last_training.kept_step == 40
+    assert best_training.history == last_training.history
+    assert (best.tau.item() == last.tau.item()) == (best_training.kept_step == 40)
 
 
 def test_training_makes_no_optimiser_of_pytorchs(clusters, monkeypatch):
@@ -197,8 +197,8 @@ def test_training_makes_no_optimiser_of_pytorchs(clusters, monkeypatch):
 
 @pytest.mark.parametrize("method", [Scale, NoisyScale])
 def test_interrupted_training_ends_with_the_same_parameters(clusters, method, monkeypatch):
-    made = job(clusters, method, train={"select": "last"})
-    whole, plain, _, _ = train(clusters, made)
+    training_job = job(clusters, method, train={"select": "last"})
+    whole, plain, _, _ = train(clusters, training_job)
     calls = {"n": 0}
     original = stages.MetaTrain.validate
 
@@ -212,7 +212,7 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, method, mo
     (clusters / "home" / "trained").rename(clusters / "home" / "elsewhere")
     while True:
         try:
-            broken, resumed, _, _ = train(clusters, made)
+            broken, resumed, _, _ = train(clusters, training_job)
             break
         except KeyboardInterrupt:
             continue
@@ -227,7 +227,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     task = find(f"{clusters / 'clusters.toml'}:clusters-5shot")[0]
     # A step size at which every Neumann series grows; the counts do not depend on where training stopped.
     options = {"learner": "lr", "rate": 1e3, "steps": 5}
-    made = Job(Chosen("attractor", registry.method("attractor")), options, task, Training(episodes_per_step=2), 0, 60)
+    lr_job = Job(Chosen("attractor", registry.method("attractor")), options, task, Training(episodes_per_step=2), 0, 60)
     calls = {"n": 0}
     original = stages.MetaTrain.validate
 
@@ -241,8 +241,8 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     log = io.StringIO()
     place = work(clusters, LogReporter(log))
     with pytest.raises(KeyboardInterrupt):
-        run_unstored(made, place)
-    result = run_unstored(made, place)
+        run_unstored(lr_job, place)
+    result = run_unstored(lr_job, place)
     assert result.training["solves"] == {
         "episodes": 80, "unconverged": 0, "adjoint_episodes": 80, "adjoint_diverged": 80, "adjoint_failed": 0,
         "adjoint_indefinite": 0,
@@ -300,15 +300,15 @@ def test_adam_is_pytorchs():
     generator = torch.Generator().manual_seed(0)
     ours = {key: torch.randn(5, 3, generator=generator).requires_grad_() for key in "abc"}
     theirs = {key: value.detach().clone().requires_grad_() for key, value in ours.items()}
-    one, other = Adam(ours), torch.optim.Adam(theirs.values(), fused=True)
+    adam, reference = Adam(ours), torch.optim.Adam(theirs.values(), fused=True)
     for step in range(30):
         for key in ours:
             gradient = torch.randn(5, 3, generator=generator)
             for parameters in (ours, theirs):
                 parameters[key].grad = None if key == "c" and step < 5 else gradient.clone()
-        other.param_groups[0]["lr"] = rate = 1e-2 if step < 20 else 1e-3
-        one.step(rate)
-        other.step()
+        reference.param_groups[0]["lr"] = rate = 1e-2 if step < 20 else 1e-3
+        adam.step(rate)
+        reference.step()
     for key, value in ours.items():
         assert torch.equal(value, theirs[key])
-        assert all(torch.equal(one.state[key][part], tensor) for part, tensor in other.state[theirs[key]].items())
+        assert all(torch.equal(adam.state[key][part], tensor) for part, tensor in reference.state[theirs[key]].items())

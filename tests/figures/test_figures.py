@@ -76,23 +76,23 @@ def lines(figure) -> dict[str, np.ndarray]:
 def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
     figure, notes = tradeoff.draw(board)
     assert not notes
-    found = lines(figure)
+    coordinates = lines(figure)
     axes = figure.axes[0]
     curves = {line.get_label(): np.asarray(line.get_xydata()) for line in axes.lines}
     for row in board.rows:
         values = row.summary()
-        point = found[f"argmax of {row.label}"][0]
+        point = coordinates[f"argmax of {row.label}"][0]
         assert point == pytest.approx((values["base_joint"].mean, values["novel_joint"].mean), abs=ROUNDING)
         assert np.abs(curves[row.label] - point).max(1).min() < ROUNDING, "the curve misses its argmax"
-        assert axes.lines[0].get_color() in {look_of(one.label).colour for one in board.rows}
+        assert axes.lines[0].get_color() in {look_of(candidate.label).colour for candidate in board.rows}
 
 
 def test_a_curve_holds_the_calibrated_accuracy_and_falls_in_one_and_rises_in_the_other(board):
     for row in board.rows:
-        one = type(row)(row.label, row.origin, row.results[:1])
-        curve = bias_curve(one)
-        found = row.results[0].calibration
-        at = curve[curve[:, 0] == found.bias][0]
+        single_seed = type(row)(row.label, row.origin, row.results[:1])
+        curve = bias_curve(single_seed)
+        calibration = row.results[0].calibration
+        at = curve[curve[:, 0] == calibration.bias][0]
         # Stored with six decimals.
         assert at[1:].mean() == pytest.approx(row.results[0].summary["calibrated_acc"]["mean"], abs=1e-6)
         assert (np.diff(curve[:, 1]) <= 0).all()
@@ -126,10 +126,10 @@ def of_rows(board: Board, rows) -> Board:
 
 def test_bars_are_the_rank_intervals(board):
     figure, _ = ranks.draw([board])
-    found = lines(figure)
+    coordinates = lines(figure)
     for at, place in enumerate(board.ranking.places):
-        assert found[f"ranks of {place.row.label}"][:, 0].tolist() == [place.ranks.first, place.ranks.last]
-        assert found[f"place of {place.row.label}"][0].tolist() == [at + 1, at]
+        assert coordinates[f"ranks of {place.row.label}"][:, 0].tolist() == [place.ranks.first, place.ranks.last]
+        assert coordinates[f"place of {place.row.label}"][0].tolist() == [at + 1, at]
     assert [text.get_text().split()[0] for text in figure.axes[0].get_yticklabels()] == [
         place.row.label for place in board.ranking.places
     ]
@@ -151,38 +151,38 @@ def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ran
                 continue
             overall = compare(board.row(a), board.row(b), board.compared).overall["acc"]
             assert values[i, j] == pytest.approx(overall.mean, abs=ROUNDING)
-            said = float(texts[j + 0.5, i + 0.5].replace("\N{MINUS SIGN}", "-"))
-            assert said == pytest.approx(overall.mean, abs=0.0501)  # printed with one decimal
+            number = float(texts[j + 0.5, i + 0.5].replace("\N{MINUS SIGN}", "-"))
+            assert number == pytest.approx(overall.mean, abs=0.0501)  # printed with one decimal
     for i, a in enumerate(names):
-        told = [j for j in range(len(names)) if j != i and f"not significant {i} {j}" not in hatched]
-        better = sum(values[i, j] < 0 for j in told)
-        worse = sum(values[i, j] > 0 for j in told)
+        columns = [j for j in range(len(names)) if j != i and f"not significant {i} {j}" not in hatched]
+        better = sum(values[i, j] < 0 for j in columns)
+        worse = sum(values[i, j] > 0 for j in columns)
         assert (1 + better, len(names) - worse) == (places[a].ranks.first, places[a].ranks.last)
 
 
 def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):
     figure, _ = seeds.draw(board)
-    found = lines(figure)
+    coordinates = lines(figure)
     bars = {patch.get_gid(): patch for patch in figure.axes[0].patches}
     for row in board.rows:
         means = [result.summary["acc"]["mean"] for result in row.results]
-        assert found[f"seeds of {row.label}"][:, 0] == pytest.approx(means)
+        assert coordinates[f"seeds of {row.label}"][:, 0] == pytest.approx(means)
         acc, bar = row.summary()["acc"], bars[f"interval of {row.label}"]
         assert (bar.get_x(), bar.get_width()) == pytest.approx((acc.mean - acc.interval, 2 * acc.interval))
 
 
 def test_validation_draws_what_training_recorded(board):
     figure, _ = validation.draw(board)
-    found = lines(figure)
+    coordinates = lines(figure)
     trained = [row for row in board.rows if row.results[0].training]
     assert {row.label for row in trained} == {"castle", "acastle"}
     for row in trained:
         history = [result.training["validation"] for result in row.results]
         for i, seed in enumerate(row.seeds):
-            drawn = {str(int(x)): y for x, y in found[f"seed {seed} of {row.label}"]}
+            drawn = {str(int(x)): y for x, y in coordinates[f"seed {seed} of {row.label}"]}
             assert drawn == pytest.approx(history[i])
-        mean = {str(int(x)): y for x, y in found[f"mean of {row.label}"]}
-        assert mean == pytest.approx({step: np.mean([one[step] for one in history]) for step in history[0]})
+        mean = {str(int(x)): y for x, y in coordinates[f"mean of {row.label}"]}
+        assert mean == pytest.approx({step: np.mean([values[step] for values in history]) for step in history[0]})
     with pytest.raises(UserError, match="no row of these is meta-trained"):
         validation.draw(board.only(["imprint"]))
 
@@ -204,8 +204,8 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
 
 
 def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
-    one = replace(board.row("imprint"), label="one", results=board.row("imprint").results[:1])
-    more = of_rows(board, (*board.rows, one))
+    row = replace(board.row("imprint"), label="one", results=board.row("imprint").results[:1])
+    more = of_rows(board, (*board.rows, row))
     figure, notes = pairs.draw(more)
     shown_names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert "one" not in shown_names
@@ -218,11 +218,11 @@ def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
 
 def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_harmonic_mean(board):
     figure, _ = tradeoff.draw(board)
-    found = lines(figure)
+    coordinates = lines(figure)
     for row in board.rows:
-        base, novel = found[f"calibrated of {row.label}"][0]
+        base, novel = coordinates[f"calibrated of {row.label}"][0]
         assert (base + novel) / 2 == pytest.approx(row.summary()["calibrated_acc"].mean), "as many of each"
-    equal = {gid: points for gid, points in found.items() if gid.startswith("harmonic ")}
+    equal = {gid: points for gid, points in coordinates.items() if gid.startswith("harmonic ")}
     assert equal
     for gid, points in equal.items():
         x, y = points.T
@@ -233,13 +233,13 @@ def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_h
 def test_legends_say_what_marks_are(kind, board):
     figure, _ = drawing(kind, board)
     (legend,) = figure.legends
-    said = {text.get_text() for text in legend.get_texts()}
+    texts = {text.get_text() for text in legend.get_texts()}
     assert {
         "ranks": {"place by Acc.", "ranks it can have"},
         "seeds": {"a seed", "mean", "95% over episodes"},
         "validation": {"a seed", "step kept"},
         "tradeoff": {"with one bias (cal.)", "equal Acc.", "equal harmonic mean"},
-    }[kind] <= said
+    }[kind] <= texts
 
 
 @pytest.mark.parametrize(("kind", "wide"), [*((kind, False) for kind in KINDS), ("pairs", True)])
@@ -281,18 +281,18 @@ def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_pa
 
 @pytest.mark.parametrize("kind", ["tradeoff", "validation"])
 def test_a_row_of_ones_own_is_told_from_the_stored_one(kind, board):
-    mine = board.row("acastle")
-    stored = replace(mine, origin="stored")
-    figure, _ = drawing(kind, replace(board, rows=(stored, mine), compared=(stored, mine)))
+    own_row = board.row("acastle")
+    stored_row = replace(own_row, origin="stored")
+    figure, _ = drawing(kind, replace(board, rows=(stored_row, own_row), compared=(stored_row, own_row)))
     (legend,) = figure.legends
     looks = {
         text.get_text(): (line.get_linewidth(), line.get_fillstyle(), line.get_color())
         for text, line in zip(legend.get_texts(), legend.legend_handles, strict=True)
     }
-    theirs, own = looks["acastle (stored)"], looks["acastle (yours)"]
-    assert theirs[2] == own[2] == look_of("acastle").colour
-    assert own[0] < theirs[0]
-    assert own[1] == "left" != theirs[1]
+    stored_look, own_look = looks["acastle (stored)"], looks["acastle (yours)"]
+    assert stored_look[2] == own_look[2] == look_of("acastle").colour
+    assert own_look[0] < stored_look[0]
+    assert own_look[1] == "left" != stored_look[1]
 
 
 def test_names_of_strangers_are_text(board, tmp_path, task):
@@ -300,9 +300,9 @@ def test_names_of_strangers_are_text(board, tmp_path, task):
     name = "_$x^2$<b>&\\frac"
     for result in row.results:
         write(tmp_path, msgspec.structs.replace(result, label=name))
-    mine = load_board(task, tmp_path)
+    own_board = load_board(task, tmp_path)
     for kind in ("tradeoff", "seeds"):
-        svg = as_bytes(drawing(kind, mine)[0], "svg").decode()
+        svg = as_bytes(drawing(kind, own_board)[0], "svg").decode()
         assert "_$x^2$&lt;b&gt;&amp;\\frac" in svg
         assert "<b>" not in svg
 
@@ -334,22 +334,22 @@ def said(call, *arguments: str) -> str:
 
 def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
     x = str(tmp_path / "x.pdf")
-    known = ("--results", str(measured / "results"), "--home", str(measured / "home"))
+    options = ("--results", str(measured / "results"), "--home", str(measured / "home"))
     task = f"{measured / 'clusters.toml'}:clusters-5shot"
     assert "did you mean 'tradeoff'" in said(call, "tradeof", task, "--out", x)
     assert "'.jpg'" in said(call, "seeds", task, "--out", str(tmp_path / "x.jpg"))
     (tmp_path / "file").write_text("")
     assert "is a file, not a folder" in said(call, "seeds", task, "--out", str(tmp_path / "file" / "x.pdf"))
     assert "--out" in said(call, "seeds", task)
-    assert "no comparable result is stored" in said(call, "pairs", "mini-5shot", "--out", x, *known)
-    assert "unknown row 'castel'" in said(call, "pairs", task, "--method", "castel", "--out", x, *known)
-    assert "unknown setting" in said(call, "pairs", task, "--setting", "tuned-3", "--out", x, *known)
+    assert "no comparable result is stored" in said(call, "pairs", "mini-5shot", "--out", x, *options)
+    assert "unknown row 'castel'" in said(call, "pairs", task, "--method", "castel", "--out", x, *options)
+    assert "unknown setting" in said(call, "pairs", task, "--setting", "tuned-3", "--out", x, *options)
     few = ("--method", "castle", "--setting", "tuned-12")
-    assert "unknown setting 'tuned-12'" in said(call, "seeds", task, *few, "--out", x, *known)
-    assert "at least two rows" in said(call, "pairs", task, "--method", "imprint", "--out", x, *known)
-    assert "several tasks" in said(call, "pairs", str(measured / "clusters.toml"), "--out", x, *known)
+    assert "unknown setting 'tuned-12'" in said(call, "seeds", task, *few, "--out", x, *options)
+    assert "at least two rows" in said(call, "pairs", task, "--method", "imprint", "--out", x, *options)
+    assert "several tasks" in said(call, "pairs", str(measured / "clusters.toml"), "--out", x, *options)
     assert not Path(x).exists()
-    status, out, err = call("plot", "ranks", task, "--out", x, *known)
+    status, out, err = call("plot", "ranks", task, "--out", x, *options)
     assert (status, out, err) == (0, f"wrote {x}\n", "")
     assert Path(x).read_bytes().startswith(b"%PDF")
 
@@ -360,9 +360,9 @@ def test_notebooks_draw_what_the_command_draws(kind, call, measured, tmp_path):
     folders = {"home": measured / "home", "results": measured / "results"}
     chosen = [] if kind == "base-classes" else ["castle", "imprint"]
     drawing = getattr(ifsl_bench.plot, kind.replace("-", "_"))(task, methods=chosen, wide=True, **folders)
-    said = [word for name, path in folders.items() for word in (f"--{name}", str(path))]
-    said += ["--method", ",".join(chosen)] if chosen else []
-    assert call("plot", kind, task, "--wide", "--out", str(tmp_path / "command.svg"), *said)[0] == 0
+    options = [word for name, path in folders.items() for word in (f"--{name}", str(path))]
+    options += ["--method", ",".join(chosen)] if chosen else []
+    assert call("plot", kind, task, "--wide", "--out", str(tmp_path / "command.svg"), *options)[0] == 0
     drawing.save(tmp_path / "notebook.svg")
     assert (tmp_path / "command.svg").read_bytes() == (tmp_path / "notebook.svg").read_bytes()
     content, size = drawing._repr_png_()

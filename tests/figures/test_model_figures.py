@@ -55,9 +55,9 @@ def opened(trained, method: str):
 def test_a_course_goes_through_the_results_of_runs(trained):
     """The same models, trained, evaluated and stored by ``run``: stopped where T-BPTT was, and converged."""
     work, task, results = trained
-    found = inner_steps.courses(["lr+a"], task, work, steps=(1, STEPS), unrolled=(STEPS,), episodes=60)
-    assert [course.name for course in found] == ["lr+a, RBP", f"lr+a, T-BPTT ({STEPS} steps)"]
-    rbp, unrolled = found
+    courses = inner_steps.courses(["lr+a"], task, work, steps=(1, STEPS), unrolled=(STEPS,), episodes=60)
+    assert [course.name for course in courses] == ["lr+a, RBP", f"lr+a, T-BPTT ({STEPS} steps)"]
+    rbp, unrolled = courses
 
     def of(name):
         return pytest.approx(results[name].summary["acc"]["mean"], abs=1e-6)  # stored with six decimals
@@ -66,9 +66,9 @@ def test_a_course_goes_through_the_results_of_runs(trained):
     assert unrolled.converged.mean == of("t-bptt")
     assert rbp.converged.mean == of("rbp")
     assert rbp.at[1].mean != of("rbp")
-    figure, _ = inner_steps.draw({"clusters-5shot": found})
+    figure, _ = inner_steps.draw({"clusters-5shot": courses})
     drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
-    for course in found:
+    for course in courses:
         assert drawn[course.name].tolist() == [[n, value.mean] for n, value in sorted(course.at.items())]
 
 
@@ -109,8 +109,8 @@ def test_a_model_that_is_not_trained_is_named_with_its_command(trained, call, tm
     assert (status, err.count("\n")) == (2, 1)
     assert "--method castle" in err
     assert not out.exists()
-    status, said, err = call(*arguments, "--train")
-    assert (status, said) == (0, f"wrote {out}\n"), err
+    status, output, err = call(*arguments, "--train")
+    assert (status, output) == (0, f"wrote {out}\n"), err
     first = out.read_bytes()
     assert call(*arguments)[0] == 0, "what was trained has not stayed in the home"
     assert out.read_bytes() == first
@@ -121,7 +121,7 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
     for method, name in (("lr+a", "rbp"), ("imprint", "imprint")):
         ready = opened(trained, method)
         plane = episode_pca.plane_of(ready, 7)
-        episode, known = plane.episode, len(plane.episode.base_classes)
+        episode, base_count = plane.episode, len(plane.episode.base_classes)
         counts = results[name].episodes
         right = counts.column("base_joint")[7] + counts.column("novel_joint")[7]
         assert int(episode.right.sum()) == right
@@ -133,8 +133,8 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
         assert len(plane.x) / 3.1 > 150, "borders between regions are stairs"
         crosses = [line for line in figure.axes[1].lines if line.get_gid() == "wrong"]
         assert len(crosses[0].get_xdata()) == len(episode.right) - right
-        assert plane.before.max() < known
-        assert (plane.after >= known).any()
+        assert plane.before.max() < base_count
+        assert (plane.after >= base_count).any()
         # The plane by an eigendecomposition, and some of its points by hand.
         x = torch.cat([episode.batch.support.features[0], episode.batch.query.features[0]]).double()
         centred = x - x.mean(0)
@@ -151,32 +151,32 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
         base = points @ ready.method.base.weight.T + ready.method.base.bias
         with torch.no_grad():
             logits = ready.method(episode.batch.support, type(episode.batch.query)(points[None], base[None])).logits[0]
-        for found, expected in ((plane.after, logits), (plane.before, logits[:, :known])):
-            assert (found[np.ix_(some, some)].ravel() == expected.argmax(-1).numpy()).mean() > 0.98  # but for ties
+        for predicted, expected in ((plane.after, logits), (plane.before, logits[:, :base_count])):
+            assert (predicted[np.ix_(some, some)].ravel() == expected.argmax(-1).numpy()).mean() > 0.98  # but for ties
 
 
 def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     ready = opened(trained, "lr+a")
-    found, method = attractors.weights_of(ready, 2), ready.method
+    weights, method = attractors.weights_of(ready, 2), ready.method
     batch = ready.loader("test").batch(2, 1)
     with torch.no_grad():
         share = attention(batch.support.class_means(5), method.base.weight, method.tau)[0]  # [N, K]
         logits = method(batch.support, batch.query).logits[0]
-    assert not found.static
-    assert share.numpy() @ found.produced == pytest.approx(found.centres[:, 0], abs=SINGLE)
+    assert not weights.static
+    assert share.numpy() @ weights.produced == pytest.approx(weights.centres[:, 0], abs=SINGLE)
     x = batch.query.features[0].numpy()
-    known = len(found.base)
-    differences = (x[1:] - x[:1]) @ found.fast.T  # biases cancel
+    base_count = len(weights.base)
+    differences = (x[1:] - x[:1]) @ weights.fast.T  # biases cancel
     # Differences of logits, whose rounding is that of the larger ones.
-    assert differences == pytest.approx((logits[1:, known:] - logits[:1, known:]).numpy(), abs=10 * SINGLE)
+    assert differences == pytest.approx((logits[1:, base_count:] - logits[:1, base_count:]).numpy(), abs=10 * SINGLE)
     static = attractors.weights_of(opened(trained, "lr+s"), 2)
     assert static.static
     assert static.produced is None
-    assert found.centres.shape[1] > 5, "the classes come in other episodes too"
-    figure, notes = attractors.draw([found, static])
+    assert weights.centres.shape[1] > 5, "the classes come in other episodes too"
+    figure, notes = attractors.draw([weights, static])
     assert "lr+s is static" in notes[0]
     drawn = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
-    assert len(drawn["base weights"].get_xdata()) == len(drawn["attractors of base classes"].get_xdata()) == known
+    assert len(drawn["base weights"].get_xdata()) == len(drawn["attractors of base classes"].get_xdata()) == base_count
     assert "static centre" in drawn
     near, (low, high), (bottom, top) = (drawn["attractors of base classes near by"], figure.axes[1].get_xlim(),
                                         figure.axes[1].get_ylim())  # fmt: skip
@@ -204,16 +204,16 @@ def test_every_command_has_a_function_with_its_defaults(trained, call, tmp_path)
     """By signature; and one is drawn as the command draws it."""
     for name, command in plot.commands.items():
         function = getattr(ifsl_bench.plot, name.replace("-", "_"))
-        known = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
         names = {"results_dir": "results", "out": None, "quiet": None, "verbose": None, "device": None}
-        wanted = {names.get(str(one.name), str(one.name)) for one in command.params} - {None}
-        if "work" in known:
-            wanted = wanted - {"home"} | {"work"}
-        assert set(known) == wanted, name
-    known = inspect.signature(ifsl_bench.plot.inner_steps).parameters
-    given = {str(one.name): one.default for one in plot.commands["inner-steps"].params}
+        expected = {names.get(str(parameter.name), str(parameter.name)) for parameter in command.params} - {None}
+        if "work" in parameters:
+            expected = expected - {"home"} | {"work"}
+        assert set(parameters) == expected, name
+    parameters = inspect.signature(ifsl_bench.plot.inner_steps).parameters
+    defaults = {str(parameter.name): parameter.default for parameter in plot.commands["inner-steps"].params}
     for name in ("steps", "unrolled"):
-        assert ",".join(map(str, known[name].default)) == given[name]
+        assert ",".join(map(str, parameters[name].default)) == defaults[name]
     work, task, _ = trained
     ifsl_bench.plot.attractors(task, work=work).save(tmp_path / "a.pdf")
     home = ("--home", str(work.home.cache), "-q")
@@ -245,27 +245,29 @@ def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, cal
 def test_confusions_are_those_of_the_episodes_one_by_one(trained):
     """And so are the intervals; all answers together are the counts that runs have stored."""
     work, task, results = trained
-    one, other = confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
+    first, second = confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
     ready, shares = opened(trained, "imprint"), {}
     for index in range(60):
         episode = episode_of(ready, index)
         novel = episode.drawn.query_novel[0]
         names = [*episode.base_classes, *episode.classes]
         for name in episode.classes:  # the queries of a class in an episode
-            said = [names[at] for at in episode.predicted[[names[label] == name for label in episode.labels]].tolist()]
-            shares.setdefault(name, []).append({base: 100 * said.count(base) / len(said) for base in names[:8]})
+            answers = [
+                names[at] for at in episode.predicted[[names[label] == name for label in episode.labels]].tolist()
+            ]
+            shares.setdefault(name, []).append({base: 100 * answers.count(base) / len(answers) for base in names[:8]})
         assert len(episode.labels[novel]) == 25
-    names, base = short_names(one.classes[one.base :]), short_names(one.classes[: one.base])
-    for of, answer in ((0, 0), (3, 5), (6, 7), *zip(*np.nonzero(one.shares > 1), strict=True)):
+    names, base = short_names(first.classes[first.base :]), short_names(first.classes[: first.base])
+    for of, answer in ((0, 0), (3, 5), (6, 7), *zip(*np.nonzero(first.shares > 1), strict=True)):
         values = [share[base[answer]] for share in shares[names[of]]]
-        found = one.share(one.base + of, answer)
-        assert found.mean == pytest.approx(np.mean(values)) == one.shares[of, answer]
-        assert found.interval == pytest.approx(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
-    for of_method, name in ((one, "imprint"), (other, "static")):
+        estimate = first.share(first.base + of, answer)
+        assert estimate.mean == pytest.approx(np.mean(values)) == first.shares[of, answer]
+        assert estimate.interval == pytest.approx(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+    for of_method, name in ((first, "imprint"), (second, "static")):
         counts = results[name].counts()
-        right, known = of_method.answers.diagonal(), of_method.base
-        assert right[:known].sum() == counts.base_joint.sum()
-        assert right[known:].sum() == counts.novel_joint.sum()
+        right, base_count = of_method.answers.diagonal(), of_method.base
+        assert right[:base_count].sum() == counts.base_joint.sum()
+        assert right[base_count:].sum() == counts.novel_joint.sum()
         assert of_method.queries.sum() == 60 * (counts.base_queries + counts.novel_queries)
         assert of_method.answers.sum() == of_method.queries.sum() + (of_method.queries - right).sum(), (
             "wrong ones twice"
@@ -275,14 +277,14 @@ def test_confusions_are_those_of_the_episodes_one_by_one(trained):
 def test_an_interval_of_a_class_with_more_queries_here_than_there_is_over_units():
     """As of a ratio of means: the same from each unit's residual, h - r q."""
     rng = np.random.default_rng(3)
-    unit, truth, said = (rng.integers(0, top, 900) for top in (20, 4, 4))
-    found = confusions.summed("m", "t", ["a", "b", "c", "d"], 2, unit, truth, said)
+    unit, truth, prediction = (rng.integers(0, top, 900) for top in (20, 4, 4))
+    confusion = confusions.summed("m", "t", ["a", "b", "c", "d"], 2, unit, truth, prediction)
     for of in range(4):
         q = np.array([((unit == u) & (truth == of)).sum() for u in range(20)])
         for answer in range(6):
-            like = said == answer if answer < 4 else (said != truth) & ((said >= 2) == (answer == 5))
+            like = prediction == answer if answer < 4 else (prediction != truth) & ((prediction >= 2) == (answer == 5))
             h = np.array([((unit == u) & (truth == of) & like).sum() for u in range(20)])
-            share = found.share(of, answer)
+            share = confusion.share(of, answer)
             residual = (h - h.sum() / q.sum() * q) / q.mean()
             assert share.mean == pytest.approx(100 * h.sum() / q.sum())
             assert share.interval == pytest.approx(100 * stats.t.ppf(0.975, 19) * stats.sem(residual))
@@ -310,15 +312,15 @@ def test_confusions_in_sessions_are_counted_after_the_last_one(method, in_sessio
     work, task = in_sessions
     options = {"memory": "supports"} if method == "subspace" else {}
     counts = run(method, task, options=options, work=work).counts()
-    (found,) = confusions.confusions([method], task, work, options=options)
-    known, right = found.base, found.answers.diagonal()
+    (confusion,) = confusions.confusions([method], task, work, options=options)
+    base_count, right = confusion.base, confusion.answers.diagonal()
     after = counts.hits[:, -counts.sessions - 1 :]  # of the classes of each session
-    assert right[:known].sum() == after[:, 0].sum()
-    assert right[known:].sum() == after[:, 1:].sum()
-    assert found.answers[known:, :known].sum() == counts.novel_as_base[:, -1].sum()
-    assert found.answers[:known, -1].sum() == counts.base_as_novel[:, -1].sum()
-    assert found.queries.sum() == counts.queries.sum()
-    assert found.units.max() == 4, "orders, of 8 sequences"
+    assert right[:base_count].sum() == after[:, 0].sum()
+    assert right[base_count:].sum() == after[:, 1:].sum()
+    assert confusion.answers[base_count:, :base_count].sum() == counts.novel_as_base[:, -1].sum()
+    assert confusion.answers[:base_count, -1].sum() == counts.base_as_novel[:, -1].sum()
+    assert confusion.queries.sum() == counts.queries.sum()
+    assert confusion.units.max() == 4, "orders, of 8 sequences"
 
 
 def test_the_figure_of_confusions_has_the_largest_shares(trained, call, tmp_path):
@@ -332,11 +334,11 @@ def test_the_figure_of_confusions_has_the_largest_shares(trained, call, tmp_path
     pairs = [tick.get_text().split(" as ") for tick in axes.get_yticklabels()]
     at = [(names.index(novel), base.index(taker)) for novel, taker in pairs]
     assert [mean[pair] for pair in at] == sorted(mean.ravel(), reverse=True)[: confusions.PAIRS]
-    for one in of_methods:
-        assert drawn[one.label] == pytest.approx([one.shares[pair] for pair in at])
-    taken = of_methods[0].answers[8:, :8].sum() / of_methods[0].queries[8:].sum()
+    for confusion in of_methods:
+        assert drawn[confusion.label] == pytest.approx([confusion.shares[pair] for pair in at])
+    share = of_methods[0].answers[8:, :8].sum() / of_methods[0].queries[8:].sum()
     assert notes[0] == "models of seed 0 answer, without a bias on novel logits"
-    assert notes[1].startswith(f"imprint: base classes take {100 * taken:.1f}% of the queries of novel classes, ")
+    assert notes[1].startswith(f"imprint: base classes take {100 * share:.1f}% of the queries of novel classes, ")
     with style():
         figure.draw_without_rendering()
         whole = figure.get_tightbbox()
@@ -344,27 +346,29 @@ def test_the_figure_of_confusions_has_the_largest_shares(trained, call, tmp_path
     assert whole.x1 <= figure.get_figwidth() + 0.02
     out, home = tmp_path / "x.pdf", ("--home", str(work.home.cache), "-q")
     before = sorted(work.home.cache.rglob("*"))
-    status, said, err = call("plot", "confusions", task, "--method", "imprint,lr+s", "--out", str(out), *home)
-    assert (status, said.splitlines()) == (0, [f"wrote {out}", *notes]), err
+    status, output, err = call("plot", "confusions", task, "--method", "imprint,lr+s", "--out", str(out), *home)
+    assert (status, output.splitlines()) == (0, [f"wrote {out}", *notes]), err
     assert sorted(work.home.cache.rglob("*")) == before, "nothing is stored"
 
 
 def test_the_accuracy_of_each_class_is_a_frame(trained):
     work, task, _ = trained
-    (one,) = confusions.confusions(["imprint"], task, work, episodes=30)
+    (confusion,) = confusions.confusions(["imprint"], task, work, episodes=30)
     frame = ifsl_bench.class_accuracy(task, "imprint", episodes=30, work=work)
     rows = frame.records()
     novel = [row for row in rows if row["novel"]]
-    assert len(rows) == np.count_nonzero(one.units)
+    assert len(rows) == np.count_nonzero(confusion.units)
     assert [row["acc"] for row in novel] == sorted(row["acc"] for row in novel)
     assert rows[: len(novel)] == novel
     for row in rows:
-        at = one.classes.index(row["class"])
+        at = confusion.classes.index(row["class"])
         assert row["acc"] + row["as_base"] + row["as_novel"] == pytest.approx(100, abs=2e-4), "four digits each"
-        others = {name: n for name, n in zip(one.classes, one.answers[at], strict=False) if name != row["class"]}
-        assert row["taken"] == pytest.approx(100 * max(others.values()) / one.queries[at], abs=1e-4)
+        counts = {
+            name: n for name, n in zip(confusion.classes, confusion.answers[at], strict=False) if name != row["class"]
+        }
+        assert row["taken"] == pytest.approx(100 * max(counts.values()) / confusion.queries[at], abs=1e-4)
         if row["taken"]:
-            assert others[row["taken_by"]] == max(others.values())
+            assert counts[row["taken_by"]] == max(counts.values())
     assert "as base" in repr(frame)
     assert len(frame.to_pandas()) == len(rows)
 
@@ -427,10 +431,10 @@ def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call
     right = int(episode.right.sum())
     assert marks.count(episode_sheet.RIGHT) == right
     assert marks.count(episode_sheet.WRONG) == len(episode.right) - right
-    said = {text.get_gid(): text.get_text() for text in axes.texts}
+    texts = {text.get_gid(): text.get_text() for text in axes.texts}
     names = [*episode.base_classes, *(f"N{way + 1}" for way in range(len(episode.classes)))]
     for query in (~episode.right).nonzero()[:, 0].tolist():
-        name = said[f"said of query {query}"].replace("-\n", "").replace("\n", " ").rstrip("…")
+        name = texts[f"said of query {query}"].replace("-\n", "").replace("\n", " ").rstrip("…")
         assert names[int(episode.predicted[query])].startswith(name)
     framed = [patch for patch in axes.patches if patch.get_linewidth() > 1 and patch.get_gid() is None]
     assert len(framed) == len(episode.right) - right, "wrong queries, and no others, have a frame that stands out"
@@ -444,8 +448,8 @@ def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call
         dataset.pool("novel/test" if of_novel else "base/test").images[row][..., 0].tobytes()
         for row, of_novel in zip(drawn.query[0].tolist(), drawn.query_novel[0].tolist(), strict=True)
     ]
-    shown = [np.asarray(image.get_array()).tobytes() for image in axes.images[len(episode.classes) :]]
-    assert sorted(shown) == sorted(queries)
+    query_images = [np.asarray(image.get_array()).tobytes() for image in axes.images[len(episode.classes) :]]
+    assert sorted(query_images) == sorted(queries)
     assert min(text.get_fontsize() for text in axes.texts) >= episode_sheet.TEXT
     assert as_bytes(figure, "png") == as_bytes(figure, "png")
     whole = figure.get_tightbbox()

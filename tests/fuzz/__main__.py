@@ -34,7 +34,7 @@ examples:
 
 
 def main() -> int:
-    known = formats()
+    formats_by_name = formats()
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description=ABOUT, epilog=MORE, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -42,16 +42,16 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="how many of each format at the most")
     parser.add_argument("--seed", type=int, default=0, help="of what is tried; 0 where not given")
     parser.add_argument("--first", type=int, default=0, help="number of the first case of each format")
-    parser.add_argument("--only", action="append", choices=sorted(known), help="a format; may be repeated")
+    parser.add_argument("--only", action="append", choices=sorted(formats_by_name), help="a format; may be repeated")
     parser.add_argument("--keep", type=Path, default=FOLDER, help="a folder for cases that fail")
     parser.add_argument("--replay", type=Path, nargs="+", help="kept cases, and nothing else")
-    asked = parser.parse_args()
-    if asked.replay:
-        return _replay(known, asked.replay)
-    chosen, start = [known[name] for name in asked.only or known], time.monotonic()
-    outcome = rounds(chosen, asked.seed, start + 60 * asked.minutes, asked.first, asked.cases)
+    options = parser.parse_args()
+    if options.replay:
+        return _replay(formats_by_name, options.replay)
+    chosen, start = [formats_by_name[name] for name in options.only or formats_by_name], time.monotonic()
+    outcome = rounds(chosen, options.seed, start + 60 * options.minutes, options.first, options.cases)
     for failure in {(failure.format, kind(failure.what)): failure for failure in outcome.failures}.values():
-        path = keep(known[failure.format], failure, asked.keep)
+        path = keep(formats_by_name[failure.format], failure, options.keep)
         print(f"kept: {path}; again: python -m tests.fuzz --replay {path}", file=sys.stderr)
     for form in chosen:
         failed = sum(failure.format == form.name for failure in outcome.failures)
@@ -62,10 +62,10 @@ def main() -> int:
     return bool(outcome.failures)
 
 
-def _replay(known: dict[str, Format], paths: list[Path]) -> int:
+def _replay(formats_by_name: dict[str, Format], paths: list[Path]) -> int:
     failed = 0
     for path in paths:
-        (verdict,) = ended(known[path.parent.name], [content_of(path)])
+        (verdict,) = ended(formats_by_name[path.parent.name], [content_of(path)])
         print(f"{path}: {verdict.how}{f', {verdict.told}' if verdict.told else ''}")
         failed += verdict.how == "failed"
     return bool(failed)

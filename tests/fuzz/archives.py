@@ -120,8 +120,8 @@ def extended(random: Random, like: bytes) -> list[bytes]:
         content = b"".join(record(random, *pair) for pair in pairs)
     else:
         content = random.choice(NAMES).encode("utf-8", "surrogateescape") + b"\0"
-    said = len(content) if random.random() < 0.8 else random.choice(NUMBERS) & ((1 << 33) - 1)
-    head = _head(_head(like, 124, b"%011o\0" % said), 156, bytes([kind]))
+    size = len(content) if random.random() < 0.8 else random.choice(NUMBERS) & ((1 << 33) - 1)
+    head = _head(_head(like, 124, b"%011o\0" % size), 156, bytes([kind]))
     content += bytes(-len(content) % 512)
     return [head, *(content[i : i + 512] for i in range(0, len(content), 512))]
 
@@ -183,7 +183,7 @@ def spoiled_zip(random: Random, content: bytes) -> bytes:
         at, width = random.choice(_FIELDS[mark])
         data[place + at : place + at + width] = number(random, width)
         if mark == b"PK\x01\x02" and random.random() < 0.3:  # another member's place
-            data[place + 42 : place + 46] = data[(other := random.choice(places)) + 42 : other + 46]
+            data[place + 42 : place + 46] = data[(source := random.choice(places)) + 42 : source + 46]
     return bytes(data)
 
 

@@ -67,12 +67,12 @@ def spoiled_pickle(random: Random, content: bytes) -> bytes:
         return spoiled(random, content)
     parts = list(_operations(content))
     for _ in range(random.choice((1, 1, 2, 4, 10))):
-        at, other = random.randrange(len(parts) + 1), random.randrange(len(parts) or 1)
+        at, source = random.randrange(len(parts) + 1), random.randrange(len(parts) or 1)
         way = random.randrange(5)
         if way == 0:
             parts[at : at + 1] = []
         elif way == 1:
-            parts[at:at] = parts[other : other + random.choice((1, 3, 9))] * random.choice((1, 2, 50))
+            parts[at:at] = parts[source : source + random.choice((1, 3, 9))] * random.choice((1, 2, 50))
         elif way == 2 and at < len(parts):
             parts[at] = once(random, parts[at])
         elif way == 3:
@@ -92,12 +92,12 @@ def read_pickle(path: Path) -> None:
 
 
 def _collect(value: Any, arrays: list[np.ndarray]) -> None:
-    waiting, seen = [value], set()
+    waiting, visited = [value], set()
     while waiting:
         value = waiting.pop()
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, np.ndarray):
             arrays.append(value)
         elif isinstance(value, dict):
@@ -109,8 +109,8 @@ def _collect(value: Any, arrays: list[np.ndarray]) -> None:
 # -- .npz
 
 
-def header(said: str, version: int = 1, length: int | None = None) -> bytes:
-    text = said.encode("utf-8", "surrogatepass") + b"\n"
+def header(literal: str, version: int = 1, length: int | None = None) -> bytes:
+    text = literal.encode("utf-8", "surrogatepass") + b"\n"
     size = len(text) if length is None else length
     said_size = struct.pack("<H", size & 0xFFFF) if version == 1 else struct.pack("<I", size & 0xFFFFFFFF)
     return b"\x93NUMPY" + bytes([version & 255, 0]) + said_size + text
@@ -140,13 +140,13 @@ def _npy(random: Random, array: np.ndarray) -> bytes:
     descr = random.choice(TYPES) if random.random() < 0.6 else repr(array.dtype.str)
     shape = random.choice(SHAPES) if random.random() < 0.6 else repr(array.shape)
     order = random.choice(("False", "True", "False", "0", "None"))
-    said = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
-    said = random.choice(
-        (said, said, said, said.replace("}", "'x': 1}"), said * 2, "[" * 5000, "-" * 9000 + "1", "lambda: 0", "")
+    text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
+    text = random.choice(
+        (text, text, text, text.replace("}", "'x': 1}"), text * 2, "[" * 5000, "-" * 9000 + "1", "lambda: 0", "")
     )
     length = None if random.random() < 0.9 else random.choice(NUMBERS)
     data = array.tobytes()[: random.choice((None, None, 3, 0))]
-    return header(said, random.choice((1, 1, 2, 3, 0, 9)), length) + data + bytes(random.choice((0, 0, 0, 7)))
+    return header(text, random.choice((1, 1, 2, 3, 0, 9)), length) + data + bytes(random.choice((0, 0, 0, 7)))
 
 
 def spoiled_npz(random: Random, content: bytes) -> bytes:
@@ -184,7 +184,7 @@ def spoiled_npz(random: Random, content: bytes) -> bytes:
 
 @cache
 def npzs() -> Sequence[bytes]:
-    found = []
+    archives = []
     for save in (np.savez, np.savez_compressed):
         for labels in (np.arange(4), np.array(["a", "b", "é", "d"])):
             out = io.BytesIO()
@@ -194,8 +194,8 @@ def npzs() -> Sequence[bytes]:
                 labels=labels,
                 images=np.zeros((2, 3), np.uint8),
             )
-            found.append(out.getvalue())
-    return found
+            archives.append(out.getvalue())
+    return archives
 
 
 def read_features(path: Path, suffix: str) -> None:

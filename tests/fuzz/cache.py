@@ -53,12 +53,12 @@ def damage(path: Path, chance: random.Random) -> str:
     kind = chance.random()
     if kind < 0.04:
         path.unlink()
-        what = chance.choice(("gone", "folder", "dangling", "loop"))
-        if what == "folder":
+        replacement = chance.choice(("gone", "folder", "dangling", "loop"))
+        if replacement == "folder":
             path.mkdir()
-        elif what != "gone":
-            path.symlink_to("nowhere" if what == "dangling" else path.name)
-        return what
+        elif replacement != "gone":
+            path.symlink_to("nowhere" if replacement == "dangling" else path.name)
+        return replacement
     if path.suffix == ".json" and kind < 0.6:
         value = json.loads(content)
         change_json(value, chance, STRANGE, ("x", "time"))
@@ -70,8 +70,8 @@ def damage(path: Path, chance: random.Random) -> str:
 
 def files_of(home: Path) -> list[Path]:
     """Every file of a cache but locks and results, relative to it."""
-    found = [path.relative_to(home) for path in sorted(home.rglob("*")) if path.is_file()]
-    return [path for path in found if path.suffix != ".lock" and path.parts[0] != "results"]
+    paths = [path.relative_to(home) for path in sorted(home.rglob("*")) if path.is_file()]
+    return [path for path in paths if path.suffix != ".lock" and path.parts[0] != "results"]
 
 
 def kind_of(path: Path) -> str:
@@ -94,7 +94,7 @@ class Caches:
 def make_caches(root: Path, names: Sequence[str] = (FINISHED, *KILLED)) -> Caches:
     """Makes caches below ``root``."""
     torch.set_num_threads(1)
-    wanted, _, _ = undisturbed(root)
+    expected, _, _ = undisturbed(root)
     shutil.move(root / "plain", root / FINISHED)
     for name in names:
         if name != FINISHED:
@@ -103,7 +103,7 @@ def make_caches(root: Path, names: Sequence[str] = (FINISHED, *KILLED)) -> Cache
             assert status == -signal.SIGKILL, f"{name}: {status}: {(root / name / 'stderr').read_text()}"
     for name in names:
         shutil.rmtree(root / name / "home" / "results", ignore_errors=True)  # a stored one would be all that is read
-    return Caches(root, wanted)
+    return Caches(root, expected)
 
 
 @cache
@@ -134,11 +134,11 @@ def one_case(whole: Caches, recipe: dict[str, Any]) -> str:
             before = chosen.read_bytes()
             how = damage(chosen, chance)
         unchanged = chosen.is_file() and chosen.read_bytes() == before
-        messages, wanted = Messages(), whole.wanted
+        messages, expected = Messages(), whole.wanted
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             results = run(root, reporter=messages)
-        different = [key for key in wanted if results.get(key) != wanted[key]]
+        different = [key for key in expected if results.get(key) != expected[key]]
         damaged = f"{chosen.relative_to(root) if how else chosen} ({how})"
         assert not different, f"{damaged}: other {', '.join(different)}, after {messages.warned}"
         if how == "" or unchanged:

@@ -42,8 +42,8 @@ RUNS = ("cache", "kills")  # of this package: whole runs, whose cases are recipe
 
 def formats(modules: Sequence[str] = MODULES + RUNS) -> dict[str, Format]:
     """All formats by name."""
-    found = [form for module in modules for form in importlib.import_module(f"tests.fuzz.{module}").FORMATS]
-    return {form.name: form for form in found}
+    forms = [form for module in modules for form in importlib.import_module(f"tests.fuzz.{module}").FORMATS]
+    return {form.name: form for form in forms}
 
 
 def case(form: Format, seeds: Sequence[bytes], seed: int, number: int) -> bytes:

@@ -22,9 +22,9 @@ def ended(form: Format, contents: Sequence[bytes]) -> list[Verdict]:
     return [verdicts[i] for i in range(len(contents))]
 
 
-def kind(what: str) -> str:
+def kind(message: str) -> str:
     """What two failures share where they are the same: the words up to the first number or quotation."""
-    return re.split(r"['\"0-9]", what)[0] + " ".join(re.findall(r"at (\w+\.py:\d+)", what))
+    return re.split(r"['\"0-9]", message)[0] + " ".join(re.findall(r"at (\w+\.py:\d+)", message))
 
 
 def keep(form: Format, failure: Failure, folder: Path = FOLDER) -> Path:

@@ -61,18 +61,18 @@ def one_round(whole: Undisturbed, root: Path, runs: Sequence[dict[str, Any]]) ->
         runs: of each "signal", "aim", "part" (0 to 1) and "rerun".
     """
     hit: Counter[str] = Counter()
-    for one in runs:
-        how = whole.disturbance(one["signal"], one["aim"], one["part"])
-        status = fork(root, how, rerun=one["rerun"])
+    for run in runs:
+        how = whole.disturbance(run["signal"], run["aim"], run["part"])
+        status = fork(root, how, rerun=run["rerun"])
         allowed = {0, -how.signal, 130} if how.signal == signal.SIGINT else {0, -how.signal}
         assert status in allowed, f"{how}: status {status}: {(root / 'stderr').read_text()}"
-        hit[one["aim"]] += status != 0
+        hit[run["aim"]] += status != 0
         assert result(root) in (None, whole.wanted), f"{how}: a result with other counts"
     status = fork(root, None)
     assert status == 0, f"after the signals: {(root / 'stderr').read_text()}"
     assert result(root) == whole.wanted, "other counts"
-    left = [path for path in root.rglob("*") if path.name.startswith((PARTIAL, REMOVED)) or ".corrupt-" in path.name]
-    assert not [path for path in left if path.is_dir() or ".corrupt-" in path.name], f"{left} are left"
+    remains = [path for path in root.rglob("*") if path.name.startswith((PARTIAL, REMOVED)) or ".corrupt-" in path.name]
+    assert not [path for path in remains if path.is_dir() or ".corrupt-" in path.name], f"{remains} are left"
     return f"hit at a {' and a '.join(sorted(+hit))}" if +hit else "all too late"
 
 

@@ -44,8 +44,8 @@ def once(random: Random, content: bytes) -> bytes:
     if way == 5:
         return before + bytes([random.choice((0, 0xFF, 0x20, 0x30))]) * length + after
     if way == 6:
-        other = random.randrange(len(content) + 1)
-        return before + content[other : other + length] + after
+        start = random.randrange(len(content) + 1)
+        return before + content[start : start + length] + after
     return content[:at] if random.random() < 0.3 else before + number(random, 4) + piece + after
 
 
@@ -63,14 +63,14 @@ def spoiled_text(random: Random, content: bytes, words: Sequence[str]) -> bytes:
     tokens = re.findall(r"\w+|\s+|[^\w\s]", content.decode())
     for _ in range(random.choice((1, 1, 2, 3, 10))):
         at = random.randrange(len(tokens) or 1)
-        other = random.randrange(len(tokens) or 1)
+        position = random.randrange(len(tokens) or 1)
         way = random.randrange(5)
         if way == 0:
             tokens[at : at + 1] = []
         elif way == 1:
-            tokens[at:at] = tokens[other : other + random.choice((1, 3, 10))] * random.choice((1, 2, 2, 300))
+            tokens[at:at] = tokens[position : position + random.choice((1, 3, 10))] * random.choice((1, 2, 2, 300))
         elif way == 2 and tokens:
-            tokens[at], tokens[other] = tokens[other], tokens[at]
+            tokens[at], tokens[position] = tokens[position], tokens[at]
         elif way == 3:
             tokens[at : at + 1] = [random.choice(words)]
         else:
@@ -124,7 +124,7 @@ def change_json(value: Any, random: Random, strange: Sequence[Any], names: Seque
     elif way < 0.45:
         at[random.choice(names)] = random.choice(strange)
     elif way < 0.55:
-        other = random.choice(list(at))
-        at[name], at[other] = at[other], at[name]
+        second_name = random.choice(list(at))
+        at[name], at[second_name] = at[second_name], at[name]
     else:
         at[name] = _other(at[name], random, strange)

@@ -84,8 +84,8 @@ WORDS = (
 
 @cache
 def task() -> Task:
-    (found,) = parse_tasks(TASKS, "fuzzed.toml")
-    return found
+    (definition,) = parse_tasks(TASKS, "fuzzed.toml")
+    return definition
 
 
 def counts(seed: int) -> EpisodeCounts:
@@ -108,7 +108,7 @@ def counts(seed: int) -> EpisodeCounts:
     )
 
 
-def whole(method: str, seed: int, **other: Any) -> dict[str, Any]:
+def whole(method: str, seed: int, **fields: Any) -> dict[str, Any]:
     """A result as a run writes it, but for the label and backbone of a method that is known."""
     entry = counts(seed)
     key = pretraining_key(task(), "f" * 64, "cosine", seed)
@@ -136,7 +136,7 @@ def whole(method: str, seed: int, **other: Any) -> dict[str, Any]:
     value["calibration"] = {"bias": 0.0, "validation_episodes": halves, "curve": curve, "applied": False}
     value["provenance"]["distribution"] = {"name": "theirs", "version": "1.0"}
     value["summary"] = summary_of(entry)
-    return value | other
+    return value | fields
 
 
 def summary_of(entry: EpisodeCounts) -> dict[str, Any]:
@@ -164,17 +164,17 @@ def results() -> Sequence[bytes]:
         },
         "solver": {"solver_steps": statistic, "solver_unconverged": statistic},
     }
-    known = whole("lwof", 0, options={"normalise": True}, label="lwof.normalise=true", **trained, setting="paper")
+    lwof = whole("lwof", 0, options={"normalise": True}, label="lwof.normalise=true", **trained, setting="paper")
     chosen = find_method("lwof")[0]
-    known["provenance"]["distribution"] = chosen.distribution
-    found = [
+    lwof["provenance"]["distribution"] = chosen.distribution
+    values = [
         whole("zzz", 1),
         whole("zzz", 3, **trained, setting="paper", options={"gamma": 0.5}, label="zzz.gamma=0.5"),
         whole("zzz", 2, **trained, setting="paper", train={"rate": 0.1}, label="zzz.train.rate=0.1"),
         whole("yyy", 0, options={"a": 1}, tuned={"a": {"a=1": 50.0, "a=2": 40.0}}, setting="paper", edge=["a"]),
-        known,
+        lwof,
     ]
-    return [json.dumps(value, indent=1).encode() for value in [*found, as_packed(found[0]), as_packed(known)]]
+    return [json.dumps(value, indent=1).encode() for value in [*values, as_packed(values[0]), as_packed(lwof)]]
 
 
 def as_packed(value: dict[str, Any]) -> dict[str, Any]:
@@ -268,37 +268,37 @@ def read_result(path: Path) -> None:
     root, home = path.parent / "results", Home(path.parent / "home", path.parent / "results")
     folder = root / task().name
     good = [msgspec.convert(whole(method, seed), Result) for method in ("good", "better") for seed in (0, 1, 2)]
-    for one in good:
-        if not path_of(root, one).exists():  # they are left for the next case
-            write(root, one)
+    for entry in good:
+        if not path_of(root, entry).exists():  # they are left for the next case
+            write(root, entry)
     style = list(STYLES)[path.stat().st_size % len(STYLES)]
     place = _placed(path, root)
     try:
-        found = check_file(place, {task().name: task()}, home)
-        lines = [*found.failures, *found.unverified]
+        report = check_file(place, {task().name: task()}, home)
+        lines = [*report.failures, *report.unverified]
         assert all(map(is_printable, lines))
         assert sum(map(len, lines)) < 40_000
         result = None
         with contextlib.suppress(UserError):
             result = read(place)
             assert all(map(is_printable, facts_of([result]).split("\n")))
-        assert result is not None or found.failures, "check accepts what no table reads"
+        assert result is not None or report.failures, "check accepts what no table reads"
         board = load_board(task(), root)
         labels = {row.label for row in (*board.rows, *board.others)}
         assert labels >= {"good", "better"} or result is not None
         _shown(board, root, result, style)
-        if not found.failures:
-            assert found.line
+        if not report.failures:
+            assert report.line
             assert result is not None
             mine = Row("mine", "file", (result,))
             render([comparison_table(compare(mine, mine))], "text")
         keep_old(root, msgspec.structs.replace(good[0], label="zzz", seed=1))
-        if found.failures:
-            raise UserError(found.failures[0])
+        if report.failures:
+            raise UserError(report.failures[0])
     finally:
-        for other in folder.iterdir():
-            if other.name not in {path_of(root, one).name for one in good} or other == place:
-                other.unlink()
+        for file in folder.iterdir():
+            if file.name not in {path_of(root, entry).name for entry in good} or file == place:
+                file.unlink()
 
 
 FORMATS = [Format("result", results, read_result, spoiled_result, 5)]

@@ -90,9 +90,9 @@ def _judged(form: Format, path: Path) -> Verdict:
         end = form.read(path)
         return Verdict("good", end if isinstance(end, str) else "")
     except UserError as error:
-        told = str(error)
-        plain = told.strip() and not {unicodedata.category(letter) for letter in told} & {"Cc", "Cs", "Zl", "Zp"}
-        return Verdict("refused", told) if plain else Verdict("failed", f"it is told badly: {told!r:.300}")
+        message = str(error)
+        plain = message.strip() and not {unicodedata.category(letter) for letter in message} & {"Cc", "Cs", "Zl", "Zp"}
+        return Verdict("refused", message) if plain else Verdict("failed", f"it is told badly: {message!r:.300}")
     except _TooLong:
         raise
     except BaseException as error:
@@ -186,9 +186,9 @@ def _heard(line: Connection, patience: float) -> Iterator[tuple[int, Verdict | N
 def run(form: Format, seed: int, numbers: range, until: float = float("inf"), into: Outcome | None = None) -> Outcome:
     """Tries cases of a format, and counts what came of them."""
     into = into or Outcome()
-    for number, (how, told) in tried(form, partial(case, form, form.seeds(), seed), numbers, until):
+    for number, (how, message) in tried(form, partial(case, form, form.seeds(), seed), numbers, until):
         if how == "failed":
-            into.failures.append(failure := Failure(form.name, seed, number, told))
+            into.failures.append(failure := Failure(form.name, seed, number, message))
             print(f"FAILED {failure}", file=sys.stderr, flush=True)
         else:
             (into.good if how == "good" else into.refused)[form.name] += 1
@@ -205,10 +205,10 @@ def rounds(chosen: Sequence[Format], seed: int, until: float, first: int = 0, ca
     """
     outcome = Outcome()
     for turn in itertools.count():
-        left = [_turn(form, turn, first, cases) for form in chosen]
-        if not any(left) or time.monotonic() >= until:
+        ranges = [_turn(form, turn, first, cases) for form in chosen]
+        if not any(ranges) or time.monotonic() >= until:
             return outcome
-        for form, numbers in zip(chosen, left, strict=True):
+        for form, numbers in zip(chosen, ranges, strict=True):
             if numbers and time.monotonic() < until:
                 run(form, seed, numbers, until, outcome)
 

@@ -87,22 +87,22 @@ def run(root: Path, reporter: Reporter | None = None, rerun: bool = False) -> di
     work = api.workspace(home.cache, device="cpu", reporter=reporter or Messages())
     task = f"{file}:tiny-images-1shot"
     assert api.run("lwof", task, train={"steps": 8}, tune=2, rerun=rerun, work=work).label
-    found = result(root)
-    assert found is not None
-    return found
+    outcome = result(root)
+    assert outcome is not None
+    return outcome
 
 
 def result(root: Path) -> dict[str, Any] | None:
     """What every run must end with: the counts, the training and what was chosen; None where there is no result yet.
     Raises where one is half-written."""
-    found = list((root / "home" / "results").glob("*/*.json"))
-    if not found:
+    paths = list((root / "home" / "results").glob("*/*.json"))
+    if not paths:
         return None
-    (path,) = found
+    (path,) = paths
     value = json.loads(path.read_text())
-    kept = {key: value[key] for key in ("episodes", "calibration", "options", "summary", "tuned")}
-    kept["training"] = {k: v for k, v in value["training"].items() if k != "seconds"}
-    return kept | {"sha256": value["pretraining"]["sha256"]}
+    outcome = {key: value[key] for key in ("episodes", "calibration", "options", "summary", "tuned")}
+    outcome["training"] = {k: v for k, v in value["training"].items() if k != "seconds"}
+    return outcome | {"sha256": value["pretraining"]["sha256"]}
 
 
 # -- in a process of its own
@@ -164,8 +164,8 @@ def fork(root: Path, how: Disturbance | None, rerun: bool = False, seen: Path | 
             os.kill(child, how.signal)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
                 child = 0
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.002)
@@ -214,6 +214,6 @@ def undisturbed(root: Path) -> tuple[dict[str, Any], float, list[str]]:
     status = fork(plain, None, seen=plain / "seen")
     seconds = time.monotonic() - start
     assert status == 0, (plain / "stderr").read_text()
-    wanted = result(plain)
-    assert wanted is not None
-    return wanted, seconds, (plain / "seen").read_text().split("\n")
+    outcome = result(plain)
+    assert outcome is not None
+    return outcome, seconds, (plain / "seen").read_text().split("\n")

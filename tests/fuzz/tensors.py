@@ -32,12 +32,12 @@ def pts() -> Sequence[bytes]:
         {"features": FEATURES.bfloat16()[:, 1:], "labels": [1.0, 2.0, 3.0, 3.0], "more": {"of": (1, None)}},
         {"features": FEATURES.half(), "labels": torch.arange(4.0), "none": torch.zeros(0)},
     ]
-    found = []
+    contents = []
     for value in values:
         out = io.BytesIO()
         torch.save(value, out)
-        found.append(out.getvalue())
-    return found
+        contents.append(out.getvalue())
+    return contents
 
 
 NAMES = (b"ctorch\nFloatStorage\n", b"ctorch\nLongStorage\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
@@ -92,10 +92,10 @@ def spoiled_safetensors(random: Random, content: bytes) -> bytes:
     if random.random() < 0.3:
         return spoiled(random, content)
     (size,) = struct.unpack("<Q", content[:8])
-    said, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    head, data = json.loads(content[8 : 8 + size]), content[8 + size :]
     for _ in range(random.choice((1, 1, 2, 4))):
-        change_json(said, random, ODD, ("features", "labels", "more", "__metadata__", "dtype", "shape", "data_offsets"))
-    text = json.dumps(said).encode("utf-8", "surrogatepass")
+        change_json(head, random, ODD, ("features", "labels", "more", "__metadata__", "dtype", "shape", "data_offsets"))
+    text = json.dumps(head).encode("utf-8", "surrogatepass")
     text = random.choice((text,) * 8 + (b"[" * 5000, b"{" + b'"a":' * 3000, text + text, text[:-1]))
     length = len(text) if random.random() < 0.8 else random.choice(NUMBERS)
     return struct.pack("<Q", length & ((1 << 64) - 1)) + text + data[: random.choice((None, None, None, 5, 0))]

@@ -90,12 +90,12 @@ def test_a_case_that_fails_is_kept_and_tried_again(size, tmp_path):
     assert again.how == "failed"
 
 
-@pytest.mark.parametrize(("name", "path"), [pytest.param(*one, id=one[1].name) for one in kept()])
+@pytest.mark.parametrize(("name", "path"), [pytest.param(*kept_case, id=kept_case[1].name) for kept_case in kept()])
 def test_kept_cases_fail_no_more(name, path):
     if name not in CHOSEN:
         pytest.skip("whole runs need half a minute to begin; they are tried where FUZZ_SECONDS is set")
-    (found,) = ended(CHOSEN[name], [content_of(path)])
-    assert found.how != "failed", found.told
+    (verdict,) = ended(CHOSEN[name], [content_of(path)])
+    assert verdict.how != "failed", verdict.told
 
 
 def test_hostile_files_end_in_success_or_in_one_line():
@@ -125,5 +125,7 @@ os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
 def test_cases_can_compute_though_the_process_that_they_are_forks_of_has():
     """Threads of OpenMP do not live on in a fork, which would wait for them for ever."""
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", COMPUTES], cwd=Path(__file__).parents[2], env=environment, check=False)
-    assert done.returncode == 0
+    process = subprocess.run(
+        [sys.executable, "-c", COMPUTES], cwd=Path(__file__).parents[2], env=environment, check=False
+    )
+    assert process.returncode == 0

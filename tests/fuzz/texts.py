@@ -42,8 +42,8 @@ def read_csv(path: Path) -> None:
 
 @cache
 def tomls() -> Sequence[bytes]:
-    found = sorted(resources.files("ifsl_bench.tasks").iterdir(), key=lambda file: file.name)
-    return [file.read_bytes() for file in found if file.name.endswith(".toml")]
+    files = sorted(resources.files("ifsl_bench.tasks").iterdir(), key=lambda file: file.name)
+    return [file.read_bytes() for file in files if file.name.endswith(".toml")]
 
 
 def read_toml(path: Path) -> None:
@@ -60,7 +60,7 @@ def read_toml(path: Path) -> None:
 
 @cache
 def campaigns() -> Sequence[bytes]:
-    found = sorted(resources.files("ifsl_bench.results").iterdir(), key=lambda file: file.name)
+    files = sorted(resources.files("ifsl_bench.results").iterdir(), key=lambda file: file.name)
     more = b"""results = "x"
 [data]
 glyphs = "y"
@@ -75,14 +75,14 @@ episodes = 20
 calibrate = true
 queries = [2, 3]
 """
-    return [*(file.read_bytes() for file in found if file.name.endswith(".toml") and file.name != CLAIMS), more]
+    return [*(file.read_bytes() for file in files if file.name.endswith(".toml") and file.name != CLAIMS), more]
 
 
 def read_campaign(path: Path) -> None:
     path = path.rename(path.with_suffix(".toml"))
     campaign, tasks = with_tasks(asked(str(path), Request()), Home.locate(path.parent / "home"))
     assert tasks
-    assert all(one.tasks for one in campaign.requests)
+    assert all(request.tasks for request in campaign.requests)
 
 
 FORMATS = [

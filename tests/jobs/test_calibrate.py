@@ -55,8 +55,8 @@ def task(clusters):
 
 def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, work):
     result = api.run("protonet", task, work=work)
-    (found,) = find(task)
-    prepared = work.prepared(found, "linear", 0)
+    (definition,) = find(task)
+    prepared = work.prepared(definition, "linear", 0)
     method = make_method(registry.method("protonet"), prepared.base, 5, {})
     half = evaluate(method, "protonet", prepared.loader("val"), range(10)).margins
     assert result.calibration.validation_episodes == 10
@@ -78,10 +78,12 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
 def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_bias(work):
     """Hits of resamples are those of a run with their bias; their spread widens what the bias moves, and no more."""
     of = {"work": work, "episodes": 12}
-    plain, applied = (api.run("teen", "tiny-features-sessions", calibrate=said, **of) for said in (False, True))
+    plain, applied = (
+        api.run("teen", "tiny-features-sessions", calibrate=calibrate, **of) for calibrate in (False, True)
+    )
     calibration = plain.calibration
-    (found,) = find("tiny-features-sessions")
-    prepared = work.prepared(found, "linear", 0)
+    (definition,) = find("tiny-features-sessions")
+    prepared = work.prepared(definition, "linear", 0)
     method = make_method(registry.method("teen"), prepared.base, 5, {})
     margins = evaluate(method, "teen", prepared.loader("val"), range(50)).margins
     biases = find_bias(margins, sequences=True).resampled
@@ -97,8 +99,8 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     accuracy = (100 * (base + novel) / queries[1:]).sum(1) / 10  # beside A_0, which no bias moves
     orders = plain.counts().calibrated().of_sequence("acc").reshape(3, 4).mean(1)
     wide = stats.t.ppf(0.975, 2) * np.sqrt(orders.var(ddof=1) / 3 + accuracy.var(ddof=1))
-    both = [Row("teen", "yours", (one,)) for one in (plain, applied)]
-    summaries = [row.summary() for row in both]
+    both_rows = [Row("teen", "yours", (result,)) for result in (plain, applied)]
+    summaries = [row.summary() for row in both_rows]
     assert summaries[0]["calibrated_acc"].interval == pytest.approx(wide)
     assert summaries[1]["acc"].interval == pytest.approx(wide)
     for name in ("acc", "novel"):
@@ -115,16 +117,16 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         after = plain.counts().calibrated().after(name).reshape(3, 4, 10).mean(1)[:, 1:]
         moved = (100 * hits / of).var(0, ddof=1)
         wide = stats.t.ppf(0.975, 2) * np.sqrt(after.var(0, ddof=1) / 3 + moved)
-        for row in (biased, both[1]):
+        for row in (biased, both_rows[1]):
             assert [value.interval for value in row.after(name)[1:]] == pytest.approx(wide), name
     for name in ("base", "novel", "harmonic"):
-        assert both[1].after(name)[-1].interval == pytest.approx(summaries[1][name].interval)
+        assert both_rows[1].after(name)[-1].interval == pytest.approx(summaries[1][name].interval)
     first = biased.after("acc")[0].interval, biased.after("base")[0].interval
     assert first == pytest.approx((0, 0)), "all orders have the same base queries, and no bias moves A_0"
     fixed = "Those of just learned, novel as base and base as novel hold the bias on novel logits fixed, too."
-    assert [fixed in table.notes for table in session_tables(both[0])] == [False, True]
-    assert [fixed in row_table(row).notes for row in both] == [False, True]
-    assert not any("bias" in held_fixed([row]) for row in both)
+    assert [fixed in table.notes for table in session_tables(both_rows[0])] == [False, True]
+    assert [fixed in row_table(row).notes for row in both_rows] == [False, True]
+    assert not any("bias" in held_fixed([row]) for row in both_rows)
     moved = f"others of which move cal. Acc. by {accuracy.std(ddof=1):.2f} (standard deviation)"
     assert f"found on 50 validation sequences, {moved}" in facts_of([plain])
     from_before = msgspec.structs.replace(calibration, resampled_base=[], resampled_novel=[])
@@ -142,7 +144,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
 @pytest.mark.parametrize("method", ["imprint", "lwof", "lr"])
 def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_model(method, task, work):
     about = {"train": {"steps": 10}, "work": work}
-    plain, calibrated = (api.run(method, task, calibrate=said, **about) for said in (False, True))
+    plain, calibrated = (api.run(method, task, calibrate=calibrate, **about) for calibrate in (False, True))
     steps = ".train.steps=10" if method == "lwof" else ""
     assert (plain.label, calibrated.label) == (f"{method}{steps}", f"{method}+cal{steps}")
     assert calibrated.provenance["checkpoint"] == plain.provenance["checkpoint"]
@@ -166,10 +168,12 @@ def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_
 def test_options_follow_the_mark_in_a_label(task, work):
     (job,) = make_jobs(Request(["lr+a"], [task], {"gamma": "0.5"}, episodes=30, calibrate=True), work.home)
     assert job.label == "lr+a+cal.gamma=0.5.episodes=30"
-    assert [one.job.label for one in rounds_of(job)[0]] == ["lr+a.gamma=0.5.episodes=30"]
+    assert [candidate.job.label for candidate in rounds_of(job)[0]] == ["lr+a.gamma=0.5.episodes=30"]
     (tuned,) = make_jobs(Request(["lr"], [task], trials=3, calibrate=True), work.home)
     assert tuned.label == "lr+cal@tuned-3"
-    assert not any(one.job.calibrated for one in rounds_of(tuned)[0]), "its trials are those of the other row"
+    assert not any(candidate.job.calibrated for candidate in rounds_of(tuned)[0]), (
+        "its trials are those of the other row"
+    )
 
 
 def test_regular_tasks_stay_as_they_are_and_cannot_be_calibrated(clusters, task, work, call):
@@ -193,8 +197,8 @@ def test_few_validation_classes_cost_a_row_its_calibrated_numbers_alone(write_fe
 
     work = api.workspace(tmp_path / "home", device="cpu", reporter=LogReporter())
     classes = {"base": 8, "novel/train": 9, "novel/val": 4, "novel/test": 7}
-    given = write_features(tmp_path / "few", classes=classes)
-    prepare(work.home, "clusters", given, False, work.reporter, allow_partial=True)
+    folder = write_features(tmp_path / "few", classes=classes)
+    prepare(work.home, "clusters", folder, False, work.reporter, allow_partial=True)
     task = f"{clusters / 'clusters.toml'}:clusters-1shot"
     result = api.run("imprint", task, work=work)
     assert "no calibrated Acc., since validation episodes cannot be drawn" in capfd.readouterr().err
@@ -224,11 +228,11 @@ def file(task, work) -> Path:
     ],
 )  # fmt: skip
 def test_check_knows_calibrated_rows(file, task, work, change, message, installed, monkeypatch):
-    stored = json.loads(file.read_text())
-    change(stored)
-    file.write_text(json.dumps(stored))
+    result = json.loads(file.read_text())
+    change(result)
+    file.write_text(json.dumps(result))
     if not installed:
         monkeypatch.setattr(registry, "names", lambda group: {})
-    found = check_file(file, {"clusters-1shot": find(task)[0]}, work.home)
-    ours = [line for line in found.failures if line.startswith(("label", "calibration", "summary", "episodes"))]
-    assert [message in line for line in ours[:1]] == [True] * bool(message), found.failures
+    report = check_file(file, {"clusters-1shot": find(task)[0]}, work.home)
+    ours = [line for line in report.failures if line.startswith(("label", "calibration", "summary", "episodes"))]
+    assert [message in line for line in ours[:1]] == [True] * bool(message), report.failures

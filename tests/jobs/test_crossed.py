@@ -86,7 +86,7 @@ def make(home: Home, name: str, size: int = 16, sources: Mapping[str, str] | Non
             names = CLASSES[side][: few if pool in ("novel/val", "novel/test") else None]
             source = (sources or {}).get(pool, name)
             if source == "beta" != name:
-                names = tuple(prefix + one for one in names)
+                names = tuple(prefix + class_name for class_name in names)
             labels = np.repeat(np.arange(len(names)), IMAGES[pool])
             with writer.pool(pool, labels, names, (size, size, 1)) as images:
                 images[:] = pixels(source, pool, len(names), size)
@@ -137,16 +137,16 @@ def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, method, 
     tasks, change = [f"{root / 'tasks.toml'}:{name}"], Change(novel_from="beta")
     (job,) = make_jobs(Request([method], tasks, {}, train, calibrate=True, change=change), work.home)
     assert job.task.name == f"{name}+novel-from=beta"
-    found = api.run_job(job, work)
-    wanted = api.run_job(replace(job, task=by_hand(job.task)), work)
-    assert same(found, wanted)
-    assert found.training.get("validation") == wanted.training.get("validation")
-    assert found.pretraining["sha256"] == wanted.pretraining["sha256"]  # base/train is the same
+    result = api.run_job(job, work)
+    expected = api.run_job(replace(job, task=by_hand(job.task)), work)
+    assert same(result, expected)
+    assert result.training.get("validation") == expected.training.get("validation")
+    assert result.pretraining["sha256"] == expected.pretraining["sha256"]  # base/train is the same
     plain = api.run_job(replace(job, task=task_of(root, name)), work)
-    assert plain.pretraining["key"] == found.pretraining["key"] != wanted.pretraining["key"]
-    assert not same(plain, found)
-    assert (plain.novel_fingerprint, plain.fingerprint) == ("", found.fingerprint)
-    assert found.novel_fingerprint == open_dataset(work.home.data / "beta").fingerprint
+    assert plain.pretraining["key"] == result.pretraining["key"] != expected.pretraining["key"]
+    assert not same(plain, result)
+    assert (plain.novel_fingerprint, plain.fingerprint) == ("", result.fingerprint)
+    assert result.novel_fingerprint == open_dataset(work.home.data / "beta").fingerprint
 
 
 def test_names_hashes_and_pretrainings():
@@ -247,12 +247,12 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
 
     make(home, "beta", sources={"novel/val": "gamma", "novel/test": "gamma"})
     work = api.workspace(home.cache, device="cpu", reporter=Messages())  # the other has the old data open
-    other = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
+    changed_result = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
     assert any("out of date (changed: novel classes' data)" in line for line in work.reporter.said)
-    assert other.novel_fingerprint != first.novel_fingerprint
-    assert not same(other, first)
-    assert other.provenance["checkpoint"] != first.provenance["checkpoint"]  # validated on other images
-    assert "the data of novel classes differ" in mismatch(first, other)
+    assert changed_result.novel_fingerprint != first.novel_fingerprint
+    assert not same(changed_result, first)
+    assert changed_result.provenance["checkpoint"] != first.provenance["checkpoint"]  # validated on other images
+    assert "the data of novel classes differ" in mismatch(first, changed_result)
 
 
 def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(tmp_path):
@@ -266,15 +266,15 @@ def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channel
                 images[:] = colours.integers(0, 256, (30, 16, 16, 3))
 
     colour = build(home.data / "gamma", "gamma", "made of noise", fill, {})
-    both = crossed(colour, grey)
+    dataset = crossed(colour, grey)
     for name in ("novel/val", "novel/test"):
-        pool, plain = both.pool(name), grey.pool(name)
+        pool, plain = dataset.pool(name), grey.pool(name)
         assert pool.images.shape == (*plain.images.shape[:3], 3)
-        assert tuple(both.manifest["pools"][name]["shape"]) == pool.images.shape
+        assert tuple(dataset.manifest["pools"][name]["shape"]) == pool.images.shape
         rows = np.array([3, 0, 5])
         for channel in range(3):
             np.testing.assert_array_equal(pool.images[rows][..., channel], plain.images[rows][..., 0])
         np.testing.assert_array_equal(pool.images[1:3].shape, (2, 16, 16, 3))
-    np.testing.assert_array_equal(both.pool("base/train").images, colour.pool("base/train").images)
+    np.testing.assert_array_equal(dataset.pool("base/train").images, colour.pool("base/train").images)
     with pytest.raises(UserError, match="16x16x3 beside 16x16x1"):
         crossed(grey, colour)

@@ -159,16 +159,16 @@ def test_ranges_run_anywhere_in_any_order_and_a_run_that_was_stopped_goes_on(tas
         pickle.loads(pickle.dumps(node.stage)).compute(elsewhere)
     assert sum(node.stage.cached(work.home) for node in nodes) == 5
     assert len([n for n in graph_of([job], work).nodes.values() if isinstance(n.stage, EvaluateRange)]) == 2
-    asked = []
+    evaluated_ranges = []
     real = ready.evaluate
-    monkeypatch.setattr(ready, "evaluate", lambda *a, **k: asked.append(a[3]) or real(*a, **k))
-    damaged, other = (node.stage.file(work.home) for node in nodes[:2])
-    content = bytearray(damaged.read_bytes())
+    monkeypatch.setattr(ready, "evaluate", lambda *a, **k: evaluated_ranges.append(a[3]) or real(*a, **k))
+    damaged_file, cut_file = (node.stage.file(work.home) for node in nodes[:2])
+    content = bytearray(damaged_file.read_bytes())
     content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    other.write_bytes(other.read_bytes()[:50])
+    damaged_file.write_bytes(content)
+    cut_file.write_bytes(cut_file.read_bytes()[:50])
     result = api.run_job(job, work)
-    assert sorted((r.start, r.stop) for r in asked) == sorted(
+    assert sorted((r.start, r.stop) for r in evaluated_ranges) == sorted(
         (n.stage.start, n.stage.stop) for n in [*nodes[:2], *nodes[5:]]
     )
     monkeypatch.setattr(ready, "RANGE", 10_000)
@@ -180,15 +180,15 @@ def test_what_was_found_by_another_method_is_not_used(task, work, in_ranges, mon
     job = job_of("lwof", task, work, 40, steps=True)
     *_, evaluation_ = stages_of(job)
     run_unstored(job, work)
-    kept = [one for one in (Calibrate(job), *ranges_of(job)) if one.cached(work.home)]
-    assert len(kept) == 4
+    cached_stages = [stage for stage in (Calibrate(job), *ranges_of(job)) if stage.cached(work.home)]
+    assert len(cached_stages) == 4
     monkeypatch.setattr(ranges, "own_code", lambda: "other code")
-    assert not any(one.cached(work.home) for one in kept)
+    assert not any(stage.cached(work.home) for stage in cached_stages)
     monkeypatch.undo()
     monkeypatch.setattr(ready, "RANGE", 16)
     (folder,) = (path for path in work.home.trained.glob("*") if path.is_dir())
     folder.rename(folder.with_name("gone"))
-    assert not any(one.cached(work.home) for one in kept), "another training would have other weights"
+    assert not any(stage.cached(work.home) for stage in cached_stages), "another training would have other weights"
     assert evaluation_.inputs() == ranges_of(job)
 
 
@@ -205,8 +205,8 @@ def test_a_result_of_many_episodes_is_reproduced(task, work, in_ranges, monkeypa
     api.run("imprint", task, episodes=100, work=work)
     path = next(work.home.results.rglob("*.json"))
     assert isinstance(read(path).episodes.base_joint, str)
-    found = reproduce(path, work, task=task.rpartition(":")[0])
-    assert found.identical, found.line
+    reproduction = reproduce(path, work, task=task.rpartition(":")[0])
+    assert reproduction.identical, reproduction.line
     assert not list((work.home.cache / "evaluated").glob("*"))
 
 
@@ -236,7 +236,7 @@ def test_retrain_after_an_interrupted_run_of_many_episodes_trains_anew(task, wor
         stage.compute(work)  # interrupted before the result: all ranges of the old model are there
     old = MetaTrain(job).folder(work.home)
     (old / "mark").touch()
-    assert all(one.cached(work.home) for one in ranges_of(job))
+    assert all(part.cached(work.home) for part in ranges_of(job))
     assert run_campaign([job], work, retrain=True).stored == [job]
     assert not (MetaTrain(job).folder(work.home) / "mark").exists()
     (aside,) = [path.parent for path in work.home.trained.rglob("mark")]

@@ -14,18 +14,18 @@ def home(tmp_path):
 
 
 def test_a_rate_is_ones_own_or_that_of_the_likest_or_the_tables(home):
-    mine, sister, other = (Amount("evaluation", f"{name}/cpu", 200) for name in ("lr/a", "lr/b", "mlp/a"))
+    mine, sister, stranger = (Amount("evaluation", f"{name}/cpu", 200) for name in ("lr/a", "lr/b", "mlp/a"))
     rates = Rates(home)
     assert rates.seconds(mine) == 200 * COARSE["evaluation"]
     assert rates.seconds(Amount("features", "net/cuda", 1e6)) == 1e6 * COARSE["features"] * ACCELERATED
     assert not rates.knows(mine)
     rates.learn(mine, 4.0)
-    known = Rates(home)
-    assert known.seconds(mine) == pytest.approx(4.0)
-    assert known.seconds(sister) == pytest.approx(4.0), "another task's is better than none"
-    assert known.knows(sister)
-    assert known.seconds(other) == 200 * COARSE["evaluation"]
-    known.learn(mine, 1.0)
+    stored_rates = Rates(home)
+    assert stored_rates.seconds(mine) == pytest.approx(4.0)
+    assert stored_rates.seconds(sister) == pytest.approx(4.0), "another task's is better than none"
+    assert stored_rates.knows(sister)
+    assert stored_rates.seconds(stranger) == 200 * COARSE["evaluation"]
+    stored_rates.learn(mine, 1.0)
     assert Rates(home).seconds(mine) == pytest.approx(2.0), "the geometric mean"
 
 
@@ -57,6 +57,6 @@ def test_the_time_of_several_workers():
 
 
 def test_times_are_said_roughly():
-    said = [roughly(seconds) for seconds in (None, 3.2, 119, 148, 3000, 7200, 90000, 400000)]
-    assert said == ["unknown", "about 3 s", "about 120 s", "about 2.5 min", "about 50 min", "about 2.0 h", "about 25 h",
-                    "about 4.6 days"]  # fmt: skip
+    texts = [roughly(seconds) for seconds in (None, 3.2, 119, 148, 3000, 7200, 90000, 400000)]
+    assert texts == ["unknown", "about 3 s", "about 120 s", "about 2.5 min", "about 50 min", "about 2.0 h",
+                     "about 25 h", "about 4.6 days"]  # fmt: skip

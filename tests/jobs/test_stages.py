@@ -151,15 +151,15 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(said, message, file, monk
         "from ifsl_bench import Method\nclass X(Method):\n    def __init__(self, base, ways, *, size):\n        pass\n"
         "    def forward(self, support, query):\n        pass\n"
     )
-    with pytest.raises(UserError, match=message) as found:
+    with pytest.raises(UserError, match=message) as error:
         find_method(said)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_class_with_the_name_of_another_method_is_refused():
-    other = type("lwof", (registry.method("protonet"),), {})
+    namesake = type("lwof", (registry.method("protonet"),), {})
     with pytest.raises(UserError, match=r"has the name of a registered method, lwof .*rename the class"):
-        find_method(other)
+        find_method(namesake)
 
 
 def sourced(method) -> str:
@@ -207,10 +207,10 @@ def test_a_copy_of_a_method_does_not_take_its_label(task, work, tmp_path):
 
 
 def test_two_methods_of_one_label_are_refused_and_one_that_is_named_twice_is_run_once(task, work, file, tmp_path):
-    other = tmp_path / "other.py"
-    other.write_text(FILE)
+    second_file = tmp_path / "other.py"
+    second_file.write_text(FILE)
     with pytest.raises(UserError, match="two different methods are called 'Means'; rename a class"):
-        jobs_of([f"{file}:Means", f"{other}:Means"], task, work)
+        jobs_of([f"{file}:Means", f"{second_file}:Means"], task, work)
     assert len(jobs_of([f"{file}:Means", f"{file}:Means", "protonet", "protonet"], task, work)) == 2
 
 
@@ -236,9 +236,9 @@ def test_a_faulty_method_is_one_line_that_names_the_place(kind, task, work, tmp_
     body = "import torch\nfrom ifsl_bench import Method, Prediction\nclass X(Method):\n    {}\n"
     text += "\n    def forward(self, support, query):\n        return Prediction(query.base_logits)"
     (tmp_path / "own.py").write_text(body.replace("{}", text))
-    with pytest.raises(UserError, match=message) as found:
+    with pytest.raises(UserError, match=message) as error:
         api.run_job(*jobs_of([f"{tmp_path / 'own.py'}:X"], task, work), work)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("changed", [{}, {"method": "{path}"}])
@@ -251,8 +251,8 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
                    "        means = support.class_means(self.ways)\n"
                    "        both = torch.cat([query.base_logits, query.features @ means.mT], -1)\n"
                    "        return Prediction(self.scale * both)\n")  # fmt: skip
-    made = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
-    folder = work.home.trained / made.provenance["checkpoint"]
+    result = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
+    folder = work.home.trained / result.provenance["checkpoint"]
     file = CheckpointFolder(folder).json
     content = read_sealed(file)
     write_sealed(file, content | json.loads(json.dumps(changed).replace("{path}", str(own))))

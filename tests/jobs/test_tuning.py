@@ -87,20 +87,20 @@ def test_twelve_trials_find_a_peak_that_a_grid_of_half_decades_finds(best):
     rounds = searched_in(space, default, 12, lambda point: -abs(math.log10(point["decay"]) - best))
     assert len(rounds[0]) == 6
     assert len(rounds) == 4
-    assert len({point["decay"] for one in rounds for point, _ in one}) >= 10, "an end of the range is tried once"
-    assert max(accuracy for one in rounds for _, accuracy in one) > -0.5
+    assert len({point["decay"] for pairs in rounds for point, _ in pairs}) >= 10, "an end of the range is tried once"
+    assert max(accuracy for pairs in rounds for _, accuracy in pairs) > -0.5
 
 
 def test_later_rounds_change_one_option_of_the_best_in_turn():
     space = {"a": Range(0.0, 1.0), "b": Range(0.0, 1.0), "c": Choices(("x", "y", "z"))}
     default = {"a": 0.5, "b": 0.5, "c": "x"}
     rounds = searched_in(space, default, 20, lambda p: -((p["a"] - 0.3) ** 2) - (p["b"] - 0.9) ** 2 + (p["c"] == "z"))
-    assert [len(one) for one in rounds] == [10, 2, 2, 2, 2, 2]
-    tried = [pair for one in rounds[:1] for pair in one]
-    for key, one in zip("abcab", rounds[1:], strict=True):
+    assert [len(pairs) for pairs in rounds] == [10, 2, 2, 2, 2, 2]
+    tried = [pair for pairs in rounds[:1] for pair in pairs]
+    for key, pairs in zip("abcab", rounds[1:], strict=True):
         best = max(tried, key=lambda pair: pair[1])[0]
-        assert [{name for name in space if point[name] != best[name]} for point, _ in one] == [{key}] * 2
-        tried += one
+        assert [{name for name in space if point[name] != best[name]} for point, _ in pairs] == [{key}] * 2
+        tried += pairs
     above = [rounds[i][1][0]["a"] - 0.208 for i in (1, 4)]
     assert above == pytest.approx([0.5 * 10 ** (-1 / 3), 0.25 * 10 ** (-1 / 3)], abs=1e-3), "values have three digits"
 
@@ -109,7 +109,7 @@ def test_later_rounds_change_one_option_of_the_best_in_turn():
 def test_a_search_makes_no_more_trials_than_asked_for_and_none_twice(trials):
     space, default = {"a": Range(0.0, 1.0), "b": Choices((True, False))}, {"a": 0.0, "b": True}
     rounds = searched_in(space, default, trials, lambda point: -point["a"])  # the best is the default, at an end
-    points = [point for one in rounds for point, _ in one]
+    points = [point for pairs in rounds for point, _ in pairs]
     assert points[0] == default
     assert len(points) <= trials
     assert all(point not in points[:i] for i, point in enumerate(points))
@@ -119,8 +119,8 @@ def test_a_search_makes_no_more_trials_than_asked_for_and_none_twice(trials):
 def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there():
     lda, lr = (registry.load(registry.METHODS, name).value for name in ("lda", "ridge"))
 
-    def edges(method, value, *others, key="shrinkage", **options):
-        return at_edge(method, options, {key: value}, [{key: one} for one in (value, *others)])
+    def edges(method, value, *alternatives, key="shrinkage", **options):
+        return at_edge(method, options, {key: value}, [{key: choice} for choice in (value, *alternatives)])
 
     assert edges(lr, 1e-9, 1e-3, 1e-1, key="weight_decay") == ["weight_decay"]
     assert edges(lr, 1e-3, 1e-9, 1e-1, key="weight_decay") == []
@@ -139,10 +139,10 @@ def test_every_method_that_has_something_to_choose_declares_where():
             continue
         (job,) = make_jobs(Request([name], ["glyphs-5shot"]))
         assert kind.space or not (job.trains or kind.grid), name
-        known = {**defaults(kind, task), RATE: job.schedule.schedule.rate}
+        values = {**defaults(kind, task), RATE: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():
-            assert isinstance(range_, Choices) or range_.low <= known[key] <= range_.high, (name, key)
-            assert isinstance(range_, Choices) or 0.02 < range_.share(known[key]) < 0.98, (name, key)
+            assert isinstance(range_, Choices) or range_.low <= values[key] <= range_.high, (name, key)
+            assert isinstance(range_, Choices) or 0.02 < range_.share(values[key]) < 0.98, (name, key)
 
 
 def first_round(job):
@@ -152,19 +152,19 @@ def first_round(job):
 def all_of(job, home):
     """Each candidate of a search that was made."""
     rounds = rounds_of(job, searching.kept_accuracies(home))
-    return [(candidate.point, candidate.job) for one in rounds for candidate in one]
+    return [(candidate.point, candidate.job) for candidates in rounds for candidate in candidates]
 
 
 def test_the_default_comes_first_and_shares_its_training_with_the_method_as_published(task, work):
     job = job_of(task, work, trials=8)
-    (point, default), *others = first_round(job)
+    (point, default), *pairs = first_round(job)
     assert point == {"temperature": 0.02, RATE: 1e-3}
-    assert len(others) == 3
+    assert len(pairs) == 3
     plain = job_of(task, work, trials=0)
     assert plain.setting == "paper"
     assert stages.MetaTrain(default).key(work.home) == stages.MetaTrain(plain).key(work.home)
-    assert [one.options["temperature"] for _, one in others] == [point["temperature"] for point, _ in others]
-    assert [one.schedule.schedule.rate for _, one in others] == [point[RATE] for point, _ in others]
+    assert [trial_job.options["temperature"] for _, trial_job in pairs] == [point["temperature"] for point, _ in pairs]
+    assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [point[RATE] for point, _ in pairs]
 
 
 def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
@@ -178,9 +178,9 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
     best = max(tried, key=tried.get)
     assert f"temperature={first.options['temperature']:g}" in best
     job = job_of(task, work)
-    for spelled, (point, one) in zip(tried, all_of(job, work.home), strict=True):
-        method = stages.MetaTrain(one).compute(work).method.eval()
-        loader, hits = stages.backbone_of(one).prepared(work).loader("val"), 0
+    for spelled, (point, trial_job) in zip(tried, all_of(job, work.home), strict=True):
+        method = stages.MetaTrain(trial_job).compute(work).method.eval()
+        loader, hits = stages.backbone_of(trial_job).prepared(work).loader("val"), 0
         episodes = job.task.evaluation.halves[0]
         assert (episodes, job.task.evaluation.halves[1]) == (range(10), range(10, 20))
         for i in episodes:  # one at a time
@@ -201,13 +201,13 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
 def _holds_against_a_plain_loop(result, job, work):
     """What other draws of the validation episodes would choose, and what a row makes of it."""
     of_setting, calibrated = [], []
-    for _, one in all_of(job, work.home):
-        method = stages.MetaTrain(one).compute(work).method.eval()
-        loader = stages.backbone_of(one).prepared(work).loader("val")
-        found = evaluate(method, "", loader, range(10))
-        of_setting.append(found.counts.base_joint + found.counts.novel_joint)
-        bias = best_bias(found.margins)
-        calibrated.append(int((found.margins.base >= bias).sum() + (found.margins.novel < bias).sum()))
+    for _, trial_job in all_of(job, work.home):
+        method = stages.MetaTrain(trial_job).compute(work).method.eval()
+        loader = stages.backbone_of(trial_job).prepared(work).loader("val")
+        evaluation = evaluate(method, "", loader, range(10))
+        of_setting.append(evaluation.counts.base_joint + evaluation.counts.novel_joint)
+        bias = best_bias(evaluation.margins)
+        calibrated.append(int((evaluation.margins.base >= bias).sum() + (evaluation.margins.novel < bias).sum()))
     assert result.choice.chosen == np.argmax([hits.sum() for hits in of_setting])
     for winner, drawn in zip(result.choice.winners, np.random.RandomState(0).randint(10, size=(100, 10)), strict=True):
         assert winner == np.argmax([hits[drawn].sum() for hits in of_setting])
@@ -220,7 +220,7 @@ def _holds_against_a_plain_loop(result, job, work):
 
 def _rivals_hold_against_a_plain_loop(result, job, work):
     """What the settings that other draws would choose make of test episodes, each with the bias of its own."""
-    choice, jobs = result.choice, [one for _, one in all_of(job, work.home)]
+    choice, jobs = result.choice, [trial_job for _, trial_job in all_of(job, work.home)]
     wins = collections.Counter(choice.winners)
     rivals = [place for place in range(len(jobs)) if place != choice.chosen and wins[place] >= 2]
     assert choice.rivals == sorted(rivals, key=lambda place: -wins[place])[:6]
@@ -248,22 +248,22 @@ def test_resamples_choose_among_sound_settings_alone():
     right = {name: np.add(of["base_joint"], of["novel_joint"]) for name, of in hits.items()}
     tried = {name: Tried(float(right[name].mean()), 40, hits=of) for name, of in hits.items()} | failed
     best = max("acd", key=lambda name: right[name].sum())
-    found = firmness(tried, best)
+    choice = firmness(tried, best)
     again = [max("acd", key=lambda name: right[name][drawn].sum())
              for drawn in np.random.RandomState(0).randint(40, size=(100, 40))]  # fmt: skip
     assert set(again) == {"a", "c", "d"}
-    assert [list(tried)[place] for place in found["winners"]] == again
-    assert list(tried)[found["chosen"]] == best
-    assert found["hits"]["base_joint"] == [sum(one.hits.get("base_joint", [])) for one in tried.values()]
+    assert [list(tried)[place] for place in choice["winners"]] == again
+    assert list(tried)[choice["chosen"]] == best
+    assert choice["hits"]["base_joint"] == [sum(trial.hits.get("base_joint", [])) for trial in tried.values()]
 
 
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
-    made, evaluate = [], searching.evaluate
+    runs, evaluate = [], searching.evaluate
 
     def counted(method, name, loader, episodes, *more, **how):
         if more:
-            made.append(more[1])
-            if len(made) == 3:
+            runs.append(more[1])
+            if len(runs) == 3:
                 raise KeyboardInterrupt
         return evaluate(method, name, loader, episodes, *more, **how)
 
@@ -272,9 +272,9 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         api.run_job(job_of(task, work), work)
     api.run_job(job_of(task, work), work)
-    assert len(made) == 3 + 2 + 2, "two trials that were done are kept; test episodes, and those that calibrate, follow"
-    assert made[2] == made[3]
-    assert [title.split()[0] for title in made[-2:]] == ["calibrating", "evaluating"]
+    assert len(runs) == 3 + 2 + 2, "two trials that were done are kept; test episodes, and those that calibrate, follow"
+    assert runs[2] == runs[3]
+    assert [title.split()[0] for title in runs[-2:]] == ["calibrating", "evaluating"]
 
 
 def test_a_setting_that_diverges_is_passed_over(task, work):
@@ -336,15 +336,15 @@ def searched(clusters_source, tmp_path_factory):
     """Good results by label, tuned and as published, as a run writes them: (home, values, tasks)."""
     root = tmp_path_factory.mktemp("searched") / "clusters"
     shutil.copytree(clusters_source, root)
-    work, task, found = api.workspace(root / "home", device="cpu"), f"{root / 'clusters.toml'}:clusters-5shot", {}
+    work, task, values = api.workspace(root / "home", device="cpu"), f"{root / 'clusters.toml'}:clusters-5shot", {}
     runs = [("lr", 3, {}), ("lr", 0, {}), ("lr", 3, {"weight_decay": 0.01}), ("lwof", 3, {}), ("imprint", 0, {})]
     for name, tune, options in runs:
         train = {"steps": 20} if name == "lwof" else {}
         result = api.run(name, task, options=options, train=train, tune=tune, seed=1, work=work)
         value = json.loads((work.home.results / result.task / f"{result.label}.seed-1.json").read_text())
         value["provenance"] |= {"command": "ifsl-bench run", "commit": COMMIT}  # whatever the state of this checkout
-        found[result.label] = value
-    return work.home, found, {one.name: one for one in find(str(root / "clusters.toml"))}
+        values[result.label] = value
+    return work.home, values, {listed_task.name: listed_task for listed_task in find(str(root / "clusters.toml"))}
 
 
 def checked(searched, folder, label, change=lambda value: None):
@@ -362,14 +362,14 @@ def checked(searched, folder, label, change=lambda value: None):
 )
 def test_a_search_that_was_made_is_found_good(searched, tmp_path, label):
     assert searched[1].keys() == {"lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.train.steps=20", "imprint"}
-    found = checked(searched, tmp_path, label)
-    assert (found.failures, found.unverified) == ((), ())
+    report = checked(searched, tmp_path, label)
+    assert (report.failures, report.unverified) == ((), ())
 
 
 def tried(value):
     """The one search's settings and accuracies."""
-    (found,) = value["tuned"].values()
-    return found
+    (accuracies,) = value["tuned"].values()
+    return accuracies
 
 
 def set_tried(value, accuracies):
@@ -430,12 +430,12 @@ def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverifie
     def change(value):
         value["provenance"]["distribution"]["version"] = "99.0"
 
-    found = checked(searched, tmp_path, "lr", change)
-    assert (found.failures, len(found.unverified)) == ((), 1)
-    assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", found.unverified[0])
-    found = checked(searched, tmp_path, "lr", lambda v: (change(v), v.update(transductive=True)))
-    assert found.failures == ()
-    assert [text.partition(",")[0] for text in found.unverified] == ["distribution", "choice of options"]
+    report = checked(searched, tmp_path, "lr", change)
+    assert (report.failures, len(report.unverified)) == ((), 1)
+    assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", report.unverified[0])
+    report = checked(searched, tmp_path, "lr", lambda v: (change(v), v.update(transductive=True)))
+    assert report.failures == ()
+    assert [text.partition(",")[0] for text in report.unverified] == ["distribution", "choice of options"]
 
 
 def test_without_the_method_the_numbers_of_a_search_are_held_against_each_other(searched, tmp_path, monkeypatch):
@@ -445,8 +445,8 @@ def test_without_the_method_the_numbers_of_a_search_are_held_against_each_other(
 
     for label in ("lr@tuned-3", "lwof@tuned-3.train.steps=20", "lr", "imprint"):
         assert checked(searched, tmp_path, label, stranger).failures == (), label
-    found = checked(searched, tmp_path, "lr@tuned-3", lambda v: (stranger(v), v.update(tuned={}))).failures
-    assert "rounds: [3], and 0 settings were tried" in found
+    failures = checked(searched, tmp_path, "lr@tuned-3", lambda v: (stranger(v), v.update(tuned={}))).failures
+    assert "rounds: [3], and 0 settings were tried" in failures
 
 
 OWN = """
@@ -476,13 +476,13 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
     def trials(text):
         file.write_text(text.replace("LEARNED", learned))
         job = job_of(task, work, trials=2, method=f"{file}:Own")
-        return job, [searching.Trial(one) for _, one in first_round(job)]
+        return job, [searching.Trial(trial_job) for _, trial_job in first_round(job)]
 
-    job, made = trials(OWN)
+    job, original_trials = trials(OWN)
     api.run_job(job, work)
-    assert all(trial.cached(work.home) for trial in made)
-    assert made[1].read(work.home, stages.backbone_of(made[1].job).weights(work.home))
-    assert not made[1].read(work.home, "0" * 64)
+    assert all(trial.cached(work.home) for trial in original_trials)
+    assert original_trials[1].read(work.home, stages.backbone_of(original_trials[1].job).weights(work.home))
+    assert not original_trials[1].read(work.home, "0" * 64)
     _, changed = trials(OWN.replace("return Prediction", "scale = -scale\n        return Prediction"))
     assert not any(trial.cached(work.home) for trial in changed)
     _, commented = trials(OWN + "# a remark")

@@ -60,9 +60,9 @@ def _metric(data, d, out):
 def system(low, seed=0, size=12):
     """A M with M positive definite and A symmetric, its eigenvalues from `low` to 3."""
     rng = np.random.default_rng(seed)
-    turn, other = (np.linalg.qr(rng.normal(size=(size, size)))[0] for _ in range(2))
+    turn, second_turn = (np.linalg.qr(rng.normal(size=(size, size)))[0] for _ in range(2))
     a = turn @ np.diag(np.linspace(low, 3, size)) @ turn.T
-    m = other @ np.diag(np.linspace(0.5, 2, size)) @ other.T
+    m = second_turn @ np.diag(np.linspace(0.5, 2, size)) @ second_turn.T
     return np.ascontiguousarray(a), np.ascontiguousarray(m), rng.normal(size=size)
 
 
@@ -98,18 +98,18 @@ def regression(episodes):
 
 def test_answers_do_not_depend_on_the_threads_or_on_the_neighbours():
     args = regression(37)
-    before, found = torch.get_num_threads(), []
+    before, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            found.append(DualNewton().run(SoftmaxRegression(), None, args))
+            results.append(DualNewton().run(SoftmaxRegression(), None, args))
     finally:
         torch.set_num_threads(before)
     part = DualNewton().run(SoftmaxRegression(), None, args.take(slice(30, 31)))
-    for one in found:
-        assert torch.equal(one.v, found[0].v)
-        assert torch.equal(one.steps, found[0].steps)
-    assert torch.equal(part.v, found[0].v[30:31])
+    for result in results:
+        assert torch.equal(result.v, results[0].v)
+        assert torch.equal(result.steps, results[0].steps)
+    assert torch.equal(part.v, results[0].v[30:31])
 
 
 def test_numbers_of_either_precision_are_solved_by_one_code():
@@ -119,11 +119,11 @@ def test_numbers_of_either_precision_are_solved_by_one_code():
     single = single._replace(centres=centres)
     double = Regression(*(leaf.double() if leaf.is_floating_point() else leaf for leaf in single))
     fine = double._replace(features=double.features + 1e-12)
-    found = [DualNewton().run(SoftmaxRegression(), None, args).v for args in (single, double, fine)]
+    results = [DualNewton().run(SoftmaxRegression(), None, args).v for args in (single, double, fine)]
     assert len(regression_kernels.solve.overloads) == 1
-    assert [v.dtype for v in found] == [torch.float32, torch.float64, torch.float64]
-    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-6, atol=1e-7)  # the answer in float32
-    assert 1e-14 < (found[2] - found[1]).abs().max() < 1e-9  # inputs that differ by 1e-12, which float32 would lose
+    assert [v.dtype for v in results] == [torch.float32, torch.float64, torch.float64]
+    torch.testing.assert_close(results[0].double(), results[1], rtol=1e-6, atol=1e-7)  # the answer in float32
+    assert 1e-14 < (results[2] - results[1]).abs().max() < 1e-9  # inputs that differ by 1e-12, which float32 would lose
 
 
 def test_nothing_that_solves_nothing_imports_numba():
@@ -200,19 +200,19 @@ def compile_one(module):
 
 
 def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatch):
-    said = []
-    monkeypatch.setattr(store, "_say", said.append)
+    messages = []
+    monkeypatch.setattr(store, "_say", messages.append)
     monkeypatch.setattr(store, "_announced", False)
     compile_one("plugin")
-    assert said == []
+    assert messages == []
     compile_one("ifsl_bench.kernels.network")
     compile_one("ifsl_bench.kernels.network")
-    assert len(said) == 1
-    assert "compiling" in said[0]
-    assert "once" in said[0]
+    assert len(messages) == 1
+    assert "compiling" in messages[0]
+    assert "once" in messages[0]
     monkeypatch.setattr(store, "_announced", False)
     store.announce(False)
-    assert "in every process" in said[1]
+    assert "in every process" in messages[1]
 
 
 def test_an_estimate_compiles_nothing(here, monkeypatch):
@@ -256,17 +256,17 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
 
 
 def test_a_full_disk_stops_no_solve(monkeypatch):
-    done = []
+    indices = []
 
     def kernel(begin, end):
         if not kernel.overloads:
             kernel.overloads[()] = None
             raise OSError(28, "No space left on device")
-        done.extend(range(begin, end))
+        indices.extend(range(begin, end))
 
     kernel.overloads, kernel.stats = {}, SimpleNamespace(cache_misses={})
     threads.each(kernel, 100, 1)
-    assert done == [*range(100)]
+    assert indices == [*range(100)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -380,12 +380,12 @@ def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.floa
 @pytest.mark.parametrize("base", [0, 6])
 def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
     prediction, batch = _answers(base=base, dtype=dtype)
-    found = hits("x", prediction, batch, base)
+    result = hits("x", prediction, batch, base)
     classes = batch.support.hidden.shape[1]
     for e in range(len(batch)):
         logits = prediction.logits[e].numpy().copy()
         logits[:, :classes][:, batch.support.hidden[e].numpy()] = -np.inf
-        margins, right = {False: [], True: []}, dict.fromkeys(found.counts, 0)
+        margins, right = {False: [], True: []}, dict.fromkeys(result.counts, 0)
         for row, label, novel in zip(logits, batch.labels[e].tolist(), batch.novel[e].tolist(), strict=True):
             side, part = ("novel", classes + row[classes:].argmax()) if novel else ("base", row[:classes].argmax())
             right[f"{side}_joint"] += row.argmax() == label
@@ -393,14 +393,14 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
             none = row[classes:].max() == -np.inf
             margin = np.inf if none else np.float32(row[:classes].max() - row[classes:].max())
             margins[novel].append(margin if part == label else np.nan)
-        assert {name: values[e] for name, values in found.counts.items()} == right
+        assert {name: values[e] for name, values in result.counts.items()} == right
         if base:
-            np.testing.assert_array_equal(found.margins.base[e], margins[False])
-            np.testing.assert_array_equal(found.margins.novel[e], margins[True])
-            assert found.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
+            np.testing.assert_array_equal(result.margins.base[e], margins[False])
+            np.testing.assert_array_equal(result.margins.novel[e], margins[True])
+            assert result.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
     with compiled.batched():
-        torch_found = hits("x", prediction, batch, base)
-    for ours, theirs in zip(found.counts.values(), torch_found.counts.values(), strict=True):
+        torch_result = hits("x", prediction, batch, base)
+    for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 

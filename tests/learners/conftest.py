@@ -112,8 +112,8 @@ class Episode:
         errors = []
         for name, parameter in self.meta.items():
             expected = self.tensor(f"{prefix}/{name}")
-            found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            errors.append(float((found - expected).norm() / expected.norm().clamp_min(1e-12)))
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            errors.append(float((gradient - expected).norm() / expected.norm().clamp_min(1e-12)))
         return max(errors)
 
 
@@ -121,7 +121,7 @@ class Episode:
 def episode() -> Callable[..., Episode]:
     def load(name: str, dtype: torch.dtype = torch.float64) -> Episode:
         with np.load(ORACLE / f"{name}_s5_nomask.npz") as file:
-            stored = {key: file[key] for key in file.files}
-        return Episode(stored, name.split("_")[-1], dtype)
+            arrays = {key: file[key] for key in file.files}
+        return Episode(arrays, name.split("_")[-1], dtype)
 
     return load

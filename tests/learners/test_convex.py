@@ -126,9 +126,9 @@ def test_no_worse_than_scipy(shape, dtype):
         # By the stop in the metric of the weakest penalty, 1e-6, and rows of norm 50; in float32 by 1e-6 likewise.
         assert float(scores.abs().max()) <= (1e-5 if dtype == torch.float64 else 2e-2)
         if dtype == torch.float64:
-            found = SoftmaxRegression().gradient(solution.value, args)[index]
+            gradient = SoftmaxRegression().gradient(solution.value, args)[index]
             # Two roundings of a gradient that is all but zero.
-            assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-7)
+            assert float(gradient.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-7)
 
 
 @pytest.mark.parametrize("shape", [{}, {"ways": 1, "shots": 1}, {"shots": 1}], ids=str)
@@ -205,15 +205,15 @@ def test_shared_centres_receive_the_sum_over_episodes():
 
 @pytest.mark.parametrize("name", ["norm 50, weak", "duplicates", "everything", "twenty ways"])
 def test_conjugate_gradients_and_factorisation_agree_on_hard_problems(name, monkeypatch):
-    found = []
+    gradients = []
     for steps in (1, 8):
         monkeypatch.setattr(regression, "patience", lambda like, steps=steps: steps)
         args = problem(**SHAPES[name])
         args = args._replace(centres=args.centres.requires_grad_(), precisions=args.precisions.requires_grad_())
         query_loss(args, DualNewton(), ConjugateGradient(1e-12, 5000)).backward()
-        found.append((args.centres.grad, args.precisions.grad))
-    for one, other in zip(*found, strict=True):
-        assert float((one - other).norm() / other.norm()) < 1e-5  # a residual of 1e-12 through a condition of 1e7
+        gradients.append((args.centres.grad, args.precisions.grad))
+    for first, second in zip(*gradients, strict=True):
+        assert float((first - second).norm() / second.norm()) < 1e-5  # a residual of 1e-12 through a condition of 1e7
 
 
 @pytest.mark.parametrize("name", ["plain", "one shot", "norm 50, weak", "duplicates", "everything", "all rows equal"])
@@ -229,8 +229,8 @@ def test_exact_gradients_in_single_precision(name):
         solution.value.sin().sum().backward()
         assert solution.adjoint.failed == 0
         gradients.append([a.grad.double() for a in exact[3:]])
-    for one, other in zip(*gradients, strict=True):
-        assert float((one - other).norm() / one.norm()) < 1e-3  # float32's 6e-8 through a condition of 1e4
+    for double, single in zip(*gradients, strict=True):
+        assert float((double - single).norm() / double.norm()) < 1e-3  # float32's 6e-8 through a condition of 1e4
 
 
 def test_an_inverse_that_is_not_one_is_reported():
@@ -267,7 +267,7 @@ def test_what_has_no_minimum_has_no_exact_gradient():
     x, c = torch.randn(2, 2, 2, generator=g, dtype=torch.float64), torch.zeros(2, 2, 3, dtype=torch.float64)
     labels, rest = torch.tensor([[0, 1]] * 2), torch.zeros(2, 2, dtype=torch.float64)
     args = Regression(x, labels, rest, c.requires_grad_(), strength)
-    found = minimise(objective, DualNewton(), None, args)
-    assert not bool(found.converged.any())
-    found.value.sum().backward()
-    assert (found.adjoint.episodes, found.adjoint.failed) == (2, 2)
+    solution = minimise(objective, DualNewton(), None, args)
+    assert not bool(solution.converged.any())
+    solution.value.sum().backward()
+    assert (solution.adjoint.episodes, solution.adjoint.failed) == (2, 2)

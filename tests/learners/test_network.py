@@ -72,12 +72,12 @@ def test_closed_forms_against_autograd(case):
     v = Network(*(w + 0.1 for w in v))
     point = [w.clone().requires_grad_() for w in v]
     expected = torch.autograd.grad(objective.value(Network(*point), args).sum(), point, create_graph=True)
-    for found, other in zip(objective.gradient(v, args), expected, strict=True):
-        torch.testing.assert_close(found, other.detach())
+    for part, reference in zip(objective.gradient(v, args), expected, strict=True):
+        torch.testing.assert_close(part, reference.detach())
     d = [torch.randn_like(w) for w in v]
     products = torch.autograd.grad(expected, point, d)
-    for found, other in zip(objective.hessian(v, args).product(Network(*d)), products, strict=True):
-        torch.testing.assert_close(found, other)
+    for part, reference in zip(objective.hessian(v, args).product(Network(*d)), products, strict=True):
+        torch.testing.assert_close(part, reference)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -92,8 +92,8 @@ def test_a_solution_in_dual_numbers_is_a_stationary_point_of_the_large_form(case
     torch.testing.assert_close(gradient.norm(dim=1), solution.gradient_norm, rtol=1e-2, atol=1e-12)
     torch.testing.assert_close(solution.objective, objective.value(solution.value, args))
     large = minimise(objective, LBFGS(), Network(*(w + 1e-3 for w in solution.value)), args)
-    for found, other in zip(large.value, solution.value, strict=True):
-        torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-4)  # L-BFGS: 1e-8, over curvatures from 1e-5 on
+    for part, reference in zip(large.value, solution.value, strict=True):
+        torch.testing.assert_close(part, reference, rtol=1e-3, atol=1e-4)  # L-BFGS: 1e-8, over curvatures from 1e-5 on
 
 
 def test_no_worse_than_scipy_from_the_same_start():
@@ -102,12 +102,12 @@ def test_no_worse_than_scipy_from_the_same_start():
     space = objective.space(None, args)
     start = space.expand(space.initial())
     for i in range(2):
-        one = objective.take(args, torch.tensor([i]))
+        episode = objective.take(args, torch.tensor([i]))
         like = Network(*(w[i : i + 1] for w in start))
 
-        def value(flat, one=one, like=like):
+        def value(flat, episode=episode, like=like):
             v = unpack(torch.as_tensor(flat)[None], like)
-            return float(objective.value(v, one)), pack(objective.gradient(v, one))[0].numpy()
+            return float(objective.value(v, episode)), pack(objective.gradient(v, episode))[0].numpy()
 
         peer = minimize(
             value, pack(like)[0].numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 9999}
@@ -144,20 +144,20 @@ def test_the_reduced_inverse_is_the_inverse_of_the_hessian():
     v = minimise(objective, LBFGS(), None, args).value
     rhs = Network(*(torch.randn_like(w) for w in v))
     operator = objective.hessian(v, args)
-    found = operator.inverse(rhs, 1e-12, 3000)
-    assert not bool(found.failed.any())
-    for part, other in zip(operator.product(found.value), rhs, strict=True):
-        torch.testing.assert_close(part, other, rtol=RESIDUAL, atol=RESIDUAL)
+    inverse = operator.inverse(rhs, 1e-12, 3000)
+    assert not bool(inverse.failed.any())
+    for part, reference in zip(operator.product(inverse.value), rhs, strict=True):
+        torch.testing.assert_close(part, reference, rtol=RESIDUAL, atol=RESIDUAL)
 
 
 @pytest.mark.parametrize("shots", [1, 5])
 def test_one_by_one_is_the_search_that_all_at_once_is(shots):
     objective, args = problem(ways=5, shots=shots, hidden=40, features=32, episodes=4, norm=12.0)
-    found = []
+    solutions = []
     for every in (True, False):
         with compiled.batched(every):
-            found.append(minimise(objective, LBFGS(1e-10), None, args))
-    batch, alone = found
+            solutions.append(minimise(objective, LBFGS(1e-10), None, args))
+    batch, alone = solutions
     assert bool(batch.converged.all())
     assert bool(alone.converged.all())
     # Who is one of many makes a few steps more until somebody looks, and later searches lines in another way: at five
@@ -188,9 +188,9 @@ def test_largest_curvature_at_a_small_start():
     g = torch.Generator().manual_seed(3)
     sizes = ((3, 5), (3, 6), (4, 7))
     v = Network(*((0.02 * torch.rand(2, *s, generator=g, dtype=torch.float64) - 0.01) for s in sizes))
-    found = largest_curvature(objective, v, args)
+    curvature = largest_curvature(objective, v, args)
     expected = curvatures(objective, args, v).abs().amax(1)
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0)  # what its default of steps comes to
+    torch.testing.assert_close(curvature, expected, rtol=0.05, atol=0)  # what its default of steps comes to
 
 
 def weak(decay, norm=20.0, dtype=torch.float64, episodes=4):
@@ -210,8 +210,8 @@ def test_a_weak_ridge_is_followed_to_its_minimum(decay, dtype):
     solution = minimise(objective, LBFGS(gap=1e-8), None, args)
     assert bool(solution.converged.all())
     double = NetworkArgs(*(a.double() if a.is_floating_point() else a for a in args))
-    there = Network(*(w.double() for w in solution.value))
-    on = minimise(replace(objective, begin=there), LBFGS(1e-2, 9999, gap=1e-13), None, double)
+    start = Network(*(w.double() for w in solution.value))
+    on = minimise(replace(objective, begin=start), LBFGS(1e-2, 9999, gap=1e-13), None, double)
     assert bool(on.converged.all())
     assert bool((solution.objective.double() <= on.objective * (1 + 1e-4)).all())
 
@@ -220,23 +220,23 @@ def saddles(dtype=torch.float64):
     """From where the hidden units do nothing, the search ends where they still do nothing: in softmax regression's
     minimum, which is a saddle of the network where the linear weights have a singular value above 1. The first of three
     pulls is too strong for that."""
-    found, args = weak(1e-3, norm=3.0, dtype=dtype, episodes=3)
+    objective, args = weak(1e-3, norm=3.0, dtype=dtype, episodes=3)
     still = Network(*(torch.zeros(3, rows, size, dtype=dtype) for rows, size in ((5, 21), (5, 32), (20, 33))))
     x = args.features * torch.tensor([8.0, 1.0, 0.7], dtype=dtype)[:, None, None]
-    return replace(found, begin=still), args._replace(features=x)
+    return replace(objective, begin=still), args._replace(features=x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_escapes_from_saddles_is_a_minimum_and_lower(dtype):
     objective, args = saddles(dtype)
     stays = minimise(objective, LBFGS(gap=1e-4), None, args)
-    left = minimise(objective, LBFGS(gap=1e-4, escapes=20), None, args)
-    assert bool(left.converged.all())
-    before, after = (curvatures(objective, args, found.value)[:, 0] for found in (stays, left))
+    minimum = minimise(objective, LBFGS(gap=1e-4, escapes=20), None, args)
+    assert bool(minimum.converged.all())
+    before, after = (curvatures(objective, args, solution.value)[:, 0] for solution in (stays, minimum))
     assert (before < 0).tolist() == [False, True, True]
     assert bool((after > 0).all())
-    assert bool((left.objective[before < 0] < stays.objective[before < 0]).all())
-    torch.testing.assert_close(left.objective[before > 0], stays.objective[before > 0], rtol=0, atol=0)
+    assert bool((minimum.objective[before < 0] < stays.objective[before < 0]).all())
+    torch.testing.assert_close(minimum.objective[before > 0], stays.objective[before > 0], rtol=0, atol=0)
 
 
 def test_the_gradient_at_a_saddle_is_the_inverse_all_the_same_and_is_counted():
@@ -244,30 +244,30 @@ def test_the_gradient_at_a_saddle_is_the_inverse_all_the_same_and_is_counted():
     v = minimise(objective, LBFGS(1e-9), None, args).value
     rhs = Network(*(torch.randn_like(w) for w in v))
     operator = objective.hessian(v, args)
-    found = operator.inverse(rhs, 1e-12, 3000)
-    assert found.indefinite.tolist() == (curvatures(objective, args, v)[:, 0] < 0).tolist()
-    assert found.indefinite.tolist() == [False, True, True]
-    assert not bool(found.failed.any())
-    for part, other in zip(operator.product(found.value), rhs, strict=True):
-        torch.testing.assert_close(part, other, rtol=RESIDUAL, atol=RESIDUAL)
+    inverse = operator.inverse(rhs, 1e-12, 3000)
+    assert inverse.indefinite.tolist() == (curvatures(objective, args, v)[:, 0] < 0).tolist()
+    assert inverse.indefinite.tolist() == [False, True, True]
+    assert not bool(inverse.failed.any())
+    for part, reference in zip(operator.product(inverse.value), rhs, strict=True):
+        torch.testing.assert_close(part, reference, rtol=RESIDUAL, atol=RESIDUAL)
 
 
 @pytest.mark.parametrize(("linear", "training", "left"), [
     (ConjugateGradient(), True, True), (Neumann(), True, False), (ConjugateGradient(), False, False),
 ])  # fmt: skip
 def test_saddles_are_left_where_training_asks_for_the_gradient_of_a_minimum(linear, training, left):
-    asked = []
+    escapes = []
 
     class Spy(NetworkLearner):
         def past_saddles(self, solver):
-            asked.append(super().past_saddles(solver).escapes)
+            escapes.append(super().past_saddles(solver).escapes)
             return super().past_saddles(solver)
 
     _, args = saddles(torch.float32)
     learner, rows = Spy(5, 32, 20), (args.features, args.labels, args.rest)
     pulls = [ridge(1 if p.common else p.rows, p.size, 1e-3, args.features) for p in learner.parts]
     Converged(linear).solve(learner, rows, pulls, training=training)
-    assert asked == ([8] if left else [])
+    assert escapes == ([8] if left else [])
 
 
 def loss_in_v(v, x, labels, base_logits, hidden, decay):

@@ -32,10 +32,10 @@ class Stay:
         return measured(objective, v0, args, count == 0, count)
 
 
-def close(found, expected, within=FORMULA):
+def close(result, expected, within=FORMULA):
     """Within this share of the largest number; gradients at a minimum are what is left of sums that cancel."""
-    expected = torch.as_tensor(expected).to(found)
-    torch.testing.assert_close(found, expected, rtol=within, atol=within * float(expected.abs().max()) + 1e-14)
+    expected = torch.as_tensor(expected).to(result)
+    torch.testing.assert_close(result, expected, rtol=within, atol=within * float(expected.abs().max()) + 1e-14)
 
 
 def problem(e, learner):
@@ -58,10 +58,10 @@ def test_gradients_and_differences_of_the_objective(episode, learner, kind, poin
         return v[0] if learner == "lr" else v
 
     gradient = objective.gradient(at(f"{point}/w"), args)
-    for part, other in zip((gradient,) if learner == "lr" else gradient, point_of(f"{point}/grad"), strict=True):
-        close(part.detach(), other)
-    here, there = (objective.value(at(f"{key}/w"), args).detach().squeeze() for key in (point, "tight"))
-    close(here - there, e.stored[f"{point}/inner_loss"] - e.stored["tight/inner_loss"])
+    for part, expected in zip((gradient,) if learner == "lr" else gradient, point_of(f"{point}/grad"), strict=True):
+        close(part.detach(), expected)
+    value, minimum = (objective.value(at(f"{key}/w"), args).detach().squeeze() for key in (point, "tight"))
+    close(value - minimum, e.stored[f"{point}/inner_loss"] - e.stored["tight/inner_loss"])
 
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
@@ -71,8 +71,8 @@ def test_hessian_products(episode, learner, kind):
     objective, args, point_of = problem(e, learner)
     v, d, jtv = (point_of(f"probe/{key}") for key in ("w", "v", "jtv"))
     product = objective.hessian(v[0] if learner == "lr" else v, args).product(d[0] if learner == "lr" else d)
-    for a, b, other in zip(d, (product,) if learner == "lr" else product, jtv, strict=True):
-        close((a - b).detach(), other)
+    for a, b, expected in zip(d, (product,) if learner == "lr" else product, jtv, strict=True):
+        close((a - b).detach(), expected)
 
 
 @pytest.mark.parametrize("dtype", SOLVED)
@@ -128,13 +128,13 @@ def test_mlp_logits_at_the_stored_solution(episode, kind):
 def test_mlp_search_from_beside_the_stored_solution_returns_to_it(episode, kind):
     e = episode(f"mlp_{kind}")
     generator = torch.Generator().manual_seed(0)
-    there = e.network_point("tight/w")
-    near = Network(*(w + 1e-3 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in there))
+    optimum = e.network_point("tight/w")
+    near = Network(*(w + 1e-3 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in optimum))
     solution = minimise(TanhNetwork(5), LBFGS(1e-6), near, e.network())
     assert bool(solution.converged.all())
-    for found, expected in zip(solution.value, there, strict=True):
+    for weight, expected in zip(solution.value, optimum, strict=True):
         # The stop, 1e-6 of the gradient beside the minimum, over a decay of 1e-5 along what the data leave free.
-        torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_unrolled_gradient_descent_trajectory_and_meta_gradients(episode):

@@ -210,8 +210,8 @@ def test_initial_values(learner):
         for log_gamma in method.log_gamma:
             torch.testing.assert_close(log_gamma.exp(), torch.full_like(log_gamma, gamma), rtol=1e-6, atol=0)  # float32
     for plugin in (Attractor, StaticAttractor):
-        one, five = (plugin.defaults(task) for name in ("glyphs-1shot", "glyphs-5shot") for task in find(name))
-        assert (one, five) == ({"gamma": 0.1}, {})
+        first, second = (plugin.defaults(task) for name in ("glyphs-1shot", "glyphs-5shot") for task in find(name))
+        assert (first, second) == ({"gamma": 0.1}, {})
     static = StaticAttractor(contract.make_base(), N, learner=learner)
     for u in static.centre:
         assert bool((u == 0).all()) == (learner == "lr")
@@ -226,15 +226,15 @@ def test_statistics_say_how_it_went(learner, converge):
     far = Support(10 * support.features, support.labels, support.hidden, support.base_logits)
     method = Attractor(base, N, learner=learner, gradient="t-bptt", steps=9, converge=converge).eval()
     with torch.no_grad():
-        found = method(far, query).statistics
-        near = method(support, query).statistics
-    assert bool((near["step_rate"] == 1).all())
-    assert bool((found["step_rate"] < 1).any())
-    assert found.keys() == {"solver_steps", "solver_unconverged", "gradient_norm", "step_rate"}
-    assert bool((found["solver_steps"] == 9).all()) != converge
-    assert bool((near["solver_unconverged"] == 0).all())
+        stats = method(far, query).statistics
+        near_stats = method(support, query).statistics
+    assert bool((near_stats["step_rate"] == 1).all())
+    assert bool((stats["step_rate"] < 1).any())
+    assert stats.keys() == {"solver_steps", "solver_unconverged", "gradient_norm", "step_rate"}
+    assert bool((stats["solver_steps"] == 9).all()) != converge
+    assert bool((near_stats["solver_unconverged"] == 0).all())
     if converge:
-        assert bool((near["gradient_norm"] < 1e-6).all())  # the solver's stop, of gradients up to 100
+        assert bool((near_stats["gradient_norm"] < 1e-6).all())  # the solver's stop, of gradients up to 100
     if learner == "lr":  # 1.8 over the largest eigenvalue of the Hessian at the start
         args = method.learner.arguments(
             (far.features, far.labels, far.base_logits.logsumexp(-1)),
@@ -244,7 +244,7 @@ def test_statistics_say_how_it_went(learner, converge):
         objective = method.learner.objective
         h = torch.autograd.functional.hessian(lambda v: objective.value(v, args)[0], start)[0, :, :, 0].flatten(2)
         largest = torch.linalg.eigvalsh(h.flatten(0, 1).flatten(1))[-1]
-        assert float(found["step_rate"][0] * largest) == pytest.approx(1.8, rel=1e-2)  # an estimate by power iteration
+        assert float(stats["step_rate"][0] * largest) == pytest.approx(1.8, rel=1e-2)  # an estimate by power iteration
 
 
 def test_a_solve_that_needs_more_steps_is_flagged():
@@ -267,22 +267,22 @@ def test_a_search_that_goes_on_starts_at_the_same_activations_with_no_more_penal
     ]
     rows = (support.features, support.labels, support.base_logits.logsumexp(-1))
     args = tree_map(torch.detach, method.learner.arguments(rows, pulls))
-    there = Network(*(s.expand(contract.E, -1, -1) for s in method.buffers()))
+    net = Network(*(s.expand(contract.E, -1, -1) for s in method.buffers()))
     with torch.no_grad():
-        objective, solver = method.learner.onward(args, there, there)
+        objective, solver = method.learner.onward(args, net, net)
     assert bool((solver.tolerance > 0).all())
     space = objective.space(None, args)
     z = space.initial()
     start = space.expand(z)
-    for found, expected in zip(activations(start, support.features), activations(there, support.features), strict=True):
-        torch.testing.assert_close(found, expected)
+    for result, expected in zip(activations(start, support.features), activations(net, support.features), strict=True):
+        torch.testing.assert_close(result, expected)
     value = objective.value(start, args)
     torch.testing.assert_close(value, space.evaluate(z, space.image(z))[0])
-    assert bool((value < objective.value(there, args)).all())
+    assert bool((value < objective.value(net, args)).all())
     # A start in the large form stays as it is.
-    large = objective.space(there, args)
-    for found, expected in zip(large.expand(large.initial()), there, strict=True):
-        torch.testing.assert_close(found, expected)
+    large = objective.space(net, args)
+    for weights, expected in zip(large.expand(large.initial()), net, strict=True):
+        torch.testing.assert_close(weights, expected)
 
 
 @pytest.mark.parametrize(

@@ -60,19 +60,19 @@ def without(base: Base, classes: tuple[int, ...]) -> Base:
     )
 
 
-def close(found, expected, tolerance: float = 1e-10) -> None:
+def close(actual, expected, tolerance: float = 1e-10) -> None:
     """The default is for formulas alone: rounding, 2e-16, of sums of at most a hundred numbers up to a thousand, with
     room for a condition of some thousands."""
-    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("run", ["a", "b"])
 def test_teen(oracle, run):
     z = oracle("teen_s5")
-    made = method(
+    model = method(
         "teen", base_of(z, scale=16.0), alpha=float(z[f"{run}/shift_weight"]), tau=float(z[f"{run}/softmax_t"])
     )
-    close(made(*episode(z, made.base)).logits[0], z[f"{run}/logits"])
+    close(model(*episode(z, model.base)).logits[0], z[f"{run}/logits"])
 
 
 def test_teen_without_a_share_of_base_classes_is_the_nearest_mean_by_angle(oracle):
@@ -86,10 +86,10 @@ def test_teen_without_a_share_of_base_classes_is_the_nearest_mean_by_angle(oracl
 @pytest.mark.parametrize("run", ["a", "b"])
 def test_lda_in_the_form_of_deep_slda(oracle, run):
     z = oracle("slda_s5")
-    made = method("lda", base_of(z), form="slda", shrinkage=float(z[f"{run}/shrinkage"]))
-    found = made(*episode(z, made.base)).logits[0]
+    model = method("lda", base_of(z), form="slda", shrinkage=float(z[f"{run}/shrinkage"]))
+    logits = model(*episode(z, model.base)).logits[0]
     expected = z[f"{run}/scores"]  # the same up to a number for each query
-    close(found - found[:, :1], expected - expected[:, :1], 1e-8)
+    close(logits - logits[:, :1], expected - expected[:, :1], 1e-8)
 
 
 @pytest.mark.parametrize("run", ["a", "b"])
@@ -97,10 +97,10 @@ def test_lda_in_the_form_of_fecam(oracle, run):
     z = oracle("fecam_s5")
     base = base_of(z)
     close(base.covariance, z["covariance"])
-    made = method("lda", base, form="fecam", shrinkage=float(z[f"{run}/alpha"]))
-    found = made(*episode(z, base)).logits[0]
+    model = method("lda", base, form="fecam", shrinkage=float(z[f"{run}/alpha"]))
+    logits = model(*episode(z, base)).logits[0]
     expected = -z[f"{run}/distances"] / 2
-    close(found - found[:, :1], expected - expected[:, :1], 1e-7)  # their unit vectors are off by 1e-8
+    close(logits - logits[:, :1], expected - expected[:, :1], 1e-7)  # their unit vectors are off by 1e-8
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -130,8 +130,8 @@ def test_lda_in_the_form_of_fecam_with_its_options(tukey, per_class, shots):
     base = Base(means, torch.zeros(K).double(), means, 1.0, torch.full((K,), 9.0).double(), within, lambda: images)
     labels = torch.arange(N).repeat_interleave(shots)[None]
     support = Support(torch.from_numpy(x.reshape(1, -1, size)), labels, torch.zeros(1, K, dtype=torch.bool), ones)
-    made = method("lda", base, form="fecam", shrinkage=gamma, tukey=tukey, per_class=per_class)
-    found = made(support, Query(torch.from_numpy(queries)[None], ones[:, :4])).logits[0].numpy()
+    model = method("lda", base, form="fecam", shrinkage=gamma, tukey=tukey, per_class=per_class)
+    logits = model(support, Query(torch.from_numpy(queries)[None], ones[:, :4])).logits[0].numpy()
 
     def correlation(s):
         off = [s[i, j] for i in range(size) for j in range(size) if i != j and s[i, j] != 0]
@@ -146,19 +146,19 @@ def test_lda_in_the_form_of_fecam_with_its_options(tukey, per_class, shots):
         return apart @ metric @ apart
 
     of_base = base_x**tukey
-    common = sum(np.cov(one.T, bias=True) for one in of_base) / K
+    common = sum(np.cov(features.T, bias=True) for features in of_base) / K
     expected = np.empty((4, K + N))
-    for k, one in enumerate([*base_x, *x]):
+    for k, features in enumerate([*base_x, *x]):
         if not per_class:
             metric = np.linalg.inv(correlation(common))
-        elif len(one) == 1:
+        elif len(features) == 1:
             metric = np.eye(size)
         else:
-            metric = np.linalg.inv(correlation(np.cov((one**tukey).T)))
-        expected[:, k] = [-distance(q, one.mean(0), metric) / 2 for q in queries]
+            metric = np.linalg.inv(correlation(np.cov((features**tukey).T)))
+        expected[:, k] = [-distance(q, features.mean(0), metric) / 2 for q in queries]
     if not per_class:  # the same up to a number for each query
-        found, expected = found - found[:, :1], expected - expected[:, :1]
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+        logits, expected = logits - logits[:, :1], expected - expected[:, :1]
+    np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_options_of_fecam_are_refused_where_they_have_no_meaning(oracle):
@@ -180,8 +180,8 @@ def test_lda_is_the_logarithm_of_normal_densities_of_one_covariance(oracle):
     covariance = 0.9 * OAS(assume_centered=True).fit(apart).covariance_ + 0.1 * np.eye(16)
     means = torch.cat([base.prototypes, z["in/x_support"].view(N, -1, 16).mean(1)]).numpy()
     expected = np.stack([multivariate_normal(m, covariance).logpdf(z["in/x_query"]) for m in means], 1)
-    found = method("lda", base, form="slda", shrinkage=0.1)(*episode(z, base)).logits[0]
-    close(found - found[:, :1], expected - expected[:, :1], 1e-9)
+    logits = method("lda", base, form="slda", shrinkage=0.1)(*episode(z, base)).logits[0]
+    close(logits - logits[:, :1], expected - expected[:, :1], 1e-9)
 
 
 def test_the_correction_of_lda_is_what_noisy_means_add_to_a_distance_on_average():
@@ -200,9 +200,9 @@ def test_the_correction_of_lda_is_what_noisy_means_add_to_a_distance_on_average(
     query = Query(queries.expand(episodes, -1, -1), queries[..., :1].expand(episodes, -1, K))
     sure = Support(means[K + labels][None], labels[None], hidden[:1], support.base_logits[:1])
     for form, apart in (("corrected", 0.0), ("slda", features / shots / 2)):
-        found = method("lda", base, form=form, shrinkage=0.0)(support, query).logits.mean(0)
+        logits = method("lda", base, form=form, shrinkage=0.0)(support, query).logits.mean(0)
         true = method("lda", base, form="slda", shrinkage=0.0)(sure, Query(queries, query.base_logits[:1])).logits[0]
-        torch.testing.assert_close(true - found, F.pad(torch.full((4, N), apart).double(), (K, 0)), atol=0.05, rtol=0)
+        torch.testing.assert_close(true - logits, F.pad(torch.full((4, N), apart).double(), (K, 0)), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("form", ["corrected", "slda", "fecam"])
@@ -212,22 +212,22 @@ def test_lda_of_the_others_does_not_depend_on_where_hidden_classes_are(oracle, f
     hide = (2, 7, 8)
     elsewhere = base.prototypes.clone()
     elsewhere[list(hide)] += 5.0
-    given = episode(z, base, hide)
-    found, other = (
-        method("lda", replace(base, prototypes=means), form=form)(*given).logits[0]
+    inputs = episode(z, base, hide)
+    logits, moved_logits = (
+        method("lda", replace(base, prototypes=means), form=form)(*inputs).logits[0]
         for means in (base.prototypes, elsewhere)
     )
     keep = [k for k in range(K + N) if k not in hide]
-    found, other = found[:, keep], other[:, keep]
-    close(found - found[:, :1], other - other[:, :1], 1e-9)
+    logits, moved_logits = logits[:, keep], moved_logits[:, keep]
+    close(logits - logits[:, :1], moved_logits - moved_logits[:, :1], 1e-9)
 
 
 @pytest.mark.parametrize("rank", [3, 8])
 def test_the_inverse_of_a_covariance_is_the_pseudo_inverse_where_there_is_none(rank):
     x = np.random.default_rng(0).normal(size=(rank, 8))
-    found = inverse(torch.from_numpy(x.T @ x))
+    result = inverse(torch.from_numpy(x.T @ x))
     np.testing.assert_allclose(
-        found, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), rtol=1e-6, atol=1e-9
+        result, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), rtol=1e-6, atol=1e-9
     )  # of eigenvalues down to the cut
 
 
@@ -266,15 +266,15 @@ def test_subspace_pulls_at_what_is_outside_the_span_alone(oracle):
     out = torch.linalg.svd(base.weight).Vh[K:]  # [D - K, D], orthogonal to the span
     moved = Query(query.features + 3 * out[0], query.base_logits)
     for gamma, moves in ((1e6, False), (1e-3, True)):
-        made = method("subspace", base, gamma=gamma, weight_decay=1e-2)
-        found, other = made(support, query).logits[0, :, K:], made(support, moved).logits[0, :, K:]
-        assert bool((found - other).abs().max() > 1e-2) == moves
-    made = method("subspace", base, gamma=1e6, weight_decay=1e-2)
+        model = method("subspace", base, gamma=gamma, weight_decay=1e-2)
+        logits, moved_logits = model(support, query).logits[0, :, K:], model(support, moved).logits[0, :, K:]
+        assert bool((logits - moved_logits).abs().max() > 1e-2) == moves
+    model = method("subspace", base, gamma=1e6, weight_decay=1e-2)
     within = torch.linalg.qr(base.weight.T).Q  # [D, K]
     small = Support(support.features @ within, support.labels, support.hidden, support.base_logits)
     flat = Base(base.weight @ within, base.bias, base.prototypes @ within)
     plain = method("ridge", flat, weight_decay=1e-2)(small, Query(query.features @ within, query.base_logits))
-    close(made(support, query).logits, plain.logits, 1e-4)
+    close(model(support, query).logits, plain.logits, 1e-4)
 
 
 def test_subspace_is_refused_where_the_base_weights_span_all_features(oracle):
@@ -299,32 +299,32 @@ CASTLE = {
 def castle(z, name: str):
     weight = z["param/cls.weight"]
     base = base_of(z, weight=weight)
-    made = method(name, base, temperature=float(z["temperature"]))
+    model = method(name, base, temperature=float(z["temperature"]))
     with torch.no_grad():
         for ours, theirs in CASTLE.items():
-            getattr(made, ours).copy_(z[f"param/{theirs}"].view_as(getattr(made, ours)))
-    return made
+            getattr(model, ours).copy_(z[f"param/{theirs}"].view_as(getattr(model, ours)))
+    return model
 
 
 @pytest.mark.parametrize("name", ["castle", "acastle"])
 def test_castle_logits_and_gradients(oracle, name):
     z = oracle(f"{name}_s5")
-    made = castle(z, name)
-    logits = made(*episode(z, made.base)).logits[0]
+    model = castle(z, name)
+    logits = model(*episode(z, model.base)).logits[0]
     close(logits, z["logits"])
     F.cross_entropy(logits, z["in/y_query"].long()).backward()
-    assert {key for key, _ in made.named_parameters()} == set(CASTLE)
+    assert {key for key, _ in model.named_parameters()} == set(CASTLE)
     for ours, theirs in CASTLE.items():
-        close(getattr(made, ours).grad.flatten(), z[f"grad/{theirs}"].flatten())
+        close(getattr(model, ours).grad.flatten(), z[f"grad/{theirs}"].flatten())
 
 
 def test_castle_draws_initial_values_as_the_released_code():
     """Normal, with deviations of PyTorch's Xavier rule, and of its Kaiming rule for a tensor [1, 2K, D]."""
     weight = torch.randn(40, 128)
-    made = method("castle", Base(weight, torch.zeros(40), weight))
+    model = method("castle", Base(weight, torch.zeros(40), weight))
     expected = [nn.init.xavier_normal_(torch.empty(128, 128)), nn.init.kaiming_normal_(torch.zeros(1, 80, 128))]
-    found = [made.to_output, made.dictionary]
-    for ours, theirs in zip(found, expected, strict=True):
+    parameters = [model.to_output, model.dictionary]
+    for ours, theirs in zip(parameters, expected, strict=True):
         assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.05)
     assert method("castle", Base(weight, torch.zeros(40), weight)).to_key.std().item() == pytest.approx(
         math.sqrt(2 / (128 + 128)), rel=0.05
@@ -338,62 +338,62 @@ CEC = {
 
 
 def cec(z, base: Base):
-    made = method("cec", base, temperature=float(z["temperature"]))
+    model = method("cec", base, temperature=float(z["temperature"]))
     with torch.no_grad():
         for ours, theirs in CEC.items():
-            getattr(made, ours).copy_(z[f"param/{theirs}"])
-    return made
+            getattr(model, ours).copy_(z[f"param/{theirs}"])
+    return model
 
 
 def test_cec_logits_and_gradients(oracle):
     z = oracle("cec_s5")
-    made = cec(z, base_of(z))
-    support, query = episode(z, made.base)
-    close(made.base_logits(query)[0], z["base_logits"])
-    logits = made(support, query).logits[0]
+    model = cec(z, base_of(z))
+    support, query = episode(z, model.base)
+    close(model.base_logits(query)[0], z["base_logits"])
+    logits = model(support, query).logits[0]
     close(logits, z["logits"])
     F.cross_entropy(logits, z["in/y_query"].long()).backward()
-    assert {key for key, _ in made.named_parameters()} == set(CEC)
+    assert {key for key, _ in model.named_parameters()} == set(CEC)
     for ours, theirs in CEC.items():
-        close(getattr(made, ours).grad, z[f"grad/{theirs}"])
+        close(getattr(model, ours).grad, z[f"grad/{theirs}"])
 
 
 @torch.no_grad()
 def test_cec_is_attention_among_the_nodes_of_one_query_at_a_time(oracle):
     """Plain loops over nodes, also after a second session."""
     z = oracle("cec_s5")
-    made = cec(z, base_of(z))
-    support, query = episode(z, made.base)
+    model = cec(z, base_of(z))
+    support, query = episode(z, model.base)
     later = replace(support, features=support.features.flip(-1))
-    state = made.learn(later, made.learn(support).state).state
-    means = [*made.base.prototypes, *support.class_means(N)[0], *later.class_means(N)[0]]
-    found = made.answer(state, query).logits[0]
+    state = model.learn(later, model.learn(support).state).state
+    means = [*model.base.prototypes, *support.class_means(N)[0], *later.class_means(N)[0]]
+    logits = model.answer(state, query).logits[0]
     for at, h in enumerate(query.features[0, :3]):
         nodes = []
         for node in (h, *means):
-            scores = torch.stack([(made.to_query @ node) @ (made.to_key @ other) / 4 for other in (h, *means)])
+            scores = torch.stack([(model.to_query @ node) @ (model.to_key @ peer) / 4 for peer in (h, *means)])
             shares = zip(scores.softmax(0), (h, *means), strict=True)
-            taken = made.to_output @ sum(share * (made.to_value @ other) for share, other in shares)
-            v = node + taken + made.output_bias
+            message = model.to_output @ sum(share * (model.to_value @ peer) for share, peer in shares)
+            v = node + message + model.output_bias
             v = (v - v.mean()) / (((v - v.mean()) ** 2).mean() + 1e-5).sqrt()
-            nodes.append(v * made.gain + made.bias)
+            nodes.append(v * model.gain + model.bias)
         cosines = [nodes[0] @ v / (nodes[0].norm() * v.norm()) for v in nodes[1:]]
-        close(found[at], 16 * torch.stack(cosines))
+        close(logits[at], 16 * torch.stack(cosines))
 
 
 @torch.no_grad()
 def test_ncm_over_two_sessions(oracle):
     z = oracle("ncm_s5")
-    made = method("ncm", base_of(z, scale=float(z["temperature"])))
-    first, query = episode(z, made.base)
-    found, state = [made.base_logits(query)[0]], None
+    model = method("ncm", base_of(z, scale=float(z["temperature"])))
+    first, query = episode(z, model.base)
+    session_logits, state = [model.base_logits(query)[0]], None
     for support in (first, replace(first, features=first.features.flip(-1))):
-        state = made.learn(support, state).state
-        found.append(made.answer(state, query).logits[0])
-    for t, logits in enumerate(found):
+        state = model.learn(support, state).state
+        session_logits.append(model.answer(state, query).logits[0])
+    for t, logits in enumerate(session_logits):
         close(logits, z[f"{t}/logits"])
         assert torch.equal(logits.argmax(-1), z[f"{t}/logits"].argmax(-1))
-    assert found[2].argmax(-1).max() >= K + N, "or no answer would be of the last session"
+    assert session_logits[2].argmax(-1).max() >= K + N, "or no answer would be of the last session"
 
 
 @torch.no_grad()
@@ -407,10 +407,10 @@ def test_ranpac_over_two_sessions(oracle):
     first, query = episode(z, base)
     later, state = replace(first, features=first.features.flip(-1)), None
     for t, support in enumerate((None, first, later)):
-        made = method("ranpac", base, projections=40, ridge=float(z[f"{t}/ridge"]))
+        model = method("ranpac", base, projections=40, ridge=float(z[f"{t}/ridge"]))
         if support is None:
-            close(made.projection, z["projection"])
-            close(made.base_logits(query)[0], z["0/logits"], 1e-8)
+            close(model.projection, z["projection"])
+            close(model.base_logits(query)[0], z["0/logits"], 1e-8)
         else:
-            state = made.learn(support, state).state
-            close(made.answer(state, query).logits[0], z[f"{t}/logits"], 1e-8)
+            state = model.learn(support, state).state
+            close(model.answer(state, query).logits[0], z[f"{t}/logits"], 1e-8)

@@ -27,9 +27,9 @@ ROUNDING = 1e-12
 @pytest.fixture
 def method():
     torch.manual_seed(0)
-    made = Theirs(contract.make_base(), contract.N).double().eval()
-    made.registered = "lwof"
-    return made
+    instance = Theirs(contract.make_base(), contract.N).double().eval()
+    instance.registered = "lwof"
+    return instance
 
 
 # The tests of every registered method, on this variant too.
@@ -46,19 +46,19 @@ def published(p: dict[str, Tensor], x: Tensor, labels: Tensor, queries: Tensor, 
     mixed, unit = length, length
     if "query_bias" not in p:
         mixed, unit = torch.clone, lambda v: v / (v.pow(2).sum().sqrt() + 1e-5)
-    shown = [b for b in range(len(hidden)) if not hidden[b]]
-    memory, keys = [mixed(p["weight"][b]) for b in shown], [unit(p["keys"][b]) for b in shown]
+    classes = [b for b in range(len(hidden)) if not hidden[b]]
+    memory, keys = [mixed(p["weight"][b]) for b in classes], [unit(p["keys"][b]) for b in classes]
     novel = []
     for k in range(contract.N):
         images = [mixed(x[i]) for i in range(len(x)) if labels[i] == k]
         attended = []
         for z in images:
-            asked = unit(p["to_query"].T @ z + p.get("query_bias", 0))
-            grades = torch.stack([p["tau_query"] * (asked * key).sum() for key in keys]).exp()
+            query = unit(p["to_query"].T @ z + p.get("query_bias", 0))
+            grades = torch.stack([p["tau_query"] * (query * key).sum() for key in keys]).exp()
             attended.append(sum(a * w for a, w in zip(grades / grades.sum(), memory, strict=True)))
-        mean, other = sum(images) / len(images), sum(attended) / len(attended)
-        novel.append(p["phi_mean"] * mean + p["phi_attended"] * other)
-    weights = [*(length(p["weight"][b]) for b in shown), *map(length, novel)]
+        mean, attended_mean = sum(images) / len(images), sum(attended) / len(attended)
+        novel.append(p["phi_mean"] * mean + p["phi_attended"] * attended_mean)
+    weights = [*(length(p["weight"][b]) for b in classes), *map(length, novel)]
     return torch.stack([torch.stack([p["tau"] * (length(q) * w).sum() for w in weights]) for q in queries])
 
 
@@ -83,19 +83,19 @@ def test_logits_and_gradients_are_those_of_the_published_formulas(normalise, hid
     support = Support(x, labels.expand(E, -1), hidden, x[..., :K])
     ours = masked_logits(method(support, Query(q, q[..., :K])), hidden)
     F.cross_entropy(ours.flatten(0, 1), target.repeat(E)).backward()
-    found = {name: parameter.grad for name, parameter in method.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in method.named_parameters()}
 
     copies = {name: value.detach().clone().requires_grad_() for name, value in method.named_parameters()}
     loss = torch.zeros((), dtype=torch.float64)
     for e in range(E):
-        shown = torch.cat([~hidden[e], torch.ones(N, dtype=torch.bool)])
+        shown_mask = torch.cat([~hidden[e], torch.ones(N, dtype=torch.bool)])
         theirs = published(copies, x[e], labels, q[e], hidden[e])
-        assert float((ours[e][:, shown] - theirs).detach().abs().max()) < ROUNDING
-        loss = loss + F.cross_entropy(theirs, (shown.cumsum(0) - 1)[target]) / E
+        assert float((ours[e][:, shown_mask] - theirs).detach().abs().max()) < ROUNDING
+        loss = loss + F.cross_entropy(theirs, (shown_mask.cumsum(0) - 1)[target]) / E
     loss.backward()
-    assert set(found) == set(copies)
+    assert set(gradients) == set(copies)
     for name, copy in copies.items():
-        assert float((found[name] - copy.grad).abs().max()) < ROUNDING, name
+        assert float((gradients[name] - copy.grad).abs().max()) < ROUNDING, name
 
 
 @pytest.mark.parametrize("normalise", [False, True])

@@ -24,10 +24,10 @@ def make_base(dtype=torch.float64) -> Base:
     bias = 0.1 * torch.randn(K, generator=generator, dtype=torch.float64)
     prototypes = torch.randn(K, D, generator=generator, dtype=torch.float64)
     within = torch.randn(3 * D, D, generator=generator, dtype=torch.float64)
-    known = torch.full((K,), 100.0), within.T @ within / len(within)
+    statistics = torch.full((K,), 100.0), within.T @ within / len(within)
     noise = torch.randn(9 * K, D, generator=generator, dtype=torch.float64)
     images = prototypes.repeat_interleave(9, 0) + noise, torch.arange(K).repeat_interleave(9)
-    return Base(weight, bias, prototypes, 9.0, *known, lambda: images).to(dtype=dtype)
+    return Base(weight, bias, prototypes, 9.0, *statistics, lambda: images).to(dtype=dtype)
 
 
 def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:
@@ -54,9 +54,9 @@ def method(request):
         pytest.skip(plugin.problem)
     assert not plugin.problem
     torch.manual_seed(0)
-    made = plugin.value(make_base(), N).double().eval()
-    made.registered = request.param
-    return made
+    instance = plugin.value(make_base(), N).double().eval()
+    instance.registered = request.param
+    return instance
 
 
 @pytest.mark.parametrize("hide", [False, True])
@@ -64,9 +64,9 @@ def test_shape_and_finiteness(method, hide):
     support, query = make_episodes(method.base, hide)
     prediction = check_prediction(method.registered, method(support, query), E, Q, K + N)
     logits = masked_logits(prediction, support.hidden)
-    shown = torch.cat([~support.hidden, torch.ones(E, N, dtype=torch.bool)], 1).unsqueeze(1).expand_as(logits)
-    assert torch.isfinite(logits[shown]).all()
-    assert (logits[~shown] == -torch.inf).all()
+    visible = torch.cat([~support.hidden, torch.ones(E, N, dtype=torch.bool)], 1).unsqueeze(1).expand_as(logits)
+    assert torch.isfinite(logits[visible]).all()
+    assert (logits[~visible] == -torch.inf).all()
     for value in prediction.statistics.values():
         assert value.shape == (E,)
 
@@ -79,8 +79,8 @@ SOLVED = (
 @torch.no_grad()
 def test_the_rules_that_runs_check_hold(method):
     support, query = make_episodes(method.base, hide=True)
-    given = Asked(method.registered, method, support, query, support.hidden).looked_at()
-    broken = [rule(given) for rule in RULES if rule is not keeps_hidden_classes_out]  # see below
+    case = Asked(method.registered, method, support, query, support.hidden).looked_at()
+    broken = [rule(case) for rule in RULES if rule is not keeps_hidden_classes_out]  # see below
     assert not any(broken), broken
 
 
@@ -104,17 +104,17 @@ def test_hidden_features_of_a_base_class_do_not_leak(method):
     hidden[:, 2] = True
     support = Support(support.features, support.labels, hidden, support.base_logits)
     before = masked_logits(method(support, query), hidden)
-    other = copy.deepcopy(method)
-    for tensor in (other.base.weight, other.base.prototypes):
+    variant = copy.deepcopy(method)
+    for tensor in (variant.base.weight, variant.base.prototypes):
         tensor[2] += 5.0
     with torch.no_grad():
-        for parameter in other.parameters():
-            if parameter.shape == other.base.weight.shape:
+        for parameter in variant.parameters():
+            if parameter.shape == variant.base.weight.shape:
                 parameter[2] += 5.0
     changed = [support.base_logits.clone(), query.base_logits.clone()]
     for tensor in changed:
         tensor[..., 2] += 5.0
-    after = other(Support(support.features, support.labels, hidden, changed[0]), Query(query.features, changed[1]))
+    after = variant(Support(support.features, support.labels, hidden, changed[0]), Query(query.features, changed[1]))
     torch.testing.assert_close(masked_logits(after, hidden), before, rtol=SOLVED, atol=SOLVED)
 
 

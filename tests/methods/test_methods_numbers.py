@@ -36,22 +36,22 @@ def numbers(name: str) -> dict[str, list[float]]:
     method = make_method(kind, make_base(), N, {**meant, **PULLED.get(name, {})}).double().eval()
     support, query = make_episodes(method.base, hide=True)
     logits = masked_logits(method(support, query), support.hidden)
-    found = {"revision": [kind.revision], "logits": logits[:2, 0].flatten().nan_to_num(neginf=-10.0).tolist()}
+    result = {"revision": [kind.revision], "logits": logits[:2, 0].flatten().nan_to_num(neginf=-10.0).tolist()}
     if parameters := list(method.parameters()):
         target = K + torch.arange(Q).expand(E, -1) % N
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        found["gradients"] = [float(gradient.norm()) for gradient in gradients]
-    return found
+        result["gradients"] = [float(gradient.norm()) for gradient in gradients]
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_moves_a_methods_numbers_raises_its_revision(name):
     """Where it was raised, and for a new method, ``python -m tests.methods.test_methods_numbers`` writes them anew."""
     pinned = json.loads(PINNED.read_text())[name]
-    for what, values in numbers(name).items():
-        close = pytest.approx(pinned[what], rel=WITHIN, abs=WITHIN * max(map(abs, pinned[what])))
-        assert values == close, f"{what}: raise the revision of {name}"
+    for key, values in numbers(name).items():
+        close = pytest.approx(pinned[key], rel=WITHIN, abs=WITHIN * max(map(abs, pinned[key])))
+        assert values == close, f"{key}: raise the revision of {name}"
 
 
 if __name__ == "__main__":

@@ -74,14 +74,14 @@ class Episode:
         return torch.cat([(images @ self.w.T + self.b)[:, self.shown], novel], 1)
 
     def query_loss(self, z: Tensor) -> Tensor:
-        shown = torch.cat([self.shown & (not self.regular), torch.ones(N, dtype=torch.bool)])
-        return F.cross_entropy(self.joint(z, self.q), (shown.cumsum(0) - 1)[self.t])
+        mask = torch.cat([self.shown & (not self.regular), torch.ones(N, dtype=torch.bool)])
+        return F.cross_entropy(self.joint(z, self.q), (mask.cumsum(0) - 1)[self.t])
 
     def centres(self, theta: Theta) -> list[Tensor]:
         """u of each part, [rows, size]."""
         if "centre.0" in theta:
             return [theta[f"centre.{i}"].expand(shape) for i, shape in enumerate(self.shapes)]
-        found = []
+        parts = []
         for i, (rows, size) in enumerate(self.shapes):
             if i == 2:  # one centre for all hidden units
                 asking, tau = [self.x.mean(0)], theta["tau"][1]
@@ -89,15 +89,15 @@ class Episode:
                 asking, tau = [self.x[self.y == k].mean(0) for k in range(N)], theta["tau"][0]
             centres = []
             for p in asking:
-                memory = [w for w, seen in zip(self.w, self.shown, strict=True) if seen]
+                memory = [w for w, visible in zip(self.w, self.shown, strict=True) if visible]
                 shares = torch.stack([tau * (unit(p) * unit(w)).sum() for w in memory]).softmax(0)
                 u = theta[f"offset.{i}"]
                 for a, w in zip(shares, memory, strict=True):
                     h = torch.tanh(theta["memory.inner.weight"] @ w + theta["memory.inner.bias"])
                     u = u + a * (theta[f"memory.outer.{i}.weight"] @ h + theta[f"memory.outer.{i}.bias"])
                 centres.append(u)
-            found.append(torch.stack(centres).expand(rows, size))
-        return found
+            parts.append(torch.stack(centres).expand(rows, size))
+        return parts
 
     def pull(self, theta: Theta) -> list[tuple[Tensor, Tensor]]:
         """Centres and gammas of the parts; nothing without an attractor."""
@@ -162,8 +162,8 @@ class Episode:
         return dict(zip(theta, answer, strict=True))
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.detach() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
+def relative(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.detach() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
 
 
 def stored_episode(z, learner: str, kind: str) -> tuple[Episode, dict[str, Tensor]]:
@@ -206,18 +206,18 @@ def test_the_formulas_give_the_stored_numbers(oracle, learner, kind):
     hessian = episode.hessian(tight, theta)
     for prefix, series in (("meta_grad", (20, float(np.float32(0.1)), 1.0)), ("exact_meta_grad", None)):
         expected = stored.pieces(kind, learner, z, f"tight/{prefix}")
-        found = episode.meta_gradient(tight, hessian, theta, series)
-        assert set(found) == set(expected)
-        for name, gradient in found.items():
+        gradients = episode.meta_gradient(tight, hessian, theta, series)
+        assert set(gradients) == set(expected)
+        for name, gradient in gradients.items():
             assert relative(gradient, expected[name]) < 1e-7, (prefix, name)  # 1e-12 through the inverse, twice
 
 
 def test_the_formulas_give_the_stored_unrolled_numbers(oracle):
     z = oracle("bptt20_lr_attn_s5_nomask")
     episode, theta = stored_episode(z, "lr", "attn")
-    found = episode.unrolled(stored_point(z, "init/w", "lr"), theta, 20, 1.0)
-    assert relative(episode.joint(found, episode.q), z["query_logits"]) < FORMULA
-    gradient = torch.autograd.grad(episode.query_loss(found), list(theta.values()))
+    point = episode.unrolled(stored_point(z, "init/w", "lr"), theta, 20, 1.0)
+    assert relative(episode.joint(point, episode.q), z["query_logits"]) < FORMULA
+    gradient = torch.autograd.grad(episode.query_loss(point), list(theta.values()))
     for name, value in zip(theta, gradient, strict=True):
         assert relative(value, stored.pieces("attn", "lr", z, "meta_grad")[name]) < 20 * FORMULA, (
             name
@@ -245,11 +245,11 @@ def draw(seed: int, shots: int, mode: str, scale: float = 1.0) -> tuple[Base, Su
     for e, classes in enumerate(HIDDEN[mode]):
         hidden[e, classes] = True
         if mode != "regular":
-            shown = (~hidden[e]).nonzero()[:, 0]
-            t[e, : Q // 2] = shown[torch.arange(Q // 2) % len(shown)]
+            visible_classes = (~hidden[e]).nonzero()[:, 0]
+            t[e, : Q // 2] = visible_classes[torch.arange(Q // 2) % len(visible_classes)]
     logits = [F.linear(images, base.weight, base.bias) for images in (x, q)]
     if mode == "regular":
-        logits = [torch.full_like(found, -torch.inf) for found in logits]
+        logits = [torch.full_like(values, -torch.inf) for values in logits]
     return base, Support(x, y.expand(2, -1), hidden, logits[0]), Query(q, logits[1]), t
 
 
@@ -257,31 +257,31 @@ def ours(
     method, support: Support, query: Query, t: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor], Mapping[str, Tensor]]:
     """Logits [2, Q, K+N] as the harness masks them, the loss, each episode's fast weights, statistics."""
-    seen: list[Sequence[Tensor]] = []
+    calls: list[Sequence[Tensor]] = []
     logits_of = method.learner.logits
 
     def spy(v, images):
-        seen.append([v] if isinstance(v, Tensor) else list(v))
+        calls.append([v] if isinstance(v, Tensor) else list(v))
         return logits_of(v, images)
 
     object.__setattr__(method.learner, "logits", spy)
     prediction = method(support, query)
     logits = masked_logits(prediction, support.hidden | query.base_logits[:, 0].isinf())
-    points = [torch.cat([part[e].detach().flatten() for part in seen[0]]) for e in range(2)]
+    points = [torch.cat([part[e].detach().flatten() for part in calls[0]]) for e in range(2)]
     return logits, F.cross_entropy(logits.flatten(0, 1), t.flatten()), points, prediction.statistics
 
 
 def one_by_one(base: Base, support: Support, query: Query, t: Tensor, **more) -> list[Episode]:
     more["regular"] = bool(query.base_logits.isinf().all())
     rows = zip(support.features, support.labels, query.features, t, ~support.hidden, strict=True)
-    return [Episode(x, y, q, t, base.weight, base.bias, shown, **more) for x, y, q, t, shown in rows]
+    return [Episode(x, y, q, t, base.weight, base.bias, mask, **more) for x, y, q, t, mask in rows]
 
 
 def same_answers(single: list[Episode], points: list[Tensor], logits: Tensor, loss: Tensor, tolerance: float) -> None:
     for ep, z, row in zip(single, points, logits, strict=True):
-        shown = torch.cat([ep.shown & (not ep.regular), torch.ones(N, dtype=torch.bool)])
-        assert bool(row[:, ~shown].isneginf().all())
-        assert relative(row[:, shown], ep.joint(z, ep.q)) < tolerance
+        mask = torch.cat([ep.shown & (not ep.regular), torch.ones(N, dtype=torch.bool)])
+        assert bool(row[:, ~mask].isneginf().all())
+        assert relative(row[:, mask], ep.joint(z, ep.q)) < tolerance
     expected = sum(ep.query_loss(z) for ep, z in zip(single, points, strict=True)) / 2
     assert relative(loss, expected) < tolerance
 
@@ -298,9 +298,9 @@ def same_gradients(method, expected: Sequence[Mapping[str, Tensor]], tolerance: 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 def test_baselines(learner, shots, mode, weight_decay):
     base, *case = draw(shots, shots, mode)
-    logits, loss, found, _ = ours(Ridge(base, N, learner=learner, weight_decay=weight_decay), *case)
+    logits, loss, solutions, _ = ours(Ridge(base, N, learner=learner, weight_decay=weight_decay), *case)
     single = one_by_one(base, *case, learner=learner, weight_decay=weight_decay)
-    points = [ep.minimum({}, near)[0] for ep, near in zip(single, found, strict=True)]
+    points = [ep.minimum({}, near)[0] for ep, near in zip(single, solutions, strict=True)]
     same_answers(single, points, logits, loss, 1e-6)
 
 
@@ -338,8 +338,8 @@ def test_attractors(kind, learner, shots, mode, gamma):
             weight_decay=weight_decay,
             **options,
         )
-        logits, loss, found, _ = ours(method, *case)
-        points = points or [ep.minimum(theta, near) for ep, near in zip(single, found, strict=True)]
+        logits, loss, solutions, _ = ours(method, *case)
+        points = points or [ep.minimum(theta, near) for ep, near in zip(single, solutions, strict=True)]
         same_answers(single, [z for z, _ in points], logits, loss, 1e-6)
         loss.backward()
         expected = [ep.meta_gradient(*point, theta, series) for ep, point in zip(single, points, strict=True)]

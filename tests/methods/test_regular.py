@@ -33,9 +33,9 @@ def make_base(scale: float = 1.0) -> Base:
     generator = torch.Generator().manual_seed(1)
     weight, prototypes = torch.randn(2, K, D, generator=generator, dtype=torch.float64)
     bias, within = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((K,), (3 * D, D)))
-    known = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
+    statistics = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
     images = prototypes.repeat_interleave(3, 0) + within[: 3 * K], torch.arange(K).repeat_interleave(3)
-    return Base(scale * weight, 0.1 * bias, prototypes, 9.0, *known, lambda: images)
+    return Base(scale * weight, 0.1 * bias, prototypes, 9.0, *statistics, lambda: images)
 
 
 def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:
@@ -51,12 +51,12 @@ def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:
 
 def registered() -> list[str]:
     """Every method, and every shorthand: they are different methods to a reader."""
-    found = []
+    names = []
     for name in sorted(registry.names(registry.METHODS)):
         plugin = registry.load(registry.METHODS, name)
         if not plugin.problem:
-            found += [name, *plugin.value.shorthands]
-    return found
+            names += [name, *plugin.value.shorthands]
+    return names
 
 
 def make(name: str, base: Base | None = None):
@@ -112,12 +112,12 @@ def test_parameters_still_learn(name):
 
 @pytest.mark.parametrize("name", ["lwof", "lr+a", "mlp+a"])
 def test_an_attention_still_reads_the_base_weights(name):
-    before, other = make(name), make(name, make_base(scale=1.5))
+    before, scaled_method = make(name), make(name, make_base(scale=1.5))
     if name == "lwof":
-        other.load_state_dict({**before.state_dict(), "weight": 1.5 * before.weight.detach()})
+        scaled_method.load_state_dict({**before.state_dict(), "weight": 1.5 * before.weight.detach()})
     else:
-        other.load_state_dict(before.state_dict())
-    a, b = (method(*episodes()).logits[..., K:].detach() for method in (before, other))
+        scaled_method.load_state_dict(before.state_dict())
+    a, b = (method(*episodes()).logits[..., K:].detach() for method in (before, scaled_method))
     assert (a - b).abs().max() > 1e-4
 
 

@@ -49,7 +49,7 @@ HOSTILE = (
 def made(label: str, seed: int, **changes) -> Result:
     """A result of made-up margins; "gap" and "shift" of these are among the changes."""
     of = {name: changes.pop(name) for name in ("gap", "shift") if name in changes}
-    known = {
+    fields = {
         "training": {"validation": {"1000": 50.0 + seed, "500": 40.0 + seed}, "kept_step": 1000},
         "cost": {"parameters": 12, "training_seconds": 3.0 + seed % 2, "evaluation_seconds": 1.0,
                  "episodes_per_second": 250.0 - seed},
@@ -57,7 +57,7 @@ def made(label: str, seed: int, **changes) -> Result:
                        "version": "0.1.0", "time": f"2026-01-0{seed + 1}T00:00:00+00:00", "libraries": {"torch": "2"}},
         "setting": "paper",
     }  # fmt: skip
-    return msgspec.structs.replace(result(label, seed, n=200, **of), **{**known, **changes})
+    return msgspec.structs.replace(result(label, seed, n=200, **of), **{**fields, **changes})
 
 
 def write_results(root: Path, hostile: str = HOSTILE) -> None:
@@ -130,52 +130,52 @@ class Reader(HTMLParser):
 @pytest.mark.parametrize("setting", ["paper", "tuned-12"])
 def test_the_tables_are_those_of_the_command(board, text, setting):
     reader = Reader(text)
-    (shown,) = [rows for about, rows in reader.tables if about.get("data-setting") == setting]
+    (table,) = [rows for about, rows in reader.tables if about.get("data-setting") == setting]
     printed = ranked_table(board.in_setting(setting), full=True)
     headings = [
-        cell.replace("Δ", "Delta").replace("Deltaa", "Delta_a").replace("Deltab", "Delta_b") for cell in shown[0]
+        cell.replace("Δ", "Delta").replace("Deltaa", "Delta_a").replace("Deltab", "Delta_b") for cell in table[0]
     ]
     assert set(headings) <= set(printed.headings())
     assert {"rank", "method", "Acc.", "cal. Acc.", "AUSUC", "to the best", "seeds"} <= set(headings)
     at = [printed.headings().index(heading) for heading in headings]
     expected = [[line[i].text for i in at] for line in printed.cells()]
-    assert [[cell.strip() for cell in line] for line in shown[1:]] == expected
+    assert [[cell.strip() for cell in line] for line in table[1:]] == expected
     assert len(expected) == (17 if setting == "paper" else 13), "measured and published rows"
     plain = re.sub(r"\s+", " ", render([printed], "text"))
     assert re.sub(r"\s+", " ", " ".join(line.text for line in printed.cells()[0])).strip() in plain
 
 
 def data_of(text: str) -> dict:
-    ((about, found),) = [script for script in Reader(text).scripts if script[0].get("type") == "application/json"]
+    ((about, content),) = [script for script in Reader(text).scripts if script[0].get("type") == "application/json"]
     assert about["id"] == "data"
-    return json.loads(found)
+    return json.loads(content)
 
 
 def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, text):
     data = data_of(text)
-    (one,) = [board for board in data["boards"] if board["setting"] == "paper"]
+    (board_data,) = [board for board in data["boards"] if board["setting"] == "paper"]
     rows = data["rows"]
     ranked = {row.label: row for row in board.in_setting("paper").ranking.family}
-    assert set(ranked) == {"a", "b", "c", HOSTILE} == {rows[number]["label"] for number in one["ranked"]}
+    assert set(ranked) == {"a", "b", "c", HOSTILE} == {rows[number]["label"] for number in board_data["ranked"]}
     for metric in ("acc", "calibrated_acc"):
-        pairs = one["pairs"][metric]
+        pairs = board_data["pairs"][metric]
         assert len(pairs) == 6
         p = []
         for a, b, mean, interval, value, _, seeds, fixed in pairs:
             labels = rows[a]["label"], rows[b]["label"]
-            found = compare(ranked[labels[0]], ranked[labels[1]], board.in_setting("paper").compared).overall[metric]
-            assert (mean, interval) == (pytest.approx(found.mean, abs=PAIRS), pytest.approx(found.interval, abs=PAIRS))
-            assert value == pytest.approx(found.p, rel=5.1e-3, abs=1e-15)  # three digits
+            delta = compare(ranked[labels[0]], ranked[labels[1]], board.in_setting("paper").compared).overall[metric]
+            assert (mean, interval) == (pytest.approx(delta.mean, abs=PAIRS), pytest.approx(delta.interval, abs=PAIRS))
+            assert value == pytest.approx(delta.p, rel=5.1e-3, abs=1e-15)  # three digits
             assert (data["texts"][seeds], fixed) == ("0, 1, 2", 0)
             p += [
-                found.p / 2 if found.mean > 0 else 1 - found.p / 2,
-                found.p / 2 if found.mean < 0 else 1 - found.p / 2,
+                delta.p / 2 if delta.mean > 0 else 1 - delta.p / 2,
+                delta.p / 2 if delta.mean < 0 else 1 - delta.p / 2,
             ]
-        told = holm(np.array(p)).reshape(-1, 2).any(1)
-        assert [pair[5] for pair in pairs] == told.tolist()
-        assert told.sum() > 0
+        rejections = holm(np.array(p)).reshape(-1, 2).any(1)
+        assert [pair[5] for pair in pairs] == rejections.tolist()
+        assert rejections.sum() > 0
         ranks = {place.row.label: place.ranks for place in Ranking(list(ranked.values()), metric).places}
-        for number in one["ranked"]:
+        for number in board_data["ranked"]:
             label = rows[number]["label"]
             better = sum(p[5] for p in pairs if (p[0] == number and p[2] < 0) or (p[1] == number and p[2] > 0))
             assert ranks[label].first == 1 + better
@@ -185,15 +185,15 @@ def test_the_numbers_are_those_that_the_commands_print(call, results, board, tex
     rows = [row for row in data_of(text)["rows"] if row.get("setting") != "best of 12 trials"]
     status, out, _ = call("table", TASK, "--rank", "--full", "--results", str(results), "--format", "json")
     assert status == 0
-    printed = [one | {"source": one["source"].removeprefix("published: ")} for one in json.loads(out)]
+    printed = [record | {"source": record["source"].removeprefix("published: ")} for record in json.loads(out)]
     assert sorted((row["label"], row["source"]) for row in rows) == sorted((p["method"], p["source"]) for p in printed)
-    for one in printed:
-        (row,) = [row for row in rows if (row["label"], row["source"]) == (one["method"], one["source"])]
+    for record in printed:
+        (row,) = [row for row in rows if (row["label"], row["source"]) == (record["method"], record["source"])]
         for name in (*METRICS, *BALANCE):
             assert row["values"].get(name, [None, None]) == pytest.approx(
-                [one[name], one[f"{name}_interval"]], abs=6e-5
+                [record[name], record[f"{name}_interval"]], abs=6e-5
             )
-        assert len(row.get("seeds", [])) == (one["seeds"] or 0)
+        assert len(row.get("seeds", [])) == (record["seeds"] or 0)
 
 
 def test_points_curves_seeds_and_costs_follow_from_the_results(board, text):
@@ -241,7 +241,7 @@ def test_a_hostile_name_is_text_in_html_and_in_scripts(text):
     assert not [about for tag, about in reader.elements if tag == "img" or "onerror" in about]
     assert all(not (about.get("href") or "").startswith("javascript") for _, about in reader.elements)
     assert "{{7*7}}" in text
-    (data,) = [found for about, found in reader.scripts if about.get("type") == "application/json"]
+    (data,) = [content for about, content in reader.scripts if about.get("type") == "application/json"]
     assert not set("<>&") & set(data)
     assert HOSTILE in [row["label"] for row in json.loads(data)["rows"]]
     assert len(reader.scripts) == 1 + 1 + len(SCRIPTS), "the data, Plotly and ours: no script of anybody else's"
@@ -249,9 +249,9 @@ def test_a_hostile_name_is_text_in_html_and_in_scripts(text):
 
 @pytest.mark.parametrize("value", ["</script>", "<!--", "<script", "a\u2028b\u2029c", "&lt;", "ü≤"])
 def test_json_in_a_script_ends_nothing_and_is_the_same(value):
-    found = script_json({value: [value]})
-    assert json.loads(found) == {value: [value]}
-    assert not set("<>&\u2028\u2029") & set(found)
+    script = script_json({value: [value]})
+    assert json.loads(script) == {value: [value]}
+    assert not set("<>&\u2028\u2029") & set(script)
 
 
 def test_only_the_scripts_that_are_meant_may_run_and_nothing_is_fetched(text):
@@ -259,7 +259,7 @@ def test_only_the_scripts_that_are_meant_may_run_and_nothing_is_fetched(text):
     (policy,) = [about["content"] for tag, about in reader.elements if about.get("http-equiv")]
     rules = dict(rule.strip().split(" ", 1) for rule in html.unescape(policy).split(";"))
     assert rules["default-src"] == "'none'"
-    ours = [found for about, found in reader.scripts if "type" not in about]
+    ours = [content for about, content in reader.scripts if "type" not in about]
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in ours]
     assert rules["script-src"].split() == [f"'sha256-{digest}'" for digest in digests]
     for tag, about in reader.elements:
@@ -278,9 +278,9 @@ def test_plotly_is_the_file_of_the_package_that_is_named():
 
 def test_the_command(call, results, tmp_path):
     out = tmp_path / "page.html"
-    status, said, _ = call("report", TASK, "--results", str(results), "--out", str(out))
+    status, output, _ = call("report", TASK, "--results", str(results), "--out", str(out))
     assert status == 0
-    assert str(out) in said
+    assert str(out) in output
     assert f'data-task="{TASK}"' in out.read_text()
     status, _, error = call("report", TASK, "--out", str(tmp_path))
     assert (status, error.count("\n")) == (2, 1)
@@ -291,10 +291,10 @@ def test_the_command(call, results, tmp_path):
     status, _, error = call("report", TASK, "--results", str(results), "--out", str(out / "page.html"))
     assert (status, error.count("\n"), f"cannot write {out}" in error, "--out" in error) == (2, 1, True, True)
     (tmp_path / "none").mkdir()
-    for folder, said in (("none", "no results of task 'cub-1shot'"), ("nowhere", "there is no folder ")):
+    for folder, message in (("none", "no results of task 'cub-1shot'"), ("nowhere", "there is no folder ")):
         status, _, error = call("report", "cub-1shot", "--results", str(tmp_path / folder))
         assert (status, error.count("\n")) == (2, 1)
-        assert said in error
+        assert message in error
 
 
 @pytest.mark.parametrize("task", ["mini-regular-5shot", "tiny-pack-5shot"])
@@ -367,15 +367,15 @@ def test_claims_with_what_they_rest_on(results, tmp_path, monkeypatch):
         "open": Claim("a leads <b> by {0.by:.1f}", [("a", "b"), ("a.x=2", "c")], [TASK], "ahead"),
         "close": Claim("a and b are equivalent", [("a", "b")], [TASK], "equivalent", margin=0.1),
     }
-    found = judge(claims, Home(tmp_path, results))
-    page = gather([load_board(find(TASK)[0], results)], found)
-    read = Reader(page_html(page))
-    assert [claim.verdict for claim in page.claims] == [one.verdict for one in found]
-    assert html.escape(found[0].text) in page_html(page)
-    _, *lines = next(cells for _, cells in read.tables if cells and cells[0][:3] == ["task", "A", "B"])
-    assert lines[0] == [TASK, "a", "b", plus_minus(found[0].evidence[0].difference, "+"), "novel classes"]
-    buttons = {attributes.get("data-row") for tag, attributes in read.elements if tag == "button"}
-    for (_, a, b, *_), evidence in zip(page.claims[0].pairs, found[0].evidence, strict=True):
+    judgements = judge(claims, Home(tmp_path, results))
+    page = gather([load_board(find(TASK)[0], results)], judgements)
+    reader = Reader(page_html(page))
+    assert [claim.verdict for claim in page.claims] == [judgement.verdict for judgement in judgements]
+    assert html.escape(judgements[0].text) in page_html(page)
+    _, *lines = next(cells for _, cells in reader.tables if cells and cells[0][:3] == ["task", "A", "B"])
+    assert lines[0] == [TASK, "a", "b", plus_minus(judgements[0].evidence[0].difference, "+"), "novel classes"]
+    buttons = {attributes.get("data-row") for tag, attributes in reader.elements if tag == "button"}
+    for (_, a, b, *_), evidence in zip(page.claims[0].pairs, judgements[0].evidence, strict=True):
         assert {str(a[0]), str(b[0])} <= buttons
         assert [page.rows[number].label for number, _ in (a, b)] == [evidence.a.label, evidence.b.label]
     assert 'id="claims"' not in page_html(gather([load_board(find(TASK)[0], results)]))

@@ -33,9 +33,9 @@ def made_up(tmp_path_factory) -> Path:
     """The page of two tasks with made-up results, a hostile name among them, and of one with published rows alone."""
     root, out = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("page") / "report.html"
     write_results(root)
-    (other,) = find(OTHER)
+    (other_task,) = find(OTHER)
     for seed in range(3):
-        write(root, made("a", seed, task=OTHER, task_hash=other.hash))
+        write(root, made("a", seed, task=OTHER, task_hash=other_task.hash))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boards, "packaged_root", lambda: root / "none")
         tasks = [find(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
@@ -87,7 +87,7 @@ class Visit:
         self.page.wait_for_timeout(250)
 
 
-@pytest.fixture(scope="module", params=[("desk", "light"), ("telephone", "dark")], ids=lambda given: given[0])
+@pytest.fixture(scope="module", params=[("desk", "light"), ("telephone", "dark")], ids=lambda param: param[0])
 def opened(request, chromium, made_up) -> Iterator[Visit]:
     with Visit(chromium, made_up, *request.param) as visit:
         yield visit
@@ -144,12 +144,12 @@ def lines_of_equal_accuracy_are_named_wherever_one_looks(visit: Visit) -> None:
     visit.settle()
     assert named() != before
     for text in named():
-        said, x, y = text.rsplit(",", 2)
-        assert re.fullmatch(r"(Acc\.|harm\.|harmonic) \d+", said)
+        label, x, y = text.rsplit(",", 2)
+        assert re.fullmatch(r"(Acc\.|harm\.|harmonic) \d+", label)
         assert 20 <= float(x) <= 60
         assert 40 <= float(y) <= 55
-        kind, level = said.split()
-        assert {"Acc.": said}.get(kind, f"harmonic mean {level}") in lines, "a name without a line"
+        kind, level = label.split()
+        assert {"Acc.": label}.get(kind, f"harmonic mean {level}") in lines, "a name without a line"
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
@@ -212,9 +212,9 @@ def test_sorting_by_a_column_and_back(visit):
     assert visit.names() == sorted(names, key=str.lower, reverse=True)
     visit.page.locator("article:visible th:has-text('cal. Acc.') button").click()
     cells = visit.page.locator("article:visible tbody tr:visible").all_inner_texts()
-    shown = [float(line.split("\t")[3].split()[0]) for line in cells if line.split("\t")[3].strip()]
-    assert shown == sorted(shown, reverse=True)
-    assert len(shown) == 5, "published rows have none, and come last"
+    accuracies = [float(line.split("\t")[3].split()[0]) for line in cells if line.split("\t")[3].strip()]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert len(accuracies) == 5, "published rows have none, and come last"
 
 
 def test_filters_and_search(visit):
@@ -260,9 +260,9 @@ def test_filters_and_search(visit):
 def test_a_number_is_one_click_from_where_it_comes_from_and_the_address_leads_back(visit):
     page = visit.page
     page.locator("article:visible tbody tr:has(.open span:text-is('b')) td:visible").nth(1).click()
-    said = page.locator("dialog").inner_text()
+    text = page.locator("dialog").inner_text()
     for fact in ("ifsl-bench run --method x --seed 2", "c0ffee", "a CPU", "d200", "mini-5shot/b.seed-1.json"):
-        assert fact in said
+        assert fact in text
     page.locator("dialog button:has-text('copy')").first.click()
     page.locator("dialog button", has_text=re.compile("^(copied|selected; copy it)$")).wait_for()
     box = page.locator("dialog").bounding_box()
@@ -287,11 +287,11 @@ def test_a_link_of_the_table_of_all_tasks_leads_to_that_task(visit):
 
 
 def test_it_opens_on_a_task_with_rows_of_ones_own(chromium, tmp_path, monkeypatch):
-    stored, mine, out = tmp_path / "stored", tmp_path / "mine", tmp_path / "report.html"
-    write_results(stored)
+    stored_root, mine, out = tmp_path / "stored", tmp_path / "mine", tmp_path / "report.html"
+    write_results(stored_root)
     ((first,), (second,)) = find(TASK), find(OTHER)
     write(mine, made("mine", 0, task=OTHER, task_hash=second.hash))
-    monkeypatch.setattr(boards, "packaged_root", lambda: stored)
+    monkeypatch.setattr(boards, "packaged_root", lambda: stored_root)
     out.write_text(page_html(gather(boards_with_variants([first, second], mine, named=True))), encoding="utf-8")
     with Visit(chromium, out) as visit:
         assert visit.page.locator("article:visible").get_attribute("data-task") == OTHER
@@ -323,11 +323,11 @@ def test_the_keyboard_reaches_a_row_every_pair_all_tasks_and_the_chips(visit):
     assert page.locator("dialog h2").inner_text() == page.locator(".overview:visible tbody th").first.inner_text()
     page.keyboard.press("Escape")
     page.locator("#chips button").focus()
-    for said in ("none", "all"):
-        assert page.evaluate("document.activeElement.textContent") == said
+    for label in ("none", "all"):
+        assert page.evaluate("document.activeElement.textContent") == label
         page.keyboard.press("Enter")
         plots = page.locator(".canvas > p").all_inner_texts()
-        assert set(plots) == ({"No rows are switched on."} if said == "none" else set())
+        assert set(plots) == ({"No rows are switched on."} if label == "none" else set())
 
 
 def test_a_hostile_name_stays_text_in_tables_plots_and_dialogs(visit):
@@ -494,10 +494,10 @@ def test_what_is_forgotten_and_what_a_number_depends_on_stand_beside_the_curves(
         cells = [[float(text) for text in line.locator("td").all_inner_texts()] for line in lines]
         for line, numbers in zip(cells, expected, strict=True):
             assert line == pytest.approx(numbers, abs=0.051 if size == "desk" else 0.551)
-        found = {(name, part): share for name, part, share in visit.page.evaluate(bars)}
-        assert {name for name, _ in found} == set(splits)
-        variances = {(name, part): splits[name][f"sd_{part.replace(' ', '_')}"] ** 2 for name, part in found}
-        for (name, part), share in found.items():
+        shares = {(name, part): share for name, part, share in visit.page.evaluate(bars)}
+        assert {name for name, _ in shares} == set(splits)
+        variances = {(name, part): splits[name][f"sd_{part.replace(' ', '_')}"] ** 2 for name, part in shares}
+        for (name, part), share in shares.items():
             total = sum(variance for (row, _), variance in variances.items() if row == name)
             # Deviations of four digits are off by 5e-5, which twice of each of the two adds to the share.
             tolerance = 0.05 + 400 * 5e-5 / total**0.5

@@ -48,11 +48,11 @@ def test_every_method_has_papers_and_a_name_in_print(point):
 
 
 def test_no_row_is_of_a_method_that_there_is_not():
-    known = {row for point in OURS for row in rows_of(point)}
-    assert set(rows()) == known
+    own_rows = {row for point in OURS for row in rows_of(point)}
+    assert set(rows()) == own_rows
     shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
     assert {name: row.of for name, row in rows().items() if row.of} == shorthands
-    assert {name for paper in papers("methods") for name in paper.of} == known | set(printed_alone())
+    assert {name for paper in papers("methods") for name in paper.of} == own_rows | set(printed_alone())
 
 
 def test_rows_of_papers_alone(call):
@@ -90,7 +90,7 @@ def test_entries_are_whole(paper):
         assert paper.field(field), field
     assert re.fullmatch(r"(19|20)\d\d", paper.field("year"))
     assert paper.field("year") in paper.key
-    assert [one.key for one in ENTRIES].count(paper.key) == 1
+    assert [entry.key for entry in ENTRIES].count(paper.key) == 1
 
 
 @pytest.mark.parametrize(

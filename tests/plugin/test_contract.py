@@ -91,16 +91,16 @@ def test_rounding_where_large_numbers_cancel_is_no_breach(sound, searched):
                 logits = logits - logits.mean(1, keepdim=True)
             return Prediction(logits, {"solver_steps": torch.zeros(len(logits))} if searched else {})
 
-    given = Asked(
+    case = Asked(
         "far", Far(base, 5), Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T), hidden
     )
     with torch.no_grad():
-        assert sees_one_query(given.looked_at()), "in single precision"
+        assert sees_one_query(case.looked_at()), "in single precision"
     if sound:
-        check_answers(given)
+        check_answers(case)
     else:
         with pytest.raises(UserError, match="depends on the other queries"):
-            check_answers(given)
+            check_answers(case)
 
 
 def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():
@@ -116,13 +116,13 @@ def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():
     class Declares(Draws):
         parallel_copies = True
 
-    given = {kind: made_up("x", kind, {}, 1, False, False) for kind in (Draws, Declares, ProtoNet)}
-    found = (copies_do_not_meet(given[Declares]) for _ in range(10))  # on a busy machine they may miss each other
-    assert any("several threads" in said for said in found)
-    assert not copies_do_not_meet(given[Draws]), "a subclass of a method that declares it does not"
-    assert not copies_do_not_meet(given[ProtoNet])
+    cases = {kind: made_up("x", kind, {}, 1, False, False) for kind in (Draws, Declares, ProtoNet)}
+    breaches = (copies_do_not_meet(cases[Declares]) for _ in range(10))  # on a busy machine they may miss each other
+    assert any("several threads" in breach for breach in breaches)
+    assert not copies_do_not_meet(cases[Draws]), "a subclass of a method that declares it does not"
+    assert not copies_do_not_meet(cases[ProtoNet])
     with torch.no_grad():
-        assert not repeats(given[Declares]), "one alone keeps the other rules"
+        assert not repeats(cases[Declares]), "one alone keeps the other rules"
 
 
 @pytest.mark.parametrize("kept", ["prototypes", "weight"])
@@ -139,9 +139,9 @@ def test_what_a_method_keeps_of_a_hidden_class_is_found(kept):
             novel = logits[..., -self.ways :] + (query.features @ self.mean).unsqueeze(-1)
             return Prediction(torch.cat([logits[..., : -self.ways], novel], -1))
 
-    said = "a hidden base class leaves a trace in the answers"
-    assert said in dict(check_contract("keeps", Keeps, {})).values()
-    assert said not in dict(check_contract("protonet", ProtoNet, {})).values()
+    breach = "a hidden base class leaves a trace in the answers"
+    assert breach in dict(check_contract("keeps", Keeps, {})).values()
+    assert breach not in dict(check_contract("protonet", ProtoNet, {})).values()
 
 
 @pytest.mark.parametrize("name", sorted(registry.names(registry.METHODS)))
@@ -149,9 +149,11 @@ def test_every_registered_method_keeps_every_rule(name):
     if registry.load(registry.METHODS, name).lacks:
         pytest.skip("its extra is not installed")
     kind = registry.method(name)
-    found = dict(check_contract(name, kind, {"weight_decay": 1e-2} if "weight_decay" in kind.grid else {}))
-    assert len(found) == len(RULES) - (not kind.may_run_in_threads()), "that of copies is for classes that allow them"
-    assert not {rule: broken for rule, broken in found.items() if broken}
+    breaches = dict(check_contract(name, kind, {"weight_decay": 1e-2} if "weight_decay" in kind.grid else {}))
+    assert len(breaches) == len(RULES) - (not kind.may_run_in_threads()), (
+        "that of copies is for classes that allow them"
+    )
+    assert not {rule: broken for rule, broken in breaches.items() if broken}
 
 
 def test_the_command_says_rule_by_rule_what_is_broken(call, tmp_path):

@@ -86,18 +86,18 @@ def test_what_a_class_declares_wrongly_is_said_before_any_work(line, jobs):
 
 @pytest.mark.parametrize("line", ANSWERED)
 def test_an_answer_of_another_type_is_one_line(line, jobs):
-    made, work = jobs("pass", line)
+    made_jobs, work = jobs("pass", line)
     with pytest.raises(UserError, match=ANSWERED[line]) as caught:
-        api.run_job(made[0], work)
+        api.run_job(made_jobs[0], work)
     assert "\n" not in str(caught.value)
 
 
 def test_a_solve_that_ends_at_nan_has_not_converged():
     counts = Counts(*(np.zeros(3, np.int64) for _ in range(4)), base_queries=1, novel_queries=1)
     failed = np.array([0.0, np.nan, 1.0])
-    found = Evaluated(counts, {"solver_unconverged": failed}, None)
-    assert found.unconverged == 2
-    assert list(found.remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
+    evaluation = Evaluated(counts, {"solver_unconverged": failed}, None)
+    assert evaluation.unconverged == 2
+    assert list(evaluation.remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
     solves = Solves({})
     solves.add(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
     assert solves.whole() == {"episodes": 3, "unconverged": 2}
@@ -209,7 +209,7 @@ LEARNER = """def __init__(self, base, ways):
 
 
 def test_logits_on_another_device_and_detached_ones_are_one_line(tmp_path, call, jobs):
-    for name, last, said in (
+    for name, last, message in (
         ("meta", "return Prediction(logits.to('meta'))", "returned logits on device meta, expected them on cpu"),
         (
             "detached",
@@ -220,10 +220,10 @@ def test_logits_on_another_device_and_detached_ones_are_one_line(tmp_path, call,
         (tmp_path / f"{name}.py").write_text(START.format(LEARNER, last))
         status, out, err = call("methods", "--check", f"{tmp_path / name}.py:X")
         assert (status, err.count("\n")) == (2, 1), err
-        assert said in out + err
-    made, work = jobs("pass", "return Prediction(logits.to('meta'))")
+        assert message in out + err
+    made_jobs, work = jobs("pass", "return Prediction(logits.to('meta'))")
     with pytest.raises(UserError, match=r"returned logits on device meta"):
-        api.run_job(made[0], work)
+        api.run_job(made_jobs[0], work)
 
 
 def test_an_error_names_the_last_line_of_the_users_own_files_and_traceback_all_of_it(tmp_path, call, monkeypatch):
@@ -231,24 +231,24 @@ def test_an_error_names_the_last_line_of_the_users_own_files_and_traceback_all_o
     monkeypatch.setattr(
         "traceback.print_exception", lambda error: print(f"{type(error.__cause__.__cause__).__name__} at length")
     )
-    said = {}
+    outputs = {}
     for more in ((), ("--traceback",)):
         status, out, err = call(*more, "methods", "--check", f"{tmp_path / 'x.py'}:X")
         assert status == 2
         assert "x.py line 12: RuntimeError: Expected one of cpu" in err
-        said[more] = out
-    assert said == {(): "", ("--traceback",): "RuntimeError at length\n"}
+        outputs[more] = out
+    assert outputs == {(): "", ("--traceback",): "RuntimeError at length\n"}
 
 
 def test_a_method_imports_what_lies_beside_its_file_and_each_folder_has_its_own(tmp_path):
-    found = {}
+    methods = {}
     for name, value in (("one", 1), ("two", 2)):
         (folder := tmp_path / name).mkdir()
         (folder / "utils.py").write_text(f"from more import VALUE\n\ndef value():\n    return VALUE + {value}\n")
         (folder / "more.py").write_text("VALUE = 10\n")
         (folder / "x.py").write_text("from utils import value\n" + START.format("made = value()", "return None"))
-        found[name] = find_method(f"{folder / 'x.py'}:X")[0].method
-    assert (found["one"].made, found["two"].made) == (11, 12)
+        methods[name] = find_method(f"{folder / 'x.py'}:X")[0].method
+    assert (methods["one"].made, methods["two"].made) == (11, 12)
     assert str(folder) not in sys.path
     assert "utils" not in sys.modules
     (folder / "more.py").write_text("VALUE = 20\n")

@@ -134,23 +134,23 @@ def test_a_raised_revision_trains_anew(clusters):
 def test_our_methods_are_known_by_their_revision():
     name, kind, _ = registry.resolve("lwof")
     (job,) = make_jobs(Request(["lwof"], ["glyphs-5shot"]))
-    stored = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "lwof.seed-0.json").provenance
+    provenance = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "lwof.seed-0.json").provenance
     assert (name, kind.revision) == ("lwof", 0)
-    assert job.has_made(stored)
-    assert job.has_made(stored | {"method_source": "0" * 16})
-    assert not job.has_made(stored | {"revision": 1})
-    assert not job.has_made(stored | {"distribution": {}}), "a class of that name from elsewhere"
+    assert job.has_made(provenance)
+    assert job.has_made(provenance | {"method_source": "0" * 16})
+    assert not job.has_made(provenance | {"revision": 1})
+    assert not job.has_made(provenance | {"distribution": {}}), "a class of that name from elsewhere"
 
 
 # --- rows
 
 
 def test_seeds_of_another_method_are_left_out_of_a_row():
-    stored = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "imprint.seed-0.json")
+    result = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "imprint.seed-0.json")
 
     def result_of(seed, **facts):
         provenance = {"distribution": {}, "revision": 0, "method_source": "s", "time": str(seed)} | facts
-        return msgspec.structs.replace(stored, label="x", seed=seed, provenance=provenance)
+        return msgspec.structs.replace(result, label="x", seed=seed, provenance=provenance)
 
     for change in ({"method_source": "t"}, {"revision": 1}):
         rows, remarks = rows_of([result_of(0, **change), result_of(1), result_of(2)], "yours")

@@ -67,19 +67,19 @@ def test_tasks_are_our_episodes(learn2learn, clusters, work, name, side):
     tasks = getattr(ifsl_bench.to_learn2learn(named(clusters, name), seed=3, work=work), side)
     assert isinstance(tasks, learn2learn.data.Taskset)
     task = find(named(clusters, name))[0]
-    wanted = PreparedTask(task, "linear", 3, work).loader(SIDES[side]).batch(0, 12)
-    K = wanted.support.hidden.shape[1]
+    expected = PreparedTask(task, "linear", 3, work).loader(SIDES[side]).batch(0, 12)
+    K = expected.support.hidden.shape[1]
     for i in (11, 0, 5, 0):
         X, y = tasks[i]
         (x, support), (q, query) = split(X, y, task.shots)
-        assert torch.equal(x, wanted.support.features[i])
-        assert torch.equal(support, wanted.support.labels[i])
-        assert torch.equal(q, wanted.query.features[i])
-        novel = wanted.novel[i]
-        assert torch.equal(query[novel], wanted.labels[i][novel] - K)
-        assert torch.equal(query[~novel], wanted.labels[i][~novel] + 5)
+        assert torch.equal(x, expected.support.features[i])
+        assert torch.equal(support, expected.support.labels[i])
+        assert torch.equal(q, expected.query.features[i])
+        novel = expected.novel[i]
+        assert torch.equal(query[novel], expected.labels[i][novel] - K)
+        assert torch.equal(query[~novel], expected.labels[i][~novel] + 5)
         assert y.dtype == torch.int64
-        assert torch.equal(tasks.hidden(i) - 5, wanted.support.hidden[i].nonzero().flatten())
+        assert torch.equal(tasks.hidden(i) - 5, expected.support.hidden[i].nonzero().flatten())
 
 
 def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
@@ -91,16 +91,16 @@ def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
     assert torch.equal(tasks.train[-1][0], inputs[6])
     random.seed(0)
     drawn = [tasks.train.sample()[0] for _ in range(40)]
-    assert {i for X in drawn for i, known in enumerate(inputs) if torch.equal(X, known)} == set(range(7))
+    assert {i for X in drawn for i, reference in enumerate(inputs) if torch.equal(X, reference)} == set(range(7))
     with pytest.raises(IndexError):
         tasks.train[7]
-    other = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), seed=1, work=work)
-    assert not torch.equal(other.train[0][0], inputs[0])
-    assert torch.equal(other.test[0][0], tasks.test[0][0])
+    other_tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), seed=1, work=work)
+    assert not torch.equal(other_tasks.train[0][0], inputs[0])
+    assert torch.equal(other_tasks.test[0][0], tasks.test[0][0])
     numpys = ifsl_bench.to_learn2learn(
         named(clusters, "clusters-5shot"), seed=np.int64(1), num_tasks=np.int32(3), work=work
     )
-    assert torch.equal(numpys.train[0][0], other.train[0][0])
+    assert torch.equal(numpys.train[0][0], other_tasks.train[0][0])
     assert len(numpys.train) == 3
 
 
@@ -108,12 +108,12 @@ def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
 @pytest.mark.parametrize("name", ["clusters-5shot", "clusters-regular-5shot"])
 def test_tasks_know_their_support(learn2learn, clusters, work, name, order):
     tasks = ifsl_bench.to_learn2learn(named(clusters, name), order=order, work=work).test
-    wanted = PreparedTask(find(named(clusters, name))[0], "linear", 0, work).loader("test").batch(0, 3)
+    expected = PreparedTask(find(named(clusters, name))[0], "linear", 0, work).loader("test").batch(0, 3)
     X, y = tasks[2]
     x, support, q, query = tasks.split(X, y)
-    assert torch.equal(x, wanted.support.features[2])
-    assert torch.equal(support, wanted.support.labels[2])
-    assert torch.equal(q, wanted.query.features[2])
+    assert torch.equal(x, expected.support.features[2])
+    assert torch.equal(support, expected.support.labels[2])
+    assert torch.equal(q, expected.query.features[2])
     assert len(query) == len(q)
     with pytest.raises(ifsl_bench.UserError, match=rf"a task has {len(y)} rows, X has 1 and y has 1"):
         tasks.split(X[None], y[None])
@@ -126,10 +126,10 @@ def test_tasks_go_to_spawned_workers_and_never_to_a_gpu(learn2learn, clusters, w
     assert tasks.sampler.device.type == "cpu"
     assert tasks.dataset.dataset.pools[0].images.nbytes  # mapped here, opened again there
     loader = torch.utils.data.DataLoader(tasks, batch_size=2, num_workers=1, multiprocessing_context="spawn")
-    found = [pair for X, y in loader for pair in zip(X, y, strict=True)]
-    assert len(found) == 4
-    for (X, y), (wanted, labels) in zip(found, tasks, strict=True):
-        assert torch.equal(X, wanted)
+    pairs = [pair for X, y in loader for pair in zip(X, y, strict=True)]
+    assert len(pairs) == 4
+    for (X, y), (inputs, labels) in zip(pairs, tasks, strict=True):
+        assert torch.equal(X, inputs)
         assert torch.equal(y, labels)
 
 
@@ -258,8 +258,10 @@ def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_ord
                 w, b = w - 0.7 * grads[0], b - 0.7 * grads[1]
             rows.append(torch.cat([query.base_logits[e], query.features[e] @ w.T + b], -1))
         logits = torch.stack(rows)
-        shown = torch.cat([logits[..., :K].masked_fill(support.hidden[:, None], -torch.inf), logits[..., K:]], -1)
-        return logits, F.cross_entropy(shown.flatten(0, 1), target.flatten())
+        masked_logits = torch.cat(
+            [logits[..., :K].masked_fill(support.hidden[:, None], -torch.inf), logits[..., K:]], -1
+        )
+        return logits, F.cross_entropy(masked_logits.flatten(0, 1), target.flatten())
 
     parameters = dict(method.named_parameters())
     assert len(parameters) == 2
@@ -269,12 +271,12 @@ def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_ord
     plain = [weight[0].detach().requires_grad_(), bias[0].detach().requires_grad_()]
     logits, loss = written_out(*plain, first_order)
     torch.testing.assert_close(prediction.logits, logits)
-    shown = prediction.logits.clone()
-    shown[..., :K] = shown[..., :K].masked_fill(support.hidden[:, None], -torch.inf)
-    F.cross_entropy(shown.flatten(0, 1), target.flatten()).backward()
-    wanted = torch.autograd.grad(loss, plain)
-    torch.testing.assert_close(weight.grad[0], wanted[0])
-    torch.testing.assert_close(bias.grad[0], wanted[1])
+    masked_logits = prediction.logits.clone()
+    masked_logits[..., :K] = masked_logits[..., :K].masked_fill(support.hidden[:, None], -torch.inf)
+    F.cross_entropy(masked_logits.flatten(0, 1), target.flatten()).backward()
+    expected = torch.autograd.grad(loss, plain)
+    torch.testing.assert_close(weight.grad[0], expected[0])
+    torch.testing.assert_close(bias.grad[0], expected[1])
 
     direction = torch.randn(N, D, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     step = 1e-5
@@ -367,6 +369,6 @@ def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_c
     before = check_file(path, tasks, work.home)
     assert not before.unverified
     monkeypatch.setattr(registry.method("imprint"), "requires", {"a_package_that_nobody_has": "pip install it"})
-    found = check_file(path, tasks, work.home)
-    assert found.failures == before.failures
-    assert "a_package_that_nobody_has, which method imprint needs, is not installed" in found.unverified[0]
+    report = check_file(path, tasks, work.home)
+    assert report.failures == before.failures
+    assert "a_package_that_nobody_has, which method imprint needs, is not installed" in report.unverified[0]

@@ -40,7 +40,7 @@ PLAIN = "return super().label(name, options)"
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Installs a distribution that registers one method, as pip would lay it out."""
-    made = []
+    packages = []
 
     def install(package, name, scale=0.5, shorthands=(), label=PLAIN):
         site, module = tmp_path / f"site-{package}", f"{package}_module"
@@ -51,7 +51,7 @@ def installed(tmp_path, monkeypatch):
         named = {shorthand: {"power": 2.0} for shorthand in shorthands}
         (site / f"{module}.py").write_text(SOURCE.format(scale=scale, shorthands=named, label=label))
         monkeypatch.syspath_prepend(str(site))
-        made.append((site, module))
+        packages.append((site, module))
         importlib.invalidate_caches()
 
     def uninstall(package):
@@ -61,13 +61,13 @@ def installed(tmp_path, monkeypatch):
 
     install.undo = uninstall
     yield install
-    for _, module in made:
+    for _, module in packages:
         sys.modules.pop(module, None)
 
 
-def refused(said):
+def refused(name):
     with pytest.raises(UserError) as caught:
-        registry.resolve(said)
+        registry.resolve(name)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -110,14 +110,14 @@ def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, cluster
     """A stranger's package registers a name; its result goes to somebody who has another method of that name."""
     work = api.workspace(clusters / "home", device="cpu")
     task = f"{clusters / 'clusters.toml'}:clusters-5shot"
-    tasks = {one.name: one for one in find(str(clusters / "clusters.toml"))}
+    tasks = {definition.name: definition for definition in find(str(clusters / "clusters.toml"))}
     api.run("imprint", task, work=work)
     path = work.home.results / "clusters-5shot" / "imprint.seed-0.json"
 
     def found(**distribution):
-        stored = msgspec.json.decode(path.read_bytes())
-        stored["provenance"]["distribution"] = distribution
-        path.write_bytes(msgspec.json.encode(stored))
+        result = msgspec.json.decode(path.read_bytes())
+        result["provenance"]["distribution"] = distribution
+        path.write_bytes(msgspec.json.encode(result))
         return check_file(path, tasks, work.home)
 
     assert not [line for line in found(name="ifsl-bench", version="0").failures if "method" in line]

@@ -71,9 +71,9 @@ class Every(Method):
     ],
 )
 def test_values_and_their_spellings(option, given, expected):
-    (found,) = resolve_options(Every, "every", {option: given}, TASK).values()
-    assert found == expected
-    assert type(found) is type(expected)
+    (value,) = resolve_options(Every, "every", {option: given}, TASK).values()
+    assert value == expected
+    assert type(value) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +163,15 @@ def jobs(options=None, **train):
 
 
 def test_options_and_training_of_one_name_have_labels_of_their_own():
-    (one,), (other,) = jobs({"steps": 20}), jobs(steps=20)
-    assert (one.label, other.label) == ("Stepping.steps=20", "Stepping.train.steps=20")
-    assert each_once([one, other, *jobs({"steps": "20"})]) == [one, other]
+    (first,), (second,) = jobs({"steps": 20}), jobs(steps=20)
+    assert (first.label, second.label) == ("Stepping.steps=20", "Stepping.train.steps=20")
+    assert each_once([first, second, *jobs({"steps": "20"})]) == [first, second]
 
 
 def test_two_choices_with_one_label_are_refused():
     """They would take each other's place."""
-    (one,), (other,) = jobs({"text": "x.more=y"}), jobs({"text": "x", "more": "y"})
-    assert one.label == other.label
+    (first,), (second,) = jobs({"text": "x.more=y"}), jobs({"text": "x", "more": "y"})
+    assert first.label == second.label
     message = "two settings share the name 'Stepping.text=x.more=y': text 'x.more=y', and text 'x', more 'y'; change"
     with pytest.raises(UserError, match=message):
-        each_once([one, other])
+        each_once([first, second])

@@ -111,7 +111,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
 
     Adam takes the sign of a gradient that is next to nothing, so single parameters may move the other way.
     """
-    job, found = _job(here, name, {"steps": 3, "episodes_per_step": 8}), []
+    job, moves = _job(here, name, {"steps": 3, "episodes_per_step": 8}), []
     job = replace(job, set_options={**job.set_options, **given, **({"dropout": 0.0} if name == "lr+a" else {})})
     _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018 - both start from one pretraining
     for device, home in (("cpu", "one"), ("cuda", "two")):
@@ -123,10 +123,10 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
             p.detach().cpu() - q.detach().cpu()
             for p, q in zip(model.method.parameters(), initial.parameters(), strict=True)
         ]
-        found.append(torch.cat([x.flatten() for x in moved]))
+        moves.append(torch.cat([x.flatten() for x in moved]))
         assert model.trained.place.startswith(device)
-    assert F.cosine_similarity(*found, dim=0) > 0.99
-    assert 0.98 < found[0].norm() / found[1].norm() < 1.02
+    assert F.cosine_similarity(*moves, dim=0) > 0.99
+    assert 0.98 < moves[0].norm() / moves[1].norm() < 1.02
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -165,14 +165,14 @@ def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, mo
     spec = msgspec.structs.replace(task.pretraining, steps=4, schedule=gentle)
     task = msgspec.structs.replace(task, pretraining=spec)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    dataset, found = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
+    dataset, results = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
     for device in (CPU, DEVICE):
-        other = Home.locate(glyph_home.parent / device.type)
-        trained = pretrain(other, task, dataset, "linear", 0, device, Reporter())
-        found.append(
-            (trained, np.array(compute_features(other, task, dataset, trained, "base/val", device, Reporter())))
+        device_home = Home.locate(glyph_home.parent / device.type)
+        trained = pretrain(device_home, task, dataset, "linear", 0, device, Reporter())
+        results.append(
+            (trained, np.array(compute_features(device_home, task, dataset, trained, "base/val", device, Reporter())))
         )
-    (ours, bank), (theirs, other_bank) = found
+    (ours, bank), (theirs, other_bank) = results
     for a, b in zip(ours.network.state_dict().values(), theirs.network.state_dict().values(), strict=True):
         # float32 rounding that the steps of a pretraining amplify, on another processor
         torch.testing.assert_close(a, b.cpu(), rtol=1e-2, atol=1e-3)
@@ -195,15 +195,15 @@ def test_the_command_pretrains(glyph_home, how):
             "ifsl_bench",
         ]
     command += ["pretrain", "--task", f"{glyph_home.parent / 'few.toml'}:few-1shot", "--home", str(glyph_home)]
-    done = subprocess.run(
+    process = subprocess.run(
         command + ["--compile"] * (how == "--compile"),
         capture_output=True,
         text=True,
         env={**os.environ, "IFSL_BENCH_HOME": ""},
     )
-    assert done.returncode == 0, done.stderr
-    (said,) = glyph_home.glob("pretrained/*/checkpoint.json")
-    info = json.loads(said.read_text())
+    assert process.returncode == 0, process.stderr
+    (path,) = glyph_home.glob("pretrained/*/checkpoint.json")
+    info = json.loads(path.read_text())
     assert "has bf16" in json.dumps(info)
     assert torch.cuda.get_device_name(DEVICE) in json.dumps(info)
 
@@ -215,8 +215,8 @@ def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_h
     dataset = ensure(home, task.dataset, Reporter())
     trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     ours = np.array(compute_features(home, task, dataset, trained, "base/val", CPU, Reporter()))
-    there = pretrain(home, task, dataset, "linear", 0, DEVICE, Reporter())  # the same weights, from the cache
-    blocks = _forward(task, there, dataset.pool("base/val"), DEVICE, 1)
+    device_trained = pretrain(home, task, dataset, "linear", 0, DEVICE, Reporter())  # the same weights, from the cache
+    blocks = _forward(task, device_trained, dataset.pool("base/val"), DEVICE, 1)
     theirs = np.concatenate(list(blocks))
     # float32 through one network: a hundred eps; TF32 would lose 5e-4
     assert np.abs(ours - theirs).max() < 1e-5 * np.abs(ours).max()

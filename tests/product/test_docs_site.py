@@ -31,9 +31,9 @@ def module(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 class Links(HTMLParser):
@@ -47,15 +47,15 @@ class Links(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        self.anchors |= {found.get("id", ""), found.get("name", "")}
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
-        elif tag == "link" and found.get("rel") in ("stylesheet", "icon", "shortcut icon", "preload", "prefetch"):
-            self.loaded.append(found["href"])
-        elif LOADED.get(tag, "") in found:
-            self.loaded.append(found[LOADED[tag]])
-        self.loaded += re.findall(r"url\(([^)]*)\)", found.get("style", ""))
+        values = {name: value or "" for name, value in attributes}
+        self.anchors |= {values.get("id", ""), values.get("name", "")}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        elif tag == "link" and values.get("rel") in ("stylesheet", "icon", "shortcut icon", "preload", "prefetch"):
+            self.loaded.append(values["href"])
+        elif LOADED.get(tag, "") in values:
+            self.loaded.append(values[LOADED[tag]])
+        self.loaded += re.findall(r"url\(([^)]*)\)", values.get("style", ""))
 
 
 BUILT = pytest.mark.slow("the whole manual is built")
@@ -70,8 +70,8 @@ def site(made_once) -> Path:
 
     def fill(out: Path) -> None:
         command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(DOCS), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        process = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
     return made_once("manual", fill)
 
@@ -88,21 +88,21 @@ def test_there_is_a_page_for_each_file(site, read):
 
 @BUILT
 def test_every_link_within_the_site_leads_somewhere(site, read):
-    lost, seen = [], 0
+    lost, count = [], 0
     for path, page in read.items():
         for link in page.links + page.loaded:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            seen += 1
-            known = read[target].anchors if target in read else ()
+            count += 1
+            anchors = read[target].anchors if target in read else ()
             # The leaderboard's page keeps what it shows in the fragment: #task=...&setting=...
-            anchored = parts.fragment in ("", *known) or target.name == "leaderboard.html"
+            anchored = parts.fragment in ("", *anchors) or target.name == "leaderboard.html"
             if not target.is_file() or not anchored:
                 lost.append(f"{path.name}: {link}")
     assert lost == []
-    assert seen > 1000
+    assert count > 1000
 
 
 @BUILT
@@ -200,9 +200,9 @@ def fields_of(heading: str) -> list[str]:
     ],
 )
 def test_every_field_of_a_result_file_is_explained(heading, kind):
-    said = fields_of(heading)
-    assert len(said) == len(set(said))
-    assert set(said) == {field.encode_name for field in msgspec.structs.fields(kind)}
+    fields = fields_of(heading)
+    assert len(fields) == len(set(fields))
+    assert set(fields) == {field.encode_name for field in msgspec.structs.fields(kind)}
 
 
 def test_commands_that_pages_name_exist():
@@ -250,10 +250,10 @@ def test_workflows_run_what_there_is():
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     assert [file.name for file in files] == ["manual.yml", "results.yml", "tests.yml"]
     for file in files:
-        told = yaml.safe_load(file.read_text(encoding="utf-8"))
-        assert told[True], "what starts it; YAML reads `on` as a truth value"
-        assert told["permissions"] == {"contents": "read"}
-        commands = [step["run"] for job in told["jobs"].values() for step in job["steps"] if "run" in step]
+        workflow = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert workflow[True], "what starts it; YAML reads `on` as a truth value"
+        assert workflow["permissions"] == {"contents": "read"}
+        commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
         named = [name for command in commands for name in re.findall(r"ifsl-bench (\w+)", command)]
         assert set(named) <= set(cli.MODULES)
         for command in commands:
@@ -263,13 +263,13 @@ def test_workflows_run_what_there_is():
 def test_the_workflow_checks_contributed_files_alone(tmp_path):
     """The workflow's own script, on a repository where a result is added, one removed and a published row changed."""
     yaml = pytest.importorskip("yaml", reason="PyYAML, which comes with the extra docs, reads it")
-    told = yaml.safe_load((ROOT / ".github" / "workflows" / "results.yml").read_text(encoding="utf-8"))
-    (script,) = (s["run"] for s in told["jobs"]["check"]["steps"] if "ifsl-bench check" in s.get("run", ""))
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "results.yml").read_text(encoding="utf-8"))
+    (script,) = (s["run"] for s in workflow["jobs"]["check"]["steps"] if "ifsl-bench check" in s.get("run", ""))
 
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        process = subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return process.stdout.strip()
 
     git("init", "-q")
     for name in ("published/p", "t/gone", "t/kept"):
@@ -288,5 +288,5 @@ def test_the_workflow_checks_contributed_files_alone(tmp_path):
     (tmp_path / "bin" / "ifsl-bench").chmod(0o755)
     path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "BASE": before, "RUNNER_TEMP": str(tmp_path)}
-    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    assert done.stdout == "check\n--\nresults/t/a row.json\n"
+    process = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    assert process.stdout == "check\n--\nresults/t/a row.json\n"

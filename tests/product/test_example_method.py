@@ -42,9 +42,9 @@ def commands() -> list[list[str]]:
 def child(arguments: Sequence[str], site: Path, folder: Path) -> str:
     """Runs Python in a process of its own that has the installed example; its standard output."""
     environment = {**os.environ, "PYTHONPATH": str(site), "IFSL_BENCH_HOME": str(folder / "home")}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def site(tmp_path_factory) -> Path:
     shutil.copytree(EXAMPLE, root / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     offline = ["--no-build-isolation", "--no-deps", "--no-index", "-q", "--target", str(root / "site")]
     command = [sys.executable, "-m", "pip", "install", *offline, str(root / "source")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
     return root / "site"
 
 
@@ -87,9 +87,9 @@ for arguments in json.loads(sys.argv[1]):
 @pytest.mark.slow("four commands")
 def test_its_commands_run_on_a_small_task(site, clusters):
     """Those of the document, in their order, with a task of seconds in place of the glyphs and fewer steps."""
-    given = [command[1:] for command in commands() if command[0] == "ifsl-bench"]
-    assert [words[0] for words in given] == ["methods", "run", "run", "compare", "run", "compare"]
-    lines = [["run", "--method", "imprint", "--task", "glyphs-5shot", "-q"], *given]
+    command_lines = [command[1:] for command in commands() if command[0] == "ifsl-bench"]
+    assert [words[0] for words in command_lines] == ["methods", "run", "run", "compare", "run", "compare"]
+    lines = [["run", "--method", "imprint", "--task", "glyphs-5shot", "-q"], *command_lines]
     for words in lines:
         words[:] = ["clusters.toml:clusters-5shot" if word == "glyphs-5shot" else word for word in words]
         if words[0] == "run":
@@ -129,9 +129,9 @@ def test_its_commands_run_on_a_small_task(site, clusters):
 @pytest.mark.slow("runs the shared tests of methods in a process of its own")
 def test_it_passes_what_every_method_must(site):
     (command,) = [command for command in commands() if command[0] == "pytest"]
-    told = child(["-m", *command, "-n", "0", "-q", "-p", "no:cacheprovider"], site, ROOT)
-    passed = re.search(r"^(\d+) passed, \d+ deselected", told, re.M)
-    assert passed, told
+    output = child(["-m", *command, "-n", "0", "-q", "-p", "no:cacheprovider"], site, ROOT)
+    passed = re.search(r"^(\d+) passed, \d+ deselected", output, re.M)
+    assert passed, output
     assert int(passed[1]) >= 9, "the name selects the tests"
 
 
@@ -152,9 +152,9 @@ def test_the_documents_programs_print_what_it_says(site, tmp_path):
 def test_stored_rows_are_the_ones_the_command_prints(call):
     (table,) = [text for text in blocks("text") if text.startswith("method ")]
     printed = [line.split() for line in call("table", "glyphs-5shot")[1].splitlines()]
-    stored = [line.split() for line in table.splitlines() if line.endswith("stored")]
-    assert len(stored) >= 3
-    for row in stored:
+    stored_rows = [line.split() for line in table.splitlines() if line.endswith("stored")]
+    assert len(stored_rows) >= 3
+    for row in stored_rows:
         assert row in printed
 
 
@@ -184,12 +184,12 @@ def reference(parameters: dict[str, float], base: Base, support: Support, query:
         return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
     x, q, w = unit(support.features[episode]), unit(query.features[episode]), unit(base.weight)
-    shown = ~np.asarray(support.hidden[episode])
+    mask = ~np.asarray(support.hidden[episode])
     labels = np.asarray(support.labels[episode])
     means = unit(np.stack([np.asarray(support.features[episode])[labels == k].mean(0) for k in range(N)]))
     precision, centres = np.exp(parameters["log_precision"]), np.exp(parameters["log_length"]) * means
-    fixed = base.scale * x @ w[shown].T - parameters["margin"]
-    at = shown.sum() + labels
+    fixed = base.scale * x @ w[mask].T - parameters["margin"]
+    at = mask.sum() + labels
 
     def loss(flat):
         v = flat.reshape(N, D)
@@ -199,8 +199,8 @@ def reference(parameters: dict[str, float], base: Base, support: Support, query:
         slope = residual[:, -N:].T @ x / len(x) + precision * (v - centres)
         return -log[np.arange(len(at)), at].mean() + precision / 2 * ((v - centres) ** 2).sum(), slope.ravel()
 
-    found = optimize.minimize(loss, centres.ravel(), jac=True, method="BFGS", options={"gtol": 1e-7})
-    flat = optimize.root(lambda flat: loss(flat)[1], found.x, tol=1e-14).x
+    minimum = optimize.minimize(loss, centres.ravel(), jac=True, method="BFGS", options={"gtol": 1e-7})
+    flat = optimize.root(lambda flat: loss(flat)[1], minimum.x, tol=1e-14).x
     # a root in float64: rounding of sums of some hundred terms
     assert np.abs(loss(flat)[1]).max() < 1e-12
     v = flat.reshape(N, D)
@@ -235,19 +235,19 @@ def test_implicit_gradients_are_finite_differences(example):
         logits = [reference(parameters, base, support, query, episode) for episode in range(E)]
         return float((torch.from_numpy(np.stack(logits)) * weights).sum())
 
-    found = {}
+    grads = {}
     for gradient in ("implicit", "rbp"):
         method = made(example, base, gradient=gradient)
         prediction = method(support, query)
         (prediction.logits * weights).sum().backward()
         assert prediction.adjoint.episodes == E
         assert prediction.adjoint.failed == prediction.adjoint.diverged == 0
-        found[gradient] = {name: float(parameter.grad) for name, parameter in method.named_parameters()}
+        grads[gradient] = {name: float(parameter.grad) for name, parameter in method.named_parameters()}
     for name, value in PARAMETERS.items():
         ends = [loss({**PARAMETERS, name: value + step}) for step in (-1e-3, 1e-3)]
         # central differences over 1e-3 are off by its square, times a third derivative
-        assert found["implicit"][name] == pytest.approx((ends[1] - ends[0]) / 2e-3, rel=1e-4), name
-    assert found["rbp"]["log_length"] != pytest.approx(found["implicit"]["log_length"], rel=1e-2), "truncated, damped"
+        assert grads["implicit"][name] == pytest.approx((ends[1] - ends[0]) / 2e-3, rel=1e-4), name
+    assert grads["rbp"]["log_length"] != pytest.approx(grads["implicit"]["log_length"], rel=1e-2), "truncated, damped"
 
 
 def test_a_new_method_runs_in_episodes_and_sessions_and_overwrites_nothing(call, here):
@@ -266,9 +266,9 @@ def test_a_new_method_runs_in_episodes_and_sessions_and_overwrites_nothing(call,
     assert status == 0, err
     assert "NearMeans.bias=1" in out
     assert "keeps supports" not in out, "its state is the means"
-    written = (here / "near_means.py").read_bytes()
+    content = (here / "near_means.py").read_bytes()
     status, _, err = call("methods", "new", "near-means")
-    assert (status, (here / "near_means.py").read_bytes()) == (2, written)
+    assert (status, (here / "near_means.py").read_bytes()) == (2, content)
     assert "near_means.py is there already" in err
 
 
@@ -292,10 +292,10 @@ def test_a_new_package_is_found_and_passes_its_test(call, tmp_path, monkeypatch)
     assert call("methods", "new", "near-means", "--package")[0] == 0
     offline = ["--no-build-isolation", "--no-deps", "--no-index", "-q", "--target", str(tmp_path / "site")]
     command = [sys.executable, "-m", "pip", "install", *offline, "-e", "./near-means"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    told = child(["-m", "pytest", "-q", "-p", "no:cacheprovider", "near-means"], tmp_path / "site", tmp_path)
-    assert re.search(r"^2 passed", told, re.M), told
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    output = child(["-m", "pytest", "-q", "-p", "no:cacheprovider", "near-means"], tmp_path / "site", tmp_path)
+    assert re.search(r"^2 passed", output, re.M), output
     assert "near-means" in child(["-m", "ifsl_bench", "methods"], tmp_path / "site", tmp_path)
     before = sorted((tmp_path / "near-means").rglob("*.py"))
     assert call("methods", "new", "near-means", "--package")[0] == 2

@@ -80,12 +80,12 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(undisturbed, tmp_path)
     for stage, pattern in STAGES.items():
         process = start(home, task)
         if stage == "evaluation":
-            seen = any(line.startswith("evaluating") for line in process.stderr)
+            in_stage = any(line.startswith("evaluating") for line in process.stderr)
         else:
-            seen = wait_for(process, home, pattern)
+            in_stage = wait_for(process, home, pattern)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert seen, f"the run was over before {stage} could be interrupted"
+        assert in_stage, f"the run was over before {stage} could be interrupted"
         assert not list((home / "results").glob("*/*.json")), stage
     log = finish(start(home, task))
     assert counts(home) == counts(undisturbed / "home")
@@ -113,8 +113,8 @@ def test_ctrl_c_says_how_to_go_on(undisturbed, tmp_path):
 @pytest.mark.slow("two more runs on images, at once")
 def test_two_runs_at_once_both_end_right(undisturbed, tmp_path):
     home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
-    both = [start(home, task), start(home, task)]
-    logs = [finish(process) for process in both]
+    processes = [start(home, task), start(home, task)]
+    logs = [finish(process) for process in processes]
     assert any("another process is working on" in log for log in logs)
     assert sum("pretraining resnet-small, cosine head, seed 0: done" in log for log in logs) == 1
     assert counts(home) == counts(undisturbed / "home")
@@ -132,10 +132,10 @@ def limited(megabytes: int, arguments: list[str]) -> subprocess.CompletedProcess
 
 
 def test_refused_writes_leave_nothing_half_written(tmp_path):
-    done = limited(4, ["data", "prepare", "glyphs", "--home", str(tmp_path / "home"), "-q"])
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "cannot write" in done.stderr
+    process = limited(4, ["data", "prepare", "glyphs", "--home", str(tmp_path / "home"), "-q"])
+    assert process.returncode == 2, process.stderr
+    assert "Traceback" not in process.stderr
+    assert "cannot write" in process.stderr
     assert not [p for p in (tmp_path / "home").rglob("*") if not p.name.endswith(".lock") and p.is_file()]
 
 
@@ -149,8 +149,8 @@ def test_unwritable_homes_are_said_plainly(tmp_path, call):
 @pytest.mark.slow("a dozen runs, most of them disturbed")
 def test_signals_at_random_moments_change_no_count():
     """A few cases of ``python -m tests.fuzz --only kills``: at any time, at any write, and when a result is written."""
-    done = subprocess.run([sys.executable, "-m", "tests.fuzz", "--only", "kills", "--cases", "8", "--seed", "14"],
-                          text=True, capture_output=True, timeout=300, cwd=Path(__file__).parents[2],
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 good, 0 refused, 0 failed" in done.stdout
+    process = subprocess.run([sys.executable, "-m", "tests.fuzz", "--only", "kills", "--cases", "8", "--seed", "14"],
+                             text=True, capture_output=True, timeout=300, cwd=Path(__file__).parents[2],
+                             env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "8 good, 0 refused, 0 failed" in process.stdout

@@ -60,17 +60,17 @@ def nodes(path: Path) -> list[ast.AST]:
 @functools.cache
 def imports(path: Path) -> set[str]:
     """Names of all modules that a file imports, at any depth, for types alone too."""
-    found = set()
+    names = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             package = path.relative_to(ROOT).parent.parts
             parts = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*parts, *([node.module] if node.module else [])])
             named = {f"{module}.{alias.name}" for alias in node.names}
-            found |= named if named <= MODULES.keys() else {module} | named  # modules, not what holds them
-    return found
+            names |= named if named <= MODULES.keys() else {module} | named  # modules, not what holds them
+    return names
 
 
 @functools.cache
@@ -93,21 +93,21 @@ def test_every_room_has_a_floor_and_every_floor_a_room():
 
 def test_no_arrow_runs_upwards():
     rooms = {name: room(path) for name, path in MODULES.items()}  # none for what hands out all, and for the command
-    upwards = [f"{name} imports {other}" for name, mine in rooms.items() if mine for other in arrows()[name]
-               if rooms[other] and FLOORS.index(rooms[other]) > FLOORS.index(mine)]  # fmt: skip
+    upwards = [f"{name} imports {target}" for name, mine in rooms.items() if mine for target in arrows()[name]
+               if rooms[target] and FLOORS.index(rooms[target]) > FLOORS.index(mine)]  # fmt: skip
     assert not upwards
 
 
 def test_no_module_imports_itself_through_others():
     # A package's __init__ is no stop on the way: whoever imports ifsl_bench.a.b runs it, but takes nothing from it.
-    done: set[str] = set()
+    visited: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
         assert name not in way, f"a circle of imports: {' -> '.join([*way[way.index(name) :], name])}"
-        if name not in done:
-            for other in sorted(arrows()[name]):
-                visit(other, (*way, name))
-            done.add(name)
+        if name not in visited:
+            for target in sorted(arrows()[name]):
+                visit(target, (*way, name))
+            visited.add(name)
 
     for name in sorted(MODULES.keys() - {"ifsl_bench"}):
         visit(name, ())
@@ -183,8 +183,8 @@ def test_the_library_names_no_method_and_no_task():
         assert ("learn2learn" in top(names)) == (path == OPTIONAL), path
         docs = {ast.get_docstring(n, clean=False) for n in nodes(path)
                 if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
-        shown = [n for n in nodes(path) if isinstance(n, ast.Call) and ast.unparse(n.func) == "examples"]
-        commands = {n.value for call in shown for n in ast.walk(call) if isinstance(n, ast.Constant)}
+        calls = [n for n in nodes(path) if isinstance(n, ast.Call) and ast.unparse(n.func) == "examples"]
+        commands = {n.value for call in calls for n in ast.walk(call) if isinstance(n, ast.Constant)}
         texts = {n.value for n in nodes(path) if isinstance(n, ast.Constant) and isinstance(n.value, str)} - docs
         texts -= commands
         for text in texts - {"ridge"}:  # the penalty's name too
@@ -201,8 +201,8 @@ def test_optional_packages_are_imported_when_they_are_used_and_not_before():
         "except SystemExit as end: assert not end.code",
         "assert 'learn2learn' not in sys.modules",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
-    assert not done.stderr
+    process = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
+    assert not process.stderr
 
 
 # What `run --rerun --method lr+a --task glyphs-5shot` asks for while it runs, beside what each of these imports.
@@ -225,8 +225,8 @@ def test_a_row_is_run_again_without_what_it_does_not_need():
         "files = {module.__file__ for module in modules if getattr(module, '__file__', None)}",
         "print(len(files), sum(len(open(file).readlines()) for file in files))",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
-    modules, count = map(int, done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
+    modules, count = map(int, process.stdout.split())
     assert modules <= 140, modules
     assert count <= 20_000, count
 

@@ -48,11 +48,11 @@ def pandas():
 def test_frames_have_the_numbers_of_the_commands(command, called, call, pandas):
     status, out, err = call(*command, "--format", "json")
     assert status == 0, err
-    expected, found = json.loads(out), called()
-    assert len(found) == len(expected)
+    expected, result = json.loads(out), called()
+    assert len(result) == len(expected)
     names = list(dict.fromkeys(name for row in expected for name in row))
-    assert [{name: row.get(name) for name in names} for row in found] == expected
-    frame = found.to_pandas()
+    assert [{name: row.get(name) for name in names} for row in result] == expected
+    frame = result.to_pandas()
     assert list(frame.columns) == names
     for name in names:
         kinds = {type(row.get(name)) for row in expected} - {type(None)}
@@ -84,9 +84,9 @@ def test_rows_and_episodes_are_those_of_the_files(pandas):
         assert (summary["method"], summary["task"], summary["seed"]) == ("lr", TASK, seed)
         assert summary["acc"] == pytest.approx(raw["summary"]["acc"]["mean"], abs=1e-6)  # stored with six decimals
         assert summary["commit"] == raw["provenance"]["commit"]
-        one = ifsl_bench.load(path)
-        assert one.to_pandas().iloc[0]["acc"] == summary["acc"]
-        assert len(one.episodes_to_pandas()) == 2000
+        result = ifsl_bench.load(path)
+        assert result.to_pandas().iloc[0]["acc"] == summary["acc"]
+        assert len(result.episodes_to_pandas()) == 2000
 
 
 @pytest.fixture
@@ -98,17 +98,17 @@ def one_seed_of_mine(empty_home):
 
 
 def test_a_comparison_says_whose_rows_it_took_and_has_the_same_columns_with_one_seed(one_seed_of_mine, call, pandas):
-    stored, mine = (ifsl_bench.compare("lr+a", b, TASK) for b in ("lr (stored)", "lr"))
-    assert repr(stored).startswith("A = lr+a (stored), B = lr (stored), task")
-    assert repr(mine).startswith("A = lr+a (stored), B = lr (yours), task")
+    stored_comparison, own_comparison = (ifsl_bench.compare("lr+a", b, TASK) for b in ("lr (stored)", "lr"))
+    assert repr(stored_comparison).startswith("A = lr+a (stored), B = lr (stored), task")
+    assert repr(own_comparison).startswith("A = lr+a (stored), B = lr (yours), task")
     assert call("compare", "lr+a", "lr", "--task", TASK)[1].startswith("A = lr+a (stored), B = lr (yours), task")
-    five, one = stored.to_pandas(), mine.to_pandas()
-    assert list(one.columns) == list(five.columns)
-    assert set(one["b"]) == {"lr (yours)"}
+    five_seeds, one_seed = stored_comparison.to_pandas(), own_comparison.to_pandas()
+    assert list(one_seed.columns) == list(five_seeds.columns)
+    assert set(one_seed["b"]) == {"lr (yours)"}
     for name in ("interval_overall", "p_overall"):
-        assert one[name].isna().all(), "one seed says nothing of other trainings"
-        assert five[name].notna().all()
-        assert one[name].dtype == five[name].dtype == float
+        assert one_seed[name].isna().all(), "one seed says nothing of other trainings"
+        assert five_seeds[name].notna().all()
+        assert one_seed[name].dtype == five_seeds[name].dtype == float
 
 
 def test_columns_of_frames_do_not_depend_on_what_the_results_have(pandas, tmp_path):
@@ -140,8 +140,8 @@ def test_what_a_row_lacks_changes_no_type(pandas):
 
 
 def test_html_keeps_intervals_on_one_line_marks_own_rows_and_shows_results_as_a_table(one_seed_of_mine):
-    shown = ifsl_bench.table(TASK)._repr_html_()
-    rows = re.findall(r'<tr( style="font-weight: bold")?>(<td.*?)</tr>', shown)
+    markup = ifsl_bench.table(TASK)._repr_html_()
+    rows = re.findall(r'<tr( style="font-weight: bold")?>(<td.*?)</tr>', markup)
     assert len(rows) == len(ifsl_bench.table(TASK))
     for bold, row in rows:
         assert row.count("<td") == row.count('<td style="white-space: nowrap">')
@@ -156,26 +156,26 @@ def test_html_keeps_intervals_on_one_line_marks_own_rows_and_shows_results_as_a_
 
 def test_a_result_that_somebody_changes_is_as_it_was_when_it_is_loaded_again():
     for load in (lambda: ifsl_bench.load("lr", TASK)[0], lambda: ifsl_bench.load_all(TASK)[0]):
-        one, mean = load(), load().summary["acc"]["mean"]
-        one.summary["acc"]["mean"] = 0.0
-        one.provenance.clear()
+        result, mean = load(), load().summary["acc"]["mean"]
+        result.summary["acc"]["mean"] = 0.0
+        result.provenance.clear()
         again = load()
         assert again.summary["acc"]["mean"] == mean > 0
         assert again.provenance
 
 
 def test_what_shows_itself_is_short_and_says_what_it_is():
-    one = ifsl_bench.load("lr", TASK)[0]
-    assert len(repr(one)) < 120
-    assert f"lr on {TASK}, seed 0: Acc. {one.summary['acc']['mean']:.2f}" in repr(one)
+    result = ifsl_bench.load("lr", TASK)[0]
+    assert len(repr(result)) < 120
+    assert f"lr on {TASK}, seed 0: Acc. {result.summary['acc']['mean']:.2f}" in repr(result)
     every = ifsl_bench.load_all()
     assert len(repr(every).splitlines()) <= 32
     assert "more" in repr(every)
     table = repr(ifsl_bench.table(TASK))
     assert table.startswith(TASK)
     assert len(table.splitlines()) <= 36
-    for thing in (one, every, ifsl_bench.table(TASK), ifsl_bench.leaderboard(TASK)):
-        assert thing._repr_html_().startswith("<")
+    for item in (result, every, ifsl_bench.table(TASK), ifsl_bench.leaderboard(TASK)):
+        assert item._repr_html_().startswith("<")
 
 
 def test_html_escapes_what_is_somebody_elses(tmp_path):
@@ -185,9 +185,9 @@ def test_html_escapes_what_is_somebody_elses(tmp_path):
     path.write_text(json.dumps(raw))
     result = ifsl_bench.load(path)
     frame = ifsl_bench.compare(path, packaged_root() / TASK / "imprint.seed-0.json")
-    for shown in (result._repr_html_(), ifsl_bench.Results([result])._repr_html_(), frame._repr_html_()):
-        assert "<script" not in shown
-        assert "&lt;script" in shown
+    for markup in (result._repr_html_(), ifsl_bench.Results([result])._repr_html_(), frame._repr_html_()):
+        assert "<script" not in markup
+        assert "&lt;script" in markup
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_mistakes_are_one_line(called, said):
 
 def test_without_pandas_the_command_that_installs_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    for thing in (ifsl_bench.table(TASK), ifsl_bench.load_all(TASK), ifsl_bench.load("lr", TASK)[0]):
+    for item in (ifsl_bench.table(TASK), ifsl_bench.load_all(TASK), ifsl_bench.load("lr", TASK)[0]):
         with pytest.raises(Lacking, match=r'pandas is not installed\): pip install "ifsl_bench\[pandas\]"'):
-            thing.to_pandas()
+            item.to_pandas()
 
 
 def test_lists_and_seeds_give_results_in_the_order_of_the_command(here, capsys):
@@ -221,16 +221,16 @@ def test_lists_and_seeds_give_results_in_the_order_of_the_command(here, capsys):
     work = ifsl_bench.workspace(here / "home", device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = ifsl_bench.run(["imprint", "protonet"], [task], seeds=2, episodes=20, work=work, progress=True)
+        results = ifsl_bench.run(["imprint", "protonet"], [task], seeds=2, episodes=20, work=work, progress=True)
         alone = ifsl_bench.run("imprint", task, seed=1, episodes=20, work=work)
-    assert [(one.label.split(".")[0], one.seed) for one in found] == [
+    assert [(result.label.split(".")[0], result.seed) for result in results] == [
         ("imprint", 0), ("protonet", 0), ("imprint", 1), ("protonet", 1),
     ]  # fmt: skip
-    assert alone.episodes == found[2].episodes
+    assert alone.episodes == results[2].episodes
     assert "imprint" in capsys.readouterr().err, "progress"
     assert Path(work.home.results).is_dir()
     globbed = ifsl_bench.run("proto*", task, seeds=1, episodes=20, work=work)
-    assert [one.method for one in globbed] == ["protonet"]
+    assert [result.method for result in globbed] == ["protonet"]
 
 
 def test_a_job_that_fails_is_said_and_the_others_are_stored(here):

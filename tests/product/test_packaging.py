@@ -85,13 +85,13 @@ def test_the_dockerfile_installs_what_the_tests_of_the_wheel_do():
 
 def test_the_conda_environment_has_the_packages_that_pyproject_has():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
-    found = yaml.safe_load((ROOT / "docs" / "environment.yml").read_text())
-    assert (found["name"], found["channels"]) == (PYPROJECT["project"]["name"], ["conda-forge"])
+    environment = yaml.safe_load((ROOT / "docs" / "environment.yml").read_text())
+    assert (environment["name"], environment["channels"]) == (PYPROJECT["project"]["name"], ["conda-forge"])
     theirs = {"torch": "pytorch", "matplotlib": "matplotlib-base"}  # names of conda-forge
-    wanted = [re.sub(r"^[a-z]+", lambda name: theirs.get(name[0], name[0]), one)
-              for one in PYPROJECT["project"]["dependencies"]]  # fmt: skip
+    dependencies = [re.sub(r"^[a-z]+", lambda name: theirs.get(name[0], name[0]), requirement)
+                    for requirement in PYPROJECT["project"]["dependencies"]]  # fmt: skip
     more = [f"python{PYPROJECT['project']['requires-python']}", "pip", *PYPROJECT["build-system"]["requires"]]
-    assert sorted(found["dependencies"]) == sorted([*more, *wanted])
+    assert sorted(environment["dependencies"]) == sorted([*more, *dependencies])
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +144,10 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
         "files = [module.__file__ for name, module in sys.modules.items() if name.startswith('ifsl_bench')]; "
         "assert all(file.startswith(sys.argv[1]) for file in files), files"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path
     )
-    assert "published: ren2019" in done.stdout
+    assert "published: ren2019" in process.stdout
 
 
 @pytest.mark.slow("builds an archive of all names")

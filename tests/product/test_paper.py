@@ -69,8 +69,8 @@ def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(
     expected = "Pairs of rows: 6; in the printed order 1, in the opposite order 4, not told apart here 1"
     assert expected in " ".join(out.split())
     status, out, _ = call("table", "--beside", "glyphs-5shot", "--format", "json")
-    found = {row["method"]: row for row in json.loads(out)}
-    assert (found["lr"]["printed"], found["lr"]["band"], found["lr"]["verdict"]) == (80.0, 1.5, "within")
+    rows = {row["method"]: row for row in json.loads(out)}
+    assert (rows["lr"]["printed"], rows["lr"]["band"], rows["lr"]["verdict"]) == (80.0, 1.5, "within")
     assert call("table", "--beside", "glyphs-1shot")[0] == 2
 
 
@@ -95,16 +95,18 @@ def write_mini(folder: Path, images: dict[str, list[bytes]]) -> None:
     """The five files, of photographs of mini-ImageNet's classes: as few as episodes of 5 shots and 2 queries need."""
     sides = column(TASKS / "mini-imagenet.csv", "wnid", "split")
     parts: dict[str, list[tuple[str, bytes]]] = {}
-    for wnid, found in sorted(images.items()):
+    for wnid, photos in sorted(images.items()):
         if sides.get(wnid) == "train":
-            for phase, few in {"train": found[:7], "val": found[7:10], "test": found[10:13]}.items():
-                parts.setdefault(f"train_phase_{phase}", []).extend((wnid, one) for one in few)
+            for phase, few in {"train": photos[:7], "val": photos[7:10], "test": photos[10:13]}.items():
+                parts.setdefault(f"train_phase_{phase}", []).extend((wnid, photo) for photo in few)
         elif wnid in sides:
-            parts.setdefault(sides[wnid], []).extend((wnid, one) for one in found[:7])
+            parts.setdefault(sides[wnid], []).extend((wnid, photo) for photo in photos[:7])
     folder.mkdir()
     for part, content in parts.items():
         numbers = {wnid: n for n, wnid in enumerate(dict.fromkeys(wnid for wnid, _ in content))}
-        data = np.stack([np.asarray(Image.open(io.BytesIO(one)).convert("RGB").resize((84, 84))) for _, one in content])
+        data = np.stack(
+            [np.asarray(Image.open(io.BytesIO(photo)).convert("RGB").resize((84, 84))) for _, photo in content]
+        )
         value = {"data": data, "labels": [numbers[wnid] for wnid, _ in content], "catname2label": numbers}
         (folder / f"miniImageNet_category_split_{part}.pickle").write_bytes(pickle.dumps(value))
 
@@ -113,12 +115,12 @@ def write_tiered(path: Path, images: dict[str, list[bytes]], names: dict[str, li
     """The photographs of tiered-ImageNet's classes, few of each pool, as ILSVRC-2012 has them."""
     phases = column(TASKS / "tiered-imagenet-train-a-images.csv.xz", "image", "phase")
     with zipfile.ZipFile(path, "w") as archive:
-        for wnid, found in images.items():
-            kept: dict[str, int] = {}
-            for name, content in zip(names[wnid], found, strict=True):
+        for wnid, photos in images.items():
+            counts: dict[str, int] = {}
+            for name, content in zip(names[wnid], photos, strict=True):
                 phase = phases.get(name, "")
-                kept[phase] = kept.get(phase, 0) + 1
-                if kept[phase] <= {"": 7, "train": 2}.get(phase, 3):
+                counts[phase] = counts.get(phase, 0) + 1
+                if counts[phase] <= {"": 7, "train": 2}.get(phase, 3):
                     archive.writestr(f"{wnid}/{name}", content)
 
 

@@ -68,15 +68,15 @@ PRETRAINING = (2, 1.2, 200)
 
 def variants() -> list[tuple[str, dict]]:
     """Every registered method as it is by default, and with the options of each of its shorthands."""
-    found: list[tuple[str, dict]] = []
+    methods: list[tuple[str, dict]] = []
     for name in sorted(registry.names(registry.METHODS)):
         plugin = registry.load(registry.METHODS, name)
-        found.append((name, {}))
+        methods.append((name, {}))
         if plugin.value is not None:
             usual = {key: option.default for key, option in options_of(plugin.value).items()}
             meant = [dict(options) for options in plugin.value.shorthands.values()]
-            found += [(name, options) for options in meant if usual | options != usual]
-    return found
+            methods += [(name, options) for options in meant if usual | options != usual]
+    return methods
 
 
 def made(name: str, options: dict, base: Base) -> Method:
@@ -97,9 +97,9 @@ def episodes() -> tuple[Base, Support, Query]:
     g = torch.Generator().manual_seed(1)
     weight, prototypes = torch.randn(2, K, D, generator=g)
     within = torch.randn(3 * D, D, generator=torch.Generator().manual_seed(2))
-    known = torch.full((K,), 100.0), within.T @ within / len(within)
+    statistics = torch.full((K,), 100.0), within.T @ within / len(within)
     images = prototypes.repeat_interleave(3, 0) + within[: 3 * K], torch.arange(K).repeat_interleave(3)
-    base = Base(weight, 0.1 * torch.randn(K, generator=g), prototypes, 9.0, *known, lambda: images)
+    base = Base(weight, 0.1 * torch.randn(K, generator=g), prototypes, 9.0, *statistics, lambda: images)
     x, q = torch.randn(E, N * SHOTS, D, generator=g), torch.randn(E, Q, D, generator=g)
     hidden = torch.zeros(E, K, dtype=torch.bool).scatter_(1, torch.rand(E, K, generator=g).argsort(1)[:, :3], True)
     labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
@@ -184,9 +184,9 @@ def test_many_tensors_come_to_the_host_in_one_wait():
     with accelerator() as counts:
         moved = [x.to(DEVICE) for x in tensors]
         counts.clear()
-        found = to_host(moved)
+        arrays = to_host(moved)
         assert counts.waits.total() == 1
-    for a, b in zip(tensors, found, strict=True):
+    for a, b in zip(tensors, arrays, strict=True):
         assert (a.numpy() == b).all()
         assert (a.numpy().dtype, a.shape) == (b.dtype, b.shape)
 
@@ -214,8 +214,8 @@ def test_every_method_gives_the_same_answers_and_gradients(name, options):
                 gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
         searches = any(key.startswith("solver_") for key in prediction.statistics)
         assert counts.launches
-    asked = Asked(name, ours, support, query, support.hidden, searches)
-    assert not differs(asked, answers[1], answers[0])
+    case = Asked(name, ours, support, query, support.hidden, searches)
+    assert not differs(case, answers[1], answers[0])
     if gradients:
         # without a search: float32 sums forward and backward, in another order
         close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
@@ -259,9 +259,9 @@ def test_a_step_of_meta_training_keeps_to_its_budget(name):
 # From features to a result
 
 
-def _prepared(here, task, device="meta"):
-    work = api.workspace(here / "home", device=device)
-    return work.prepared(find(f"{here / 'clusters.toml'}:{task}")[0], "linear", 0)
+def _prepared(folder, task, device="meta"):
+    work = api.workspace(folder / "home", device=device)
+    return work.prepared(find(f"{folder / 'clusters.toml'}:{task}")[0], "linear", 0)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
@@ -284,22 +284,22 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
 
 @pytest.mark.parametrize("name", ["protonet", "imprint", "lwof"])
 def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_size(here, name):
-    found = []
+    results = []
     for memory in (1 << 19, 1 << 30):
         with accelerator(memory) as counts:
             prepared = _prepared(here, "clusters-5shot")
             loader = prepared.loader("test", device=DEVICE)
             method = made(name, {}, prepared.base.to(DEVICE)).to(DEVICE)
             counts.clear()
-            found.append(evaluate(method, name, loader, range(60)).counts)
+            results.append(evaluate(method, name, loader, range(60)).counts)
             size = batch_size(loader, method)
             assert 1 <= size < 8 if memory == 1 << 19 else size > 60
             assert counts.waits.total() == -(-60 // size)
     loader = prepared.loader("test")
-    found.append(evaluate(made(name, {}, prepared.base), name, loader, range(60)).counts)
-    for one in found[1:]:
+    results.append(evaluate(made(name, {}, prepared.base), name, loader, range(60)).counts)
+    for result in results[1:]:
         for key in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
-            assert (getattr(one, key) == getattr(found[0], key)).all()
+            assert (getattr(result, key) == getattr(results[0], key)).all()
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -308,7 +308,7 @@ def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
     sessions = "{ count = 3, ways = 2, orders = 12, supports = 2, queries = 9 }"
     with (here / "clusters.toml").open("a") as file:
         file.write(f"[tasks.in-sessions]\nshots = 2\nsessions = {sessions}\n")
-    found, plugin = [], registry.load(registry.METHODS, name)
+    results, plugin = [], registry.load(registry.METHODS, name)
     for device in (DEVICE, CPU):
         with accelerator() as counts, compiled.batched():
             prepared = _prepared(here, "in-sessions")
@@ -316,13 +316,13 @@ def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
             torch.manual_seed(0)
             method = plugin.value(prepared.base.to(device), 2).to(device)
             counts.clear()
-            found.append(evaluate(method, name, loader, range(24)))
+            results.append(evaluate(method, name, loader, range(24)))
             if device == DEVICE:
                 launches, waits = SEQUENCES[name]
                 assert counts.launches.total() <= launches, counts.launches.total()
                 assert counts.waits.total() <= waits, counts.waits
-    for column, values in found[0].counts.columns().items():
-        differing = (values != found[1].counts.columns()[column]).mean()
+    for column, values in results[0].counts.columns().items():
+        differing = (values != results[1].counts.columns()[column]).mean()
         # A query on a boundary may go either way with sums in another order, and more of them where a solve is inexact.
         assert differing <= 0.02, (column, differing)
 
@@ -337,22 +337,22 @@ def test_nan_is_found_on_the_device_too(here):
             evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
 
 
-def _other_home(here, name):
+def _other_home(folder, name):
     """A home with the same data and nothing else."""
-    (here / name).mkdir()
-    (here / name / "data").symlink_to(here / "home" / "data")
-    return here / name
+    (folder / name).mkdir()
+    (folder / name / "data").symlink_to(folder / "home" / "data")
+    return folder / name
 
 
-def _job(here, name, train=None, task="clusters-5shot"):
-    home = Home.locate(here / "home")
-    (job,) = make_jobs(Request([name], [f"{here / 'clusters.toml'}:{task}"], {}, train or {}), home)
+def _job(folder, name, train=None, task="clusters-5shot"):
+    home = Home.locate(folder / "home")
+    (job,) = make_jobs(Request([name], [f"{folder / 'clusters.toml'}:{task}"], {}, train or {}), home)
     return job
 
 
 @pytest.mark.parametrize("name", ["lwof", "lr+a"])
 def test_meta_training_gives_the_same_parameters(here, name):
-    found, job = [], _job(here, name, {"steps": 10 if name == "lwof" else 3, "episodes_per_step": 8})
+    parameters, job = [], _job(here, name, {"steps": 10 if name == "lwof" else 3, "episodes_per_step": 8})
     for device, home in (("cpu", "one"), ("meta", "two")):
         with accelerator() as counts:
             work = api.workspace(_other_home(here, home), device=device)
@@ -360,14 +360,14 @@ def test_meta_training_gives_the_same_parameters(here, name):
             counts.clear()
             model = MetaTrain(job).compute(work)
             assert bool(counts.launches) == (device == "meta")
-            found.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
+            parameters.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
             assert model.trained.place == f"{device}: --device {device}"
             if name == "lwof" and device == "meta":
                 steps = {k: v for k, v in counts.waits.items() if "meta_training.py" in k or "loader" in k}
                 assert sum(steps.values()) <= 2 * 2 + 6, steps
-    for key, value in found[0].items():
+    for key, value in parameters[0].items():
         # float32 rounding that a few steps of training amplify
-        torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(parameters[1][key], value, rtol=1e-3, atol=1e-5)
 
 
 def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it(here):
@@ -452,16 +452,16 @@ def test_pretraining_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
     home = Home.locate(glyph_home)
     task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
     task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=4))
-    dataset, found = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
+    dataset, outputs = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
     with accelerator() as counts:
         for device in (CPU, DEVICE):
-            other = Home.locate(glyph_home.parent / str(device))
-            trained = pretrain(other, task, dataset, "linear", 0, device, Reporter())
-            bank = compute_features(other, task, dataset, trained, "base/val", device, Reporter())
+            empty_home = Home.locate(glyph_home.parent / str(device))
+            trained = pretrain(empty_home, task, dataset, "linear", 0, device, Reporter())
+            bank = compute_features(empty_home, task, dataset, trained, "base/val", device, Reporter())
             weights = [value.cpu() for value in trained.network.state_dict().values()]
-            found.append((weights, np.array(bank)))
+            outputs.append((weights, np.array(bank)))
             assert bool(counts.launches) == (device == DEVICE)
-    (ours, bank), (theirs, other_bank) = found
+    (ours, bank), (theirs, other_bank) = outputs
     for a, b in zip(ours, theirs, strict=True):
         # float32 rounding that a few steps of pretraining amplify
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
@@ -485,12 +485,12 @@ def pretraining(backbone: str, batch: int, steps: int, folder: Path) -> None:
 
 
 def test_a_step_of_pretraining_keeps_to_its_budget(tmp_path):
-    found = []
+    totals = []
     for steps in (4, 24):
         with accelerator() as counts:
             pretraining("resnet-small", 4, steps, tmp_path / str(steps))
-            found.append((counts.uploads.total(), counts.waits.total(), counts.launches.total()))
-    for few, many, most in zip(*found, PRETRAINING, strict=True):
+            totals.append((counts.uploads.total(), counts.waits.total(), counts.launches.total()))
+    for few, many, most in zip(*totals, PRETRAINING, strict=True):
         assert (many - few) / 20 <= most
 
 

@@ -24,9 +24,9 @@ README, DATA, CHANGED, RESULTS = (
 
 
 def block(language: str, containing: str, page: str = README) -> str:
-    found = [b for b in re.findall(rf"```{language}\n(.*?)```", page, re.S) if containing in b]
-    assert len(found) == 1
-    return found[0]
+    matches = [b for b in re.findall(rf"```{language}\n(.*?)```", page, re.S) if containing in b]
+    assert len(matches) == 1
+    return matches[0]
 
 
 def test_own_method_and_own_data(features_folder, tmp_path, monkeypatch):
@@ -57,8 +57,8 @@ def tables(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow("makes all tables anew, from all results")
 def test_the_tables_of_all_pages_are_current():
-    done = tables("--check")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = tables("--check")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
 @pytest.mark.slow("makes tables of results twice")
@@ -66,7 +66,7 @@ def test_a_wrong_number_is_found_and_written_anew(tmp_path):
     page = tmp_path / "page.md"
     blocks = re.findall(r"<!-- (?:tables|differences): .*?<!-- end -->\n", RESULTS, re.S)
     of_kind = ([block for block in blocks if f"<!-- {kind}:" in block] for kind in ("tables", "differences"))
-    text = "\n".join(min(found, key=len) for found in of_kind)
+    text = "\n".join(min(group, key=len) for group in of_kind)
     wrong = re.sub(r"(\| [+-]?\d+\.)(\d\d ± )", r"\g<1>9\2", text)  # accuracies and differences
     page.write_text(wrong)
     assert tables("--check", page).returncode == 1
@@ -85,9 +85,9 @@ def test_a_wrong_number_is_found_and_written_anew(tmp_path):
 def test_a_page_whose_tables_cannot_be_made_stays_as_it_is(text, reason, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text)
-    done = tables(page)
-    assert done.returncode == 2
-    assert reason in done.stderr
+    process = tables(page)
+    assert process.returncode == 2
+    assert reason in process.stderr
     assert page.read_text() == text
 
 

@@ -42,8 +42,8 @@ def test_a_benchmark_command_times_something(command):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | settings
     tiny = ["-k", "test_sampler", "--benchmark-max-time=0.01", "--benchmark-min-rounds=1", "-p", "no:cacheprovider"]
     line = [sys.executable, "-m", *words[words.index("pytest") :], *tiny]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    row = re.search(r"^Name \(time in \w+\) .* Mean .*\n-+\ntest_sampler_on_one_core +([\d.,]+)", done.stdout, re.M)
-    assert row, done.stdout
+    process = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    row = re.search(r"^Name \(time in \w+\) .* Mean .*\n-+\ntest_sampler_on_one_core +([\d.,]+)", process.stdout, re.M)
+    assert row, process.stdout
     assert float(row[1].replace(",", "")) > 0

@@ -28,8 +28,8 @@ def some(seed: int, episodes: int = 4, values: int = 6, base: int = 5, novel: in
     generator = np.random.default_rng(seed)
 
     def draw(n: int, shift: float) -> np.ndarray:
-        found = generator.integers(0, values, (episodes, n)) + shift
-        return np.where(generator.random((episodes, n)) < 0.3, NAN, found).astype(np.float32)
+        margins = generator.integers(0, values, (episodes, n)) + shift
+        return np.where(generator.random((episodes, n)) < 0.3, NAN, margins).astype(np.float32)
 
     return Margins(draw(base, 1), draw(novel, 0))
 
@@ -54,8 +54,8 @@ def area(base: np.ndarray, novel: np.ndarray) -> float:
 def test_ausuc_is_the_area_under_a_sweep_of_all_biases(seed):
     margins = some(seed)
     counts = Counts(*(np.zeros(4, int),) * 4, 5, 4, pairs=margins.pairs())
-    for e, found in enumerate(counts.per_episode()["ausuc"]):
-        assert found == pytest.approx(100 * area(margins.base[e], margins.novel[e]), abs=1e-9)  # rounding, in percent
+    for e, ausuc in enumerate(counts.per_episode()["ausuc"]):
+        assert ausuc == pytest.approx(100 * area(margins.base[e], margins.novel[e]), abs=1e-9)  # rounding, in percent
 
 
 def test_biases_of_a_grid_are_nearly_as_good_as_the_best_of_all():
@@ -66,7 +66,7 @@ def test_biases_of_a_grid_are_nearly_as_good_as_the_best_of_all():
     base[0, 0], novel[0, 0] = INF, -INF
     margins, times = Margins(base.astype(np.float32), novel.astype(np.float32)), resamples(12)
     pairs = zip(grid_biases(margins, times), best_biases(margins, times), times, strict=True)
-    hits = np.array([[np.dot(often, sum(margins.joint_hits(b))) for b in both] for *both, often in pairs])
+    hits = np.array([[np.dot(often, sum(margins.joint_hits(b))) for b in biases] for *biases, often in pairs])
     assert (hits[:, 0] <= hits[:, 1]).all()
     assert (hits[:, 0] > 0.999 * hits[:, 1]).all()
     assert (hits[:, 0] < hits[:, 1]).any()
@@ -85,8 +85,8 @@ def test_no_bias_is_better_than_the_one_chosen_and_it_is_in_the_middle(seed):
     assert acc(margins, bias) == max(hits)
     # The plateaus: runs of thresholds that are equally good, between the margins beside them.
     plateaus, run = [], []
-    for threshold, found in [*zip(tried, hits, strict=True), (INF, -1)]:
-        if found == max(hits):
+    for threshold, value in [*zip(tried, hits, strict=True), (INF, -1)]:
+        if value == max(hits):
             run.append(threshold)
         elif run:
             plateaus.append(run)
@@ -117,9 +117,9 @@ def test_no_bias_is_better_than_the_one_chosen_and_it_is_in_the_middle(seed):
 )
 def test_ends_and_ties_by_hand(base, novel, expected):
     margins = Margins(np.array([base], np.float32), np.array([novel], np.float32))
-    found = best_bias(margins)
-    assert found == expected
-    assert acc(margins, found) == max(acc(margins, b) for b in (-100, 0, 0.5, 1, 2.5, 4.5, 9.5, 100))
+    bias = best_bias(margins)
+    assert bias == expected
+    assert acc(margins, bias) == max(acc(margins, b) for b in (-100, 0, 0.5, 1, 2.5, 4.5, 9.5, 100))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -127,7 +127,7 @@ def test_the_biases_of_resamples_are_those_of_their_episodes_one_after_the_other
     margins = some(seed, values=(6, 60, 1000)[seed % 3], base=(5, 1)[seed % 2], novel=(4, 1)[seed % 2])
     times = np.random.default_rng(seed).multinomial(4, np.full(4, 0.25), 50)
     repeated = [Margins(np.repeat(margins.base, often, 0), np.repeat(margins.novel, often, 0)) for often in times]
-    assert best_biases(margins, times).tolist() == [best_bias(one) for one in repeated]
+    assert best_biases(margins, times).tolist() == [best_bias(sample) for sample in repeated]
 
 
 def test_resamples_are_draws_with_replacement_and_the_same_for_everybody():
@@ -154,27 +154,27 @@ def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hit
     validation, test = some(seed), some(seed + 100)
     shifted = [Margins(m.base - 1.5, m.novel - 1.5) for m in (validation, test)]
     assert np.array_equal(shifted[1].pairs(), test.pairs())
-    one, other = find_bias(validation).applied(test), find_bias(shifted[0]).applied(shifted[1])
-    assert other.bias == one.bias - 1.5
-    assert np.array_equal(one.base_joint, other.base_joint)
-    assert np.array_equal(one.novel_joint, other.novel_joint)
-    assert np.array_equal(one.curve[:, 1:], other.curve[:, 1:])
+    first, second = find_bias(validation).applied(test), find_bias(shifted[0]).applied(shifted[1])
+    assert second.bias == first.bias - 1.5
+    assert np.array_equal(first.base_joint, second.base_joint)
+    assert np.array_equal(first.novel_joint, second.novel_joint)
+    assert np.array_equal(first.curve[:, 1:], second.curve[:, 1:])
     assert not np.array_equal(test.joint_hits(0)[1], shifted[1].joint_hits(0)[1]), "as hits themselves do"
 
 
 def test_the_curve_goes_through_quantiles_of_the_validation_margins():
     validation, test = some(0, 50, 1000), some(1, 60, 1000)
-    found = find_bias(validation).applied(test)
+    calibration = find_bias(validation).applied(test)
     biases = curve_biases(validation)
     at = np.sort(validation.finite())
     assert len(biases) == POINTS
     # Biases are kept in single precision, with a rounding of 6e-8, through a difference of logits.
     assert (biases[0], biases[25], biases[-1]) == pytest.approx((at[0], np.median(at), at[-1]), rel=1e-5)
-    assert found.curve.shape == (POINTS, 3)
-    for bias, base, novel in found.curve:
+    assert calibration.curve.shape == (POINTS, 3)
+    for bias, base, novel in calibration.curve:
         assert base == (test.base >= bias).sum()
         assert novel == (test.novel < bias).sum()
-    assert found.validation_episodes == 50
+    assert calibration.validation_episodes == 50
     assert len(find_bias(Margins(*np.full((2, 3, 2), NAN))).applied(test).curve) == 0
 
 
@@ -182,7 +182,7 @@ def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_me
     generator = np.random.default_rng(0)
     b = generator.binomial(25, 0.8, 400) / 25
     n = np.clip(b - 0.3 + generator.normal(0, 0.1, 400), 0, 1)
-    found = estimate(harmonic(b, n))
+    harmonic_mean = estimate(harmonic(b, n))
     mean = np.array([b.mean(), n.mean()])
 
     def of(x: np.ndarray) -> float:
@@ -190,11 +190,11 @@ def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_me
 
     step = 1e-6
     slope = np.array([(of(mean + step * unit) - of(mean - step * unit)) / (2 * step) for unit in np.eye(2)])
-    assert found.mean == pytest.approx(of(mean))
-    assert found.interval == pytest.approx(1.96 * np.sqrt(slope @ np.cov(b, n) @ slope / 400))
+    assert harmonic_mean.mean == pytest.approx(of(mean))
+    assert harmonic_mean.interval == pytest.approx(1.96 * np.sqrt(slope @ np.cov(b, n) @ slope / 400))
     resampled = [of(np.array([b[i].mean(), n[i].mean()])) for i in generator.integers(0, 400, (2000, 400))]
     # Four standard errors of a deviation of 2,000.
-    assert found.interval == pytest.approx(1.96 * np.std(resampled), rel=0.06)
+    assert harmonic_mean.interval == pytest.approx(1.96 * np.std(resampled), rel=0.06)
     assert harmonic(np.zeros(3), np.zeros(3)).tolist() == [0, 0, 0]
 
 

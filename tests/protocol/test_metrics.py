@@ -18,10 +18,10 @@ def test_paired_is_scipys_paired_t_test():
     generator = np.random.default_rng(0)
     a = generator.normal(0.05, 1, 500)
     b = generator.normal(0.0, 1, 500) + 0.5 * a
-    found, expected = paired(a, b), stats.ttest_rel(a, b)
-    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)  # the rounding of t, 1e-15, times its square
-    assert found.mean == pytest.approx((a - b).mean())
-    assert found.interval == pytest.approx(1.96 * stats.sem(a - b))
+    result, expected = paired(a, b), stats.ttest_rel(a, b)
+    assert result.p == pytest.approx(expected.pvalue, rel=1e-9)  # the rounding of t, 1e-15, times its square
+    assert result.mean == pytest.approx((a - b).mean())
+    assert result.interval == pytest.approx(1.96 * stats.sem(a - b))
     assert paired(a, a).p == 1.0
     far = paired(a + 1, b)
     assert far.p == pytest.approx(stats.ttest_rel(a + 1, b).pvalue, rel=1e-6), "the far tail too, where t is above 15"
@@ -89,7 +89,7 @@ def test_hits_are_those_of_a_plain_loop(monkeypatch):
     loader = _Loader(50, 7, 3, spec)
     monkeypatch.setattr(evaluation, "batch_size", lambda *_: 16)
     method = _Stored(Base(torch.zeros(7, 2), torch.zeros(7), torch.zeros(7, 2)), 3)
-    found = evaluate(method, "stored", loader, range(50))
+    result = evaluate(method, "stored", loader, range(50))
     for e in range(50):
         expected = dict.fromkeys(("base_joint", "base_alone", "novel_joint", "novel_alone"), 0)
         for i in range(10):
@@ -101,10 +101,10 @@ def test_hits_are_those_of_a_plain_loop(monkeypatch):
             alone = 7 + np.argmax(logits[7:]) if side == "novel" else np.argmax(logits[:7])
             expected[f"{side}_alone"] += int(alone == label)
         for name, value in expected.items():
-            assert getattr(found.counts, name)[e] == value
-    assert found.statistics["steps"].tolist() == [6.0] * 50
-    assert [hits.tolist() for hits in found.margins.joint_hits(0)] == [
-        found.counts.base_joint.tolist(), found.counts.novel_joint.tolist(),
+            assert getattr(result.counts, name)[e] == value
+    assert result.statistics["steps"].tolist() == [6.0] * 50
+    assert [hits.tolist() for hits in result.margins.joint_hits(0)] == [
+        result.counts.base_joint.tolist(), result.counts.novel_joint.tolist(),
     ]  # fmt: skip
 
 

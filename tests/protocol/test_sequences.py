@@ -74,8 +74,8 @@ def test_equal_to_the_slow_version(name):
         assert drawn.classes[e].tolist() == classes
         assert drawn.support[e].tolist() == support
         assert [[row for row in rows if row >= 0] for rows in drawn.query[e].tolist()] == query
-        shown = ~drawn.hidden[e][sampler.base_labels]
-        mine = zip(sampler.base_query[shown].tolist(), sampler.base_labels[shown].tolist(), strict=True)
+        mask = ~drawn.hidden[e][sampler.base_labels]
+        mine = zip(sampler.base_query[mask].tolist(), sampler.base_labels[mask].tolist(), strict=True)
         assert list(mine) == base
 
 

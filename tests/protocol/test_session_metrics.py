@@ -57,16 +57,16 @@ def counts_of(logits, labels) -> SessionCounts:
     novel = [logits[..., K : K + t * N].max(-1) for t in range(1, T + 1)]
     margin = torch.stack([best - part.values for part in novel], 1)
     right = torch.stack([part.indices + K == labels for part in novel], 1)
-    there = labels >= 0
+    mask = labels >= 0
     return count(
         Answers(
             (at == labels)[:, :B],
             margin[..., :B],
             (at == labels)[:, :B].unsqueeze(1),
-            there[:, :B],
+            mask[:, :B],
             margin[..., B:].unflatten(-1, (T, -1)),
             right[..., B:].unflatten(-1, (T, -1)),
-            there[:, B:].unflatten(1, (T, -1)),
+            mask[:, B:].unflatten(1, (T, -1)),
         ),
         K,
         N,

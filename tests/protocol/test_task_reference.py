@@ -49,10 +49,10 @@ MINIMAL = {"dataset": {"name": "d"}, "pretraining": {"backbone": "none", "steps"
 )
 def test_a_range_ends_where_it_says(key):
     """The value at each end is taken, and the one beyond it is refused by the name of the key."""
-    found = re.fullmatch(r"([\d,]+) to ([\d,]+)|(\d+) or more", key.range)
-    if not found:
+    match = re.fullmatch(r"([\d,]+) to ([\d,]+)|(\d+) or more", key.range)
+    if not match:
         return
-    least, most = (int(end.replace(",", "")) if end else None for end in (found[1] or found[3], found[2]))
+    least, most = (int(end.replace(",", "")) if end else None for end in (match[1] or match[3], match[2]))
     for value, right in ((least, True), (least - 1, False), (most, True), (most and most + 1, False)):
         if value is None:
             continue
@@ -76,9 +76,9 @@ def test_a_range_ends_where_it_says(key):
 @pytest.mark.parametrize("name", ["glyphs-shared-5shot", "mini-1shot", "tiny-pack-5shot"])
 def test_a_written_file_says_what_it_was_given(name):
     task = packaged()[name]
-    said = msgspec.to_builtins(task)
-    tables = {table: said[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
-    entry = {key: said[key] for key in ("shots", "protocol", "title", "digest", "variant_of")}
+    fields = msgspec.to_builtins(task)
+    tables = {table: fields[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
+    entry = {key: fields[key] for key in ("shots", "protocol", "title", "digest", "variant_of")}
     (again,) = parse(task_text({**tables, "tasks": {name: entry}}), "x.toml")
     assert again == task
 
@@ -97,10 +97,10 @@ def test_new_writes_a_file_that_runs_as_the_data_need_it(here, call):
     assert status == 0, err
     assert "--task mine-5shot" in out
     assert find("mine-5shot")[0].name == "mine-5shot", "found by its name"
-    (one, five) = find("home/tasks/mine.toml")
-    assert (one.name, five.name, five.shots, five.protocol) == ("mine-1shot", "mine-5shot", 5, "separate")
-    assert five.pretraining.backbone == "none"
-    assert five.dataset.fingerprint
+    (first, second) = find("home/tasks/mine.toml")
+    assert (first.name, second.name, second.shots, second.protocol) == ("mine-1shot", "mine-5shot", 5, "separate")
+    assert second.pretraining.backbone == "none"
+    assert second.dataset.fingerprint
     for arguments, message in (
         (("mine", "--data", "clusters"), "tasks/mine.toml is there already"),
         (("clusters", "--data", "clusters"), "clusters.toml is there already"),

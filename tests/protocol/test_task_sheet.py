@@ -15,23 +15,23 @@ def test_every_task_says_what_it_is(name, call, tmp_path):
     task = packaged()[name]
     status, out, err = call("tasks", name, "--home", str(tmp_path), "--format", "json")
     assert (status, err) == (0, "")
-    (found,) = json.loads(out)
-    assert found["task"] == f"{name}: {task.title}"
+    (sheet,) = json.loads(out)
+    assert sheet["task"] == f"{name}: {task.title}"
     if task.sessions:
-        assert found["sessions"].startswith(
+        assert sheet["sessions"].startswith(
             f"{task.sessions.count} sessions of {task.sessions.ways} ways, {task.shots} "
         )
     else:
-        assert found["episode"].startswith(f"{task.episode.ways} ways, {task.shots} shot")
-        assert ("no base classes" in found["episode"]) == (not task.kind.has_base) == ("base" not in found)
-    assert ("hidden base classes in place" in found["evaluation"]) == bool(task.sessions and task.sessions.listed)
-    assert found["definition"] == task.hash
-    assert found["backbone"].startswith(task.pretraining.backbone)
+        assert sheet["episode"].startswith(f"{task.episode.ways} ways, {task.shots} shot")
+        assert ("no base classes" in sheet["episode"]) == (not task.kind.has_base) == ("base" not in sheet)
+    assert ("hidden base classes in place" in sheet["evaluation"]) == bool(task.sessions and task.sessions.listed)
+    assert sheet["definition"] == task.hash
+    assert sheet["backbone"].startswith(task.pretraining.backbone)
     rows = {path.name.rpartition(".seed-")[0] for path in packaged_root().glob(f"{name}/*.json")}
-    assert (f"{len(rows)} measured row" in found["results"]) == bool(rows)
+    assert (f"{len(rows)} measured row" in sheet["results"]) == bool(rows)
     status, out, _ = call("tasks", "show", name, "--home", str(tmp_path))
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == [key.split()[0] for key in found]
+    assert [line.split()[0] for line in out.splitlines()] == [key.split()[0] for key in sheet]
 
 
 def test_a_changed_task_and_a_file_of_ones_own(call, here):
@@ -43,8 +43,8 @@ def test_a_changed_task_and_a_file_of_ones_own(call, here):
     assert status == 0
     assert out.count("\ndefinition ") == 3, "the file has three tasks"
     assert "none: the data are features" in out
-    _, other, _ = call("tasks", "--home", str(here / "none"), "clusters.toml:clusters-5shot")
-    assert "clusters: to be obtained" in other, "options may stand before the name"
+    _, text, _ = call("tasks", "--home", str(here / "none"), "clusters.toml:clusters-5shot")
+    assert "clusters: to be obtained" in text, "options may stand before the name"
 
 
 def test_a_frozen_backbone_and_what_it_may_have_seen_are_said(call):

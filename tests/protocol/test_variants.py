@@ -79,8 +79,8 @@ def test_a_change_is_in_the_name_the_hash_and_the_episodes():
 def test_shares_of_base_and_novel_queries_stay():
     (task,) = find("glyphs-5shot")
     uneven = msgspec.structs.replace(task, episode=msgspec.structs.replace(task.episode, base_queries=10))
-    made = changed(uneven, Change(ways=2, queries=3))  # 6 novel queries in place of 25
-    assert made.episode.base_queries == round(10 * 6 / 25)
+    variant = changed(uneven, Change(ways=2, queries=3))  # 6 novel queries in place of 25
+    assert variant.episode.base_queries == round(10 * 6 / 25)
     assert changed(uneven, Change(ways=1, queries=1)).episode.base_queries == 1, "never none: that is another protocol"
     regular = packaged()["glyphs-regular-5shot"]
     assert changed(regular, Change(ways=10)).episode.base_queries == 0
@@ -142,8 +142,8 @@ def dataset_of(folder: Path):
 
 
 def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lists_are_not_taken_for_theirs(tmp_path):
-    given = "+backbone=resnet10+weights=0123456789abcdef+pretrained-on=base"
-    for rest in ("", given):
+    suffix = "+backbone=resnet10+weights=0123456789abcdef+pretrained-on=base"
+    for rest in ("", suffix):
         tasks = [find(f"mini-sessions{order}{rest}")[0] for order in ("", "+base-order=1", "+base-order=2")]
         for key in (pretraining_key, features_key):
             assert len({key(task, "0" * 64, "linear", 0) for task in tasks}) == 3
@@ -178,12 +178,12 @@ def test_a_run_with_fewer_base_classes(clusters, task):
     assert batch.support.hidden.shape == (20, 6)
     rows = bench.sampler("test").sample(0, 20)
     queries = rows.query[~rows.query_novel]
-    pool, kept = dataset_of(clusters).pool("base/test"), chosen_classes(6, 8)
-    names = {pool.classes[k] for k in kept}
+    pool, classes = dataset_of(clusters).pool("base/test"), chosen_classes(6, 8)
+    names = {pool.classes[k] for k in classes}
     cut_pool = bench.dataset.pool("base/test")
     assert {cut_pool.classes[cut_pool.labels[q]] for q in queries.tolist()} <= names
     features = bench.pool("base/test").features[queries]
-    assert np.array_equal(features.numpy(), pool.images[np.isin(pool.labels, kept)][queries.numpy()])
+    assert np.array_equal(features.numpy(), pool.images[np.isin(pool.labels, classes)][queries.numpy()])
 
 
 def test_the_command_line(here, call):
@@ -244,12 +244,12 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
         features = np.c_[labels, np.arange(len(labels))].astype(np.float32)  # says which class and image it is
         np.savez(folder / f"{pool}.npz", features=features, labels=labels)
     whole = prepare(Home.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
-    kept = chosen_classes(3, 5)
+    classes = chosen_classes(3, 5)
     pool = some_base_classes(whole, 3).pool("base/test")
-    assert [pool.images[a, 0] for a in pool.starts[:-1]] == kept.tolist()
-    assert np.array_equal(pool.images[:, 0], kept[pool.labels])
-    assert np.diff(pool.starts).tolist() == [sizes[k] for k in kept]
-    assert len(np.unique(pool.images[:, 1])) == len(pool) == sum(sizes[k] for k in kept)
+    assert [pool.images[a, 0] for a in pool.starts[:-1]] == classes.tolist()
+    assert np.array_equal(pool.images[:, 0], classes[pool.labels])
+    assert np.diff(pool.starts).tolist() == [sizes[k] for k in classes]
+    assert len(np.unique(pool.images[:, 1])) == len(pool) == sum(sizes[k] for k in classes)
 
 
 def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):

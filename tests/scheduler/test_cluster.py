@@ -104,8 +104,8 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
         "from ifsl_bench.methods.imprint import Imprint\n\nclass Own(Imprint):\n    pass\n"
     )
     (job,) = make_jobs(Request([f"{tmp_path}/own.py:Own"], ["glyphs-5shot"]))
-    here = ("Own", pickle.dumps(job.chosen), method_source(job.method))
-    with worker_check.wanted(home, [here]) as needed:
+    local_method = ("Own", pickle.dumps(job.chosen), method_source(job.method))
+    with worker_check.wanted(home, [local_method]) as needed:
         assert worker_check.unfit(needed) == ""
         (tmp_path / "own.py").unlink()
         assert "cannot load method Own" in worker_check.unfit(needed)
@@ -161,9 +161,9 @@ def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
 def test_keys_of_dasks_own_settings_are_those_of_the_cluster(home, tmp_path):
     security, settings = distributed.Security.temporary(), {}
     for role in ("client", "scheduler", "worker"):
-        for what in ("cert", "key"):
-            (tmp_path / f"{role}-{what}.pem").write_text(getattr(security, f"tls_{role}_{what}"))
-            settings[f"distributed.comm.tls.{role}.{what}"] = str(tmp_path / f"{role}-{what}.pem")
+        for kind in ("cert", "key"):
+            (tmp_path / f"{role}-{kind}.pem").write_text(getattr(security, f"tls_{role}_{kind}"))
+            settings[f"distributed.comm.tls.{role}.{kind}"] = str(tmp_path / f"{role}-{kind}.pem")
     (tmp_path / "ca.pem").write_text(security.tls_ca_file)
     settings["distributed.comm.tls.ca-file"] = str(tmp_path / "ca.pem")
     with (
@@ -172,8 +172,8 @@ def test_keys_of_dasks_own_settings_are_those_of_the_cluster(home, tmp_path):
     ):
         address = cluster.client.scheduler.address
         assert address.startswith("tls://")
-        with opened(read_cluster(address), home, print) as another:
-            assert another.client.submit(os.getpid).result() != os.getpid()
+        with opened(read_cluster(address), home, print) as second_cluster:
+            assert second_cluster.client.submit(os.getpid).result() != os.getpid()
 
 
 def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(home, tmp_path, monkeypatch):
@@ -194,8 +194,8 @@ def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(ho
     assert not list((home.cache / "keys").iterdir())
 
 
-def refused_to_open(spec: ClusterSpec, home: Home, told: str) -> None:
-    with pytest.raises(UserError, match=re.escape(told)), opened(spec, home, lambda text: None):
+def refused_to_open(spec: ClusterSpec, home: Home, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)), opened(spec, home, lambda text: None):
         pass
 
 
@@ -242,12 +242,12 @@ def on_cluster(home: Path, methods: list[str], tasks: list[str], cluster: str, e
 @pytest.mark.slow("starts a cluster of two processes, and trains 30 steps four times: half a minute")
 def test_counts_in_episodes_and_sessions_are_those_of_one_process_though_a_clock_is_an_hour_ahead(here, tmp_path):
     shutil.copytree("home", "alone")
-    asked = (["ncm", "lwof"], ["clusters.toml:clusters-5shot", "tiny-features-sessions"])
-    jobs, work = jobs_of(here / "alone", *asked, episodes=12)
+    selection = (["ncm", "lwof"], ["clusters.toml:clusters-5shot", "tiny-features-sessions"])
+    jobs, work = jobs_of(here / "alone", *selection, episodes=12)
     assert not run_campaign(jobs, work).failed
     (tmp_path / "preload.py").write_text(PRELOAD)
     file = cluster_toml(tmp_path, f'n_workers = 2\npreload = ["{tmp_path}/preload.py"]')
-    ended, _ = on_cluster(here / "home", *asked, file, episodes=12)
+    ended, _ = on_cluster(here / "home", *selection, file, episodes=12)
     assert not ended.failed
     assert len(counts(here / "home")) == 4
     assert counts(here / "home") == counts(here / "alone")
@@ -349,8 +349,8 @@ def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
 @pytest.mark.slow("starts a scheduler, a worker and the command, twice, to train 6,000 steps: 40 s")
 def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goes_on(running, here):
     cluster = running()
-    asked = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=6000", "--quiet"]
-    first = command(*asked, "--cluster", cluster.address)
+    arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=6000", "--quiet"]
+    first = command(*arguments, "--cluster", cluster.address)
     until = time.monotonic() + 100
     logs = Path("home/logs/meta-training")
     while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
@@ -360,16 +360,16 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
         time.sleep(0.1)
     time.sleep(1)
     cluster.scheduler.kill()
-    _, told = first.communicate(timeout=60)
+    _, err = first.communicate(timeout=60)
     assert first.returncode == 2
-    assert told.strip().splitlines() == [
+    assert err.strip().splitlines() == [
         f"ifsl-bench: the scheduler of {cluster.address} is gone; the same command goes on from where it stopped"
     ]
     for worker in cluster.workers:  # which has nobody to work for
         worker.wait(60)
     (log,) = logs.glob("*.log")
     assert "nobody listens" in log.read_text()
-    again = command(*asked, "--cluster", running().address)
+    again = command(*arguments, "--cluster", running().address)
     again.communicate(timeout=200)
     assert again.returncode == 0
     events = [json.loads(line) for line in log.read_text().splitlines() if line]
@@ -379,9 +379,9 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
 # -- what dies
 
 
-def killing(home: Path, kinds: list[str], asked: list[str]) -> tuple[int, str]:
+def killing(home: Path, kinds: list[str], arguments: list[str]) -> tuple[int, str]:
     """Runs a command, and kills the worker of the first stage of each kind once it has made some steps."""
-    running, killed = command(*asked), set()
+    running, killed = command(*arguments), set()
     errors: list[str] = []
     import threading
 
@@ -426,27 +426,27 @@ def alone(made_once, long_tasks: Path) -> Path:
 
 
 def same_with_two_killed(home: Path, alone: Path, cluster: str) -> None:
-    asked = [*LONG_RUN, "--task", f"{home.parent}/few.toml:few-1shot"]
-    status, told = killing(home, ["pretraining", "meta-training"], [*asked, "--home", str(home), "--cluster", cluster])
+    options = [*LONG_RUN, "--task", f"{home.parent}/few.toml:few-1shot"]
+    status, err = killing(home, ["pretraining", "meta-training"], [*options, "--home", str(home), "--cluster", cluster])
     assert status == 0
-    assert told.count("died; it is run again") == 2
+    assert err.count("died; it is run again") == 2
     assert len(counts(home)) == 2
     assert counts(home) == counts(alone)
 
 
 @pytest.mark.slow("starts the command with a cluster of two workers: 10 s")
 def test_ctrl_c_ends_all_workers(here, tmp_path):
-    asked = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
-    running = command(*asked, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
+    arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
+    running = command(*arguments, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
     until = time.monotonic() + 100
     logs = Path("home/logs/meta-training")
     while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
         time.sleep(0.1)
     processes = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGINT)
-    _, told = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert told.strip() == "ifsl-bench: interrupted; the same command goes on from where it stopped"
+    assert err.strip() == "ifsl-bench: interrupted; the same command goes on from where it stopped"
     assert len(processes) >= 2
     assert not psutil.wait_procs(processes, timeout=3)[1]
 

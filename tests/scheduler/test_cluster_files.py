@@ -60,8 +60,8 @@ def test_a_file_names_a_class_and_its_arguments(written):
 def test_what_is_decided_elsewhere_is_no_argument(argument, written):
     """`protocol = "tcp"` beside [security] would leave the connections open."""
     for kind in ("LocalCluster", SLURM) if argument != "resources" else ("LocalCluster",):
-        told = refusal(written(f'class = "{kind}"\n[arguments]\nn_workers = 2\n{argument} = "tcp"'))
-        assert f"cluster.toml: {argument} is no argument" in told
+        message = refusal(written(f'class = "{kind}"\n[arguments]\nn_workers = 2\n{argument} = "tcp"'))
+        assert f"cluster.toml: {argument} is no argument" in message
 
 
 @pytest.mark.parametrize(
@@ -119,16 +119,16 @@ def test_without_the_extra_it_is_said_what_to_install(missing, written, monkeypa
         return real(name)
 
     monkeypatch.setattr(cluster, "import_module", without)
-    told = refusal(written(f'class = "{SLURM}"\n[arguments]\nn_workers = 1'))
-    assert 'pip install "ifsl_bench[cluster]"' in told
-    assert missing in told
+    message = refusal(written(f'class = "{SLURM}"\n[arguments]\nn_workers = 1'))
+    assert 'pip install "ifsl_bench[cluster]"' in message
+    assert missing in message
 
 
 def test_a_checkpoint_is_evaluated_by_this_process(call):
     for more in (("--jobs", "2"), ("--cluster", "tcp://127.0.0.1:1")):
-        status, _, told = call("run", "--checkpoint", "x", "--task", "glyphs-5shot", *more)
-        assert (status, told.count("\n")) == (2, 1)
-        assert "in this process: leave out --jobs" in told
+        status, _, message = call("run", "--checkpoint", "x", "--task", "glyphs-5shot", *more)
+        assert (status, message.count("\n")) == (2, 1)
+        assert "in this process: leave out --jobs" in message
 
 
 def test_a_device_is_a_kind_and_looked_for_on_the_workers(call, written):

@@ -21,8 +21,8 @@ from ifsl_bench.scheduler.graph import Graph, graph_of, key_of, wants_of
 METHODS = ["protonet", "imprint", "lwof"]
 
 
-def jobs_on(here, methods=METHODS, seeds=(0, 1), tasks=("clusters-1shot", "clusters-5shot"), **more):
-    names = [f"{here / 'clusters.toml'}:{task}" for task in tasks]
+def jobs_on(folder, methods=METHODS, seeds=(0, 1), tasks=("clusters-1shot", "clusters-5shot"), **more):
+    names = [f"{folder / 'clusters.toml'}:{task}" for task in tasks]
     return make_jobs(Request(methods, names, {}, {"steps": "20"}, seeds=list(seeds), **more))
 
 
@@ -49,13 +49,13 @@ def brute(jobs, home) -> tuple[dict[str, Stage], dict[str, set[int]]]:
 def check(graph: Graph, jobs, home) -> None:
     stages, results = brute(jobs, home)
     assert graph.nodes.keys() == stages.keys()
-    seen: set[str] = set()
+    earlier_keys: set[str] = set()
     for key, node in graph.nodes.items():
         assert set(node.needs) == {key_of(s, home) for s in stages[key].inputs()} & stages.keys()
-        assert seen.issuperset(node.needs), "each comes after what it waits for"
+        assert earlier_keys.issuperset(node.needs), "each comes after what it waits for"
         assert sorted(node.results) == sorted(results[key])
         assert len(set(node.results)) == len(node.results)
-        seen.add(key)
+        earlier_keys.add(key)
 
 
 def test_each_stage_is_there_once_after_those_it_needs_for_all_that_wait_for_it(here):

@@ -224,17 +224,17 @@ def test_options_that_cannot_be_together_are_refused_before_anything_is_made(mor
         pytest.importorskip("distributed", reason="the extra is not installed")
     monkeypatch.setattr("ifsl_bench.campaigns.run.prepare_from", None)
     monkeypatch.setattr("ifsl_bench.campaigns.plan.plan_of", None)
-    asked = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home"
+    arguments = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home"
     for dry in ((), ("--dry-run",)):
-        status, out, err = call("run", *asked, *more, *dry)
+        status, out, err = call("run", *arguments, *more, *dry)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert message in err
 
 
 def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):
     pytest.importorskip("distributed", reason="the extra is not installed")
-    asked = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home", "--dry-run"
-    status, _, err = call("run", *asked, "--cluster", "tcp://127.0.0.1:9")
+    arguments = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home", "--dry-run"
+    status, _, err = call("run", *arguments, "--cluster", "tcp://127.0.0.1:9")
     assert status == 0
     assert "times are those of one process on this machine's processor" in err
 
@@ -292,13 +292,13 @@ class Breaks(Imprint):
 
 def test_a_broken_pipe_of_a_methods_own_is_its_failure_and_stops_nothing_else(here, call):
     Path("breaks.py").write_text(BREAKS)
-    asked = "--method", "breaks.py:Breaks,imprint", "--task", "clusters.toml:clusters-5shot"
-    status, _, err = call("run", *asked, "--home", "home", "--device", "cpu")
+    arguments = "--method", "breaks.py:Breaks,imprint", "--task", "clusters.toml:clusters-5shot"
+    status, _, err = call("run", *arguments, "--home", "home", "--device", "cpu")
     assert status == 1
     assert "Broken pipe" in err.splitlines()[-1]
     assert "run again" not in err
     assert len(list(Path("home/results").rglob("imprint*.json"))) == 1
-    assert "1 of 2 jobs done, 1 failed" in call("status", *asked, "--home", "home")[1]
+    assert "1 of 2 jobs done, 1 failed" in call("status", *arguments, "--home", "home")[1]
 
 
 class Closed(io.StringIO):

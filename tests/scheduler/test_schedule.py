@@ -35,9 +35,9 @@ def random_graph(chance: random.Random, whole: int) -> Graph:
 
     for job in range(JOBS):
         claim(chance.choice(list(nodes)), job)
-    wanted = {key: Node(key, None, node.needs, node.wants, tuple(sorted(results[key])))  # type: ignore[arg-type]
-            for key, node in nodes.items() if results[key]}  # fmt: skip
-    return Graph((None,) * JOBS, wanted)  # type: ignore[arg-type]
+    used_nodes = {key: Node(key, None, node.needs, node.wants, tuple(sorted(results[key])))  # type: ignore[arg-type]
+                  for key, node in nodes.items() if results[key]}  # fmt: skip
+    return Graph((None,) * JOBS, used_nodes)  # type: ignore[arg-type]
 
 
 class Pretend:

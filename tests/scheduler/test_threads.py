@@ -78,15 +78,15 @@ def weights(home: Path) -> dict[str, str]:
 
 
 def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
-    seen: dict[str, set[int]] = {"steps": set(), "features": set()}
+    thread_counts: dict[str, set[int]] = {"steps": set(), "features": set()}
     step, compute = Trainer._step, prepared.compute_features
 
     def spied_step(*args):
-        seen["steps"].add(torch.get_num_threads())
+        thread_counts["steps"].add(torch.get_num_threads())
         return step(*args)
 
     def spied_compute(*args):
-        seen["features"].add(torch.get_num_threads())
+        thread_counts["features"].add(torch.get_num_threads())
         return compute(*args)
 
     monkeypatch.setattr(Trainer, "_step", spied_step)
@@ -97,7 +97,7 @@ def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
     assert weights(here / "one") == weights(here / "two")
     assert len(weights(here / "one")) == 1
     assert counts(here / "one" / "results") == counts(here / "two" / "results")
-    assert seen == {"steps": {3}, "features": {3}}
+    assert thread_counts == {"steps": {3}, "features": {3}}
 
 
 def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(here, monkeypatch):

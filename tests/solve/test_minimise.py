@@ -80,11 +80,11 @@ def test_gradcheck(objective, solver, adjoint):
 
 def test_all_solvers_agree_and_report():
     args, v0 = quartic_args(), torch.ones(4, 5, dtype=torch.float64)
-    found = [minimise(quartic, solver, v0, args) for solver in SOLVERS]
-    for solution in found:
+    solutions = [minimise(quartic, solver, v0, args) for solver in SOLVERS]
+    for solution in solutions:
         assert bool(solution.converged.all())
         # The loosest of them, descent, stops at 1e-6 of the first gradient, and goes far below in 800 steps.
-        torch.testing.assert_close(solution.value, found[0].value, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(solution.value, solutions[0].value, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(solution.objective, quartic(solution.value, args))
         assert solution.steps.shape == solution.gradient_norm.shape == (4,)
         assert float(solution.gradient_norm.max()) < 1e-6
@@ -200,12 +200,12 @@ def test_what_cannot_converge_is_flagged(objective, dtype):
 
 def test_a_start_without_a_gradient_is_a_minimum_or_left():
     strength, v0 = torch.tensor(0.5, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
-    found = minimise(saddle, LBFGS(1e-9), v0, strength)
-    assert bool(found.converged.all())
-    torch.testing.assert_close(found.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
-    there = minimise(lambda v, a: a * (v - 1).square().sum(1), LBFGS(1e-9), v0 + 1, strength)
-    assert bool(there.converged.all())
-    torch.testing.assert_close(there.value, v0 + 1)
+    solution = minimise(saddle, LBFGS(1e-9), v0, strength)
+    assert bool(solution.converged.all())
+    torch.testing.assert_close(solution.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
+    minimum = minimise(lambda v, a: a * (v - 1).square().sum(1), LBFGS(1e-9), v0 + 1, strength)
+    assert bool(minimum.converged.all())
+    torch.testing.assert_close(minimum.value, v0 + 1)
 
 
 def test_a_saddle_that_a_search_runs_into_is_left_as_often_as_asked():
@@ -214,11 +214,11 @@ def test_a_saddle_that_a_search_runs_into_is_left_as_often_as_asked():
     stays = minimise(saddle, LBFGS(1e-9), v0, strength)
     assert bool(stays.converged.all())
     torch.testing.assert_close(stays.value[0], torch.zeros(2, dtype=torch.float64), rtol=0, atol=STOP)
-    left = minimise(saddle, LBFGS(1e-9, escapes=1), v0, strength)
-    assert bool(left.converged.all())
-    torch.testing.assert_close(left.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
-    torch.testing.assert_close(left.objective, -strength / 4)
-    assert int(left.steps[0]) > int(stays.steps[0])
+    escape = minimise(saddle, LBFGS(1e-9, escapes=1), v0, strength)
+    assert bool(escape.converged.all())
+    torch.testing.assert_close(escape.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
+    torch.testing.assert_close(escape.objective, -strength / 4)
+    assert int(escape.steps[0]) > int(stays.steps[0])
 
 
 def test_a_saddle_has_a_gradient_by_minres_and_is_counted():
@@ -251,10 +251,10 @@ def test_a_bad_episode_does_not_disturb_the_others():
     poisoned = args._replace(b=args.b.clone())
     poisoned.b[1] = torch.nan
     v0 = torch.zeros(3, 5, dtype=torch.float64)
-    good, found = minimise(Quartic(), LBFGS(), v0, args), minimise(Quartic(), LBFGS(), v0, poisoned)
-    assert found.converged.tolist() == [True, False, True]
+    good, result = minimise(Quartic(), LBFGS(), v0, args), minimise(Quartic(), LBFGS(), v0, poisoned)
+    assert result.converged.tolist() == [True, False, True]
     for i in (0, 2):
-        torch.testing.assert_close(found.value[i], good.value[i])
+        torch.testing.assert_close(result.value[i], good.value[i])
 
 
 def test_too_few_steps_are_flagged():
@@ -282,8 +282,8 @@ def test_largest_curvature_of_an_indefinite_hessian():
         return (v * h * v).sum(1) / 2
 
     h = torch.tensor([[3.0, -3.0, 1.0], [1.0, -5.0, 5.0]], dtype=torch.float64)
-    found = largest_curvature(FunctionObjective(saddle), torch.zeros(2, 3, dtype=torch.float64), h)
-    torch.testing.assert_close(found, torch.tensor([3.0, 5.0], dtype=torch.float64))
+    curvature = largest_curvature(FunctionObjective(saddle), torch.zeros(2, 3, dtype=torch.float64), h)
+    torch.testing.assert_close(curvature, torch.tensor([3.0, 5.0], dtype=torch.float64))
 
 
 def test_lbfgs_takes_long_steps_where_the_curvature_is_negative():
@@ -312,9 +312,9 @@ def test_nothing_is_kept_after_a_step(adjoint):
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
 def test_no_episodes_at_all(solver):
-    found = minimise(quartic, solver, torch.zeros(0, 5, dtype=torch.float64), quartic_args(0))
-    assert found.value.shape == (0, 5)
-    assert found.converged.shape == (0,)
+    solution = minimise(quartic, solver, torch.zeros(0, 5, dtype=torch.float64), quartic_args(0))
+    assert solution.value.shape == (0, 5)
+    assert solution.converged.shape == (0,)
 
 
 def test_short_floats_are_refused():

@@ -165,7 +165,7 @@ def test_nobody_is_asked_where_nobody_is(prune, root):
 
 def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune, root):
     home = Home.locate(root / "home")
-    model, other = sorted(home.trained.glob("[!.]*"))
+    model, other_model = sorted(home.trained.glob("[!.]*"))
     everything, starting = ("--unused", "0", "--dry-run"), {"pretrained", "features", "trained"}
     with locked(model):
         status, out, _ = prune(*everything)
@@ -174,7 +174,7 @@ def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune
     assert "stay: a process holds its lock" in out
     assert "stay: perhaps needed by a process that runs" in out
     assert starting <= rows(prune(*everything)[1])
-    os.utime(other / "checkpoint.json")
+    os.utime(other_model / "checkpoint.json")
     assert not starting & rows(prune(*everything)[1])
 
 
@@ -183,16 +183,16 @@ def test_what_is_used_between_the_question_and_the_removal_stays(root):
     going, _ = pruning(home, Choice(["trained"]))
     model, *_ = sorted(home.trained.glob("[!.]*"))
     os.utime(model / "checkpoint.json")
-    said = []
-    cache.prune(going, said.append)
-    assert said == [f"{model} is in use by now, and stays"]
+    messages = []
+    cache.prune(going, messages.append)
+    assert messages == [f"{model} is in use by now, and stays"]
     assert [path.name for path in home.trained.iterdir() if not path.name.startswith(".")] == [model.name]
 
 
 @pytest.mark.slow("two runs from data to result, one of them disturbed all the while")
 def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(root, monkeypatch):
     """Again and again, whatever is there is removed, used or not, while a run goes from nothing to its result."""
-    wanted, home = run(root), Home.locate(root / "home")
+    expected, home = run(root), Home.locate(root / "home")
     shutil.rmtree(home.results)
     monkeypatch.setattr(cache, "RECENT", -1e9)
     monkeypatch.setattr(cache, "is_locked", lambda path: False)
@@ -209,11 +209,11 @@ def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(ro
     taker = threading.Thread(target=take)
     taker.start()
     try:
-        found = run(root)
+        result = run(root)
     finally:
         ended.set()
         taker.join()
-    assert found == wanted
+    assert result == expected
     assert sum(removed) > 0
 
 

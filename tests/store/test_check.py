@@ -44,15 +44,15 @@ def altered(path: Path, change) -> Path:
 def test_every_stored_result_passes():
     failures = {str(path): check_file(path).failures for path in STORED}
     assert len(failures) >= 36
-    assert not any(failures.values()), {path: found for path, found in failures.items() if found}
+    assert not any(failures.values()), {path: errors for path, errors in failures.items() if errors}
 
 
 def test_a_good_file_in_one_line(file):
-    found, acc = check_file(file), json.loads(file.read_text())["summary"]["acc"]
-    said = f"ok: lwof on glyphs-5shot, seed 1, 2,000 episodes, Acc. {acc['mean']:.2f} ± {acc['interval']:.2f}"
-    assert found.line.startswith(said)
+    report, acc = check_file(file), json.loads(file.read_text())["summary"]["acc"]
+    line = f"ok: lwof on glyphs-5shot, seed 1, 2,000 episodes, Acc. {acc['mean']:.2f} ± {acc['interval']:.2f}"
+    assert report.line.startswith(line)
     # An environment without the data cannot draw their classes again; one of another version cannot speak for that.
-    assert {text.partition(",")[0] for text in found.unverified} <= {"classes", "distribution"}
+    assert {text.partition(",")[0] for text in report.unverified} <= {"classes", "distribution"}
 
 
 TUNED = {"c": {"3": 1.0}}
@@ -183,12 +183,12 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
         (results / folder / file.name).symlink_to(file)
     right, wrong = (results / folder / file.name for folder in ("glyphs-5shot", "glyphs-1shot"))
     assert check_file(right).failures == ()
-    told = ("folder: it lies with the results of glyphs-1shot, and is of glyphs-5shot",)
-    assert check_file(wrong).failures == told
+    failures = ("folder: it lies with the results of glyphs-1shot, and is of glyphs-5shot",)
+    assert check_file(wrong).failures == failures
     monkeypatch.chdir(wrong.parent)
-    assert check_file(Path(file.name)).failures == told
-    found, remarks = stored(results)
-    assert [(r.task, r.label) for r in found] == [("glyphs-5shot", "lwof")]
+    assert check_file(Path(file.name)).failures == failures
+    stored_results, remarks = stored(results)
+    assert [(r.task, r.label) for r in stored_results] == [("glyphs-5shot", "lwof")]
     assert [str(wrong) in remark for remark in remarks] == [True]
 
 
@@ -212,9 +212,9 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
 )
 def test_what_can_be_told_without_the_method(file, changes, message):
     altered(file, lambda v: v.update({"method": "zzz", **changes}))
-    found = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
-    assert [failure[: len(message)] for failure in found.failures] == [message] * bool(message)
-    assert any(text.startswith("label, options and backbone, since method") for text in found.unverified)
+    report = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
+    assert [failure[: len(message)] for failure in report.failures] == [message] * bool(message)
+    assert any(text.startswith("label, options and backbone, since method") for text in report.unverified)
 
 
 def test_an_own_task_is_known_by_its_folder_too(measured):
@@ -222,9 +222,9 @@ def test_an_own_task_is_known_by_its_folder_too(measured):
     path = paths["clusters-5shot"]
     altered(path, lambda v: v["provenance"].update(commit=COMMIT))
     tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
-    other = path.parent.parent / next(name for name in paths if name != "clusters-5shot") / path.name
-    path.rename(other)
-    assert [f.partition(":")[0] for f in check_file(other, tasks, home).failures] == ["folder"]
+    target = path.parent.parent / next(name for name in paths if name != "clusters-5shot") / path.name
+    path.rename(target)
+    assert [f.partition(":")[0] for f in check_file(target, tasks, home).failures] == ["folder"]
 
 
 def test_unreadable_files_and_published_rows_fail(tmp_path, file):
@@ -242,10 +242,10 @@ def test_a_copy_elsewhere_passes_and_an_unknown_method_is_said_to_be_unverified(
     copy = Path(shutil.copy(file, tmp_path))
     assert check_file(copy).failures == ()
     altered(copy, lambda v: v.update(method="theirs", label="theirs"))
-    found = check_file(copy.rename(tmp_path / "theirs.seed-1.json"))
-    assert found.failures == ()
-    assert "label, options and backbone, since method theirs is not installed here" in found.unverified
-    assert "label, options and backbone, since method theirs" in found.line.partition("(not verified: ")[2]
+    report = check_file(copy.rename(tmp_path / "theirs.seed-1.json"))
+    assert report.failures == ()
+    assert "label, options and backbone, since method theirs is not installed here" in report.unverified
+    assert "label, options and backbone, since method theirs" in report.line.partition("(not verified: ")[2]
 
 
 @pytest.fixture
@@ -264,25 +264,25 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
     for path in paths.values():
         altered(path, lambda v: v["provenance"].update(commit=COMMIT))  # whatever the state of this checkout
-        found = check_file(path, tasks, home)
-        assert (found.failures, found.unverified) == ((), ())
+        report = check_file(path, tasks, home)
+        assert (report.failures, report.unverified) == ((), ())
     path = paths["clusters-5shot"]
     label = json.loads(path.read_text())["label"]
     assert label == "lr.episodes=20", "tuned options are not in the label"
     good = json.loads(path.read_text())["episodes"]["classes"]
     assert len(good) == 20 * 5
-    for classes, told in (
+    for classes, message in (
         (good[5:10] + good[:5] + good[10:], "episodes.classes: others than those of the 20 episodes of clusters-5shot"),
         ([label for i, label in enumerate(good) if i % 5], "episodes.classes has 80 entries, 20 episodes have 100"),
     ):
         altered(path, lambda v, classes=classes: v["episodes"].update(classes=classes))
-        assert check_file(path, tasks, home).failures == (told,)
+        assert check_file(path, tasks, home).failures == (message,)
     altered(path, lambda v: v["episodes"].update(classes=good))
     altered(path, lambda v: v.update(digest="0" * 64))
     assert "digest: 0000000000000000, the 20 episodes" in check_file(path, tasks, home).failures[0]
     altered(path, lambda v: v.update(partial=True))
-    told = "partial: true, data set clusters with this fingerprint is the whole"
-    assert told in check_file(path, tasks, home).failures
+    message = "partial: true, data set clusters with this fingerprint is the whole"
+    assert message in check_file(path, tasks, home).failures
     shutil.rmtree(home.data)
     assert check_file(path, tasks, home).unverified == (
         "digest, since data set clusters is not prepared here",

@@ -53,33 +53,33 @@ def edit(path, change):
     path.write_text(json.dumps(value))
 
 
-def interrupted(here, monkeypatch, home, after):
+def interrupted(folder, monkeypatch, home, after):
     """A meta-training of 40 steps that is interrupted at its validation number ``after``, counted from 1."""
-    seen, validate = [], MetaTrain.validate
+    calls, validate = [], MetaTrain.validate
 
     def stop(self, work, method):
-        seen.append(1)
-        if len(seen) == after:
+        calls.append(1)
+        if len(calls) == after:
             raise KeyboardInterrupt
         return validate(self, work, method)
 
     with monkeypatch.context() as patch:
         patch.setattr(MetaTrain, "validate", stop)
         with pytest.raises(KeyboardInterrupt):
-            result(here, home)
+            result(folder, home)
     (path,) = home.trained.glob("*/checkpoint.json")
     return path
 
 
-def result(here, home, told=None):
-    work = api.workspace(home.cache, device="cpu", reporter=told or Messages())
-    return api.run("lwof", f"{here / 'clusters.toml'}:clusters-1shot", train={"steps": 40}, work=work)
+def result(folder, home, reporter=None):
+    work = api.workspace(home.cache, device="cpu", reporter=reporter or Messages())
+    return api.run("lwof", f"{folder / 'clusters.toml'}:clusters-1shot", train={"steps": 40}, work=work)
 
 
 def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypatch):
     """The counts are those of an undisturbed run, not of one that skips steps."""
     shutil.copytree(here / "home", here / "other")
-    wanted = result(here, Home.locate(here / "other")).episodes
+    expected = result(here, Home.locate(here / "other")).episodes
     home = Home.locate(here / "home")
     path = interrupted(here, monkeypatch, home, after=3)
 
@@ -88,9 +88,9 @@ def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypat
         value |= {"step": 36, "history": {"4": 1.0, "36": 2.0}, "best": 36}
 
     edit(path, ahead)
-    told = Messages()
-    assert result(here, home, told).episodes == wanted
-    assert any("starts anew" in text and path.parent.name in text for text in told.warned)
+    reporter = Messages()
+    assert result(here, home, reporter).episodes == expected
+    assert any("starts anew" in text and path.parent.name in text for text in reporter.warned)
     assert list(home.trained.glob("*.corrupt-0"))
 
 
@@ -100,7 +100,7 @@ def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypat
     + [(SEALED[0], how) for how in ("renamed key", "empty", "folder")],
 )
 def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
-    root, wanted = cache
+    root, expected = cache
     path = min((root / "home").glob(pattern))
     content = path.read_bytes()
     if how == "renamed key":
@@ -116,9 +116,9 @@ def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
         write_sealed(path, {**value, name: "another"})
     else:
         path.write_bytes(b"" if how == "empty" else content[: len(content) // 2])
-    told = Messages()
-    assert run(root, reporter=told) == wanted
-    assert any(str(path.parent) in text for text in told.warned), told.warned
+    reporter = Messages()
+    assert run(root, reporter=reporter) == expected
+    assert any(str(path.parent) in text for text in reporter.warned), reporter.warned
     assert list((root / "home").rglob("*.corrupt-0"))
 
 
@@ -127,10 +127,10 @@ def test_a_stray_file_in_a_training_is_left_alone(here, monkeypatch):
     path = interrupted(here, monkeypatch, home, after=3)
     stray = path.parent / "model.safetensors"
     stray.write_bytes(b"mine")
-    told = Messages()
-    result(here, home, told)
+    reporter = Messages()
+    result(here, home, reporter)
     assert stray.read_bytes() == b"mine"
-    assert told.warned == []
+    assert reporter.warned == []
 
 
 @pytest.mark.parametrize("byte", [0, 6, 8, 10, 12, 20, 30, 40, 50, 60, 70, 127])
@@ -221,20 +221,20 @@ def test_an_impossible_trial_is_tried_again(tmp_path, change):
     assert read_trial(path, "abc", same) == Tried(50.0, 10, hits={"base_joint": [3] * 10})
     assert read_trial(path, "other weights", same) is None
     write_sealed(path, {**read_sealed(path), **change})
-    told = Messages()
+    reporter = Messages()
     assert read_trial(path, "abc", same) is None
     assert path.exists()
-    assert read_trial(path, "abc", same, told) is None
+    assert read_trial(path, "abc", same, reporter) is None
     assert not path.exists()
-    assert "trial.json is damaged" in told.warned[0]
+    assert "trial.json is damaged" in reporter.warned[0]
 
 
 @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
 def test_what_cannot_be_read_is_not_taken_for_damaged(tmp_path, kind):
     """It may be sound: nothing is set aside, nothing made again."""
-    with pytest.raises(UserError, match=r"cannot read .*x\.json: ") as told, read_errors(tmp_path / "x.json"):
+    with pytest.raises(UserError, match=r"cannot read .*x\.json: ") as error, read_errors(tmp_path / "x.json"):
         raise OSError(kind, os.strerror(kind))
-    assert not isinstance(told.value, CorruptFile)
+    assert not isinstance(error.value, CorruptFile)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
@@ -274,12 +274,12 @@ def test_what_a_run_had_open_is_freed_with_it(cache, monkeypatch):
     """By itself, not when Python next looks for circles: after a hundred runs that would be a hundred networks."""
     root, _ = cache
     (root / "tiny.toml").write_text(TASKS)
-    made = []
+    references = []
 
     class Seen(prepared.PreparedTask):
         def __init__(self, *of):
             super().__init__(*of)
-            made.append(weakref.ref(self))
+            references.append(weakref.ref(self))
 
     monkeypatch.setattr(prepared, "PreparedTask", Seen)
     work = api.workspace(root / "home", device="cpu", reporter=Messages())
@@ -287,9 +287,9 @@ def test_what_a_run_had_open_is_freed_with_it(cache, monkeypatch):
     gc.disable()
     try:
         api.run("lwof", f"{root / 'tiny.toml'}:tiny-images-1shot", train={"steps": 8}, tune=2, work=work)
-        (freed,) = made
+        (reference,) = references
         del work
-        assert freed() is None
+        assert reference() is None
     finally:
         gc.enable()
 

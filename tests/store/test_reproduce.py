@@ -43,9 +43,9 @@ def stored(clusters, tmp_path):
     return clusters / "home" / "results" / "clusters-5shot" / "Learned.seed-0.json"
 
 
-def again(call, stored, tmp_path, clusters, *more):
+def again(call, path, tmp_path, clusters, *more):
     method, task = tmp_path / "learned.py", clusters / "clusters.toml"
-    return call("reproduce", str(stored), "--method", str(method), "--task", str(task), "--device", "cpu", *more)
+    return call("reproduce", str(path), "--method", str(method), "--task", str(task), "--device", "cpu", *more)
 
 
 def test_the_same_job_in_an_empty_home_gives_the_same_counts(call, stored, tmp_path, clusters, monkeypatch):
@@ -122,7 +122,7 @@ def test_another_choice_with_the_same_counts_is_said_with_status_1(call, cluster
     best = result.options["weight_decay"]
     ((names, tried),) = result.tuned.items()
     fewer = dict(list(tried.items())[1:])
-    for change, said, near in (
+    for change, text, near in (
         ({"options": result.options | {"weight_decay": 0.5}}, f"options.weight_decay is {short(best)} where 0.5 is", 1),
         (
             {"train": {"rate": 0.25}, "tuned": {names + ", train.rate": tried}},
@@ -139,8 +139,8 @@ def test_another_choice_with_the_same_counts_is_said_with_status_1(call, cluster
     ):
         result_file.write(work.home.results, msgspec.structs.replace(result, **change))
         status, out = again()
-        assert (status, "(+0.00 points), other counts in 0 of 60" in out, said in out) == (1, True, True), (said, out)
-        assert again("--within", "1")[0] == near, said
+        assert (status, "(+0.00 points), other counts in 0 of 60" in out, text in out) == (1, True, True), (text, out)
+        assert again("--within", "1")[0] == near, text
 
 
 @pytest.mark.parametrize("within", ["-1", "nan", "inf", "101"])
@@ -169,13 +169,13 @@ def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch):
     own = ("--task", str(clusters / "clusters.toml"))
     status, out, _ = call("reproduce", "imprint", task, *own, "-q", "--seed", "1")
     assert (status, out.count("\n"), "imprint on clusters-5shot, seed 1: identical" in out) == (0, 1, True)
-    for said, words in (
+    for arguments, words in (
         (("imprint", task, *own, "--seed", "7"), "imprint on "),
         (("x.json", "--seed", "0"), "a result file is of one seed"),
         (("imprit", task), "did you mean 'imprint'"),
         (("imprint",), "takes a result file, or a row"),
     ):
-        status, out, err = call("reproduce", *said)
+        status, out, err = call("reproduce", *arguments)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert words in err
 
@@ -199,14 +199,14 @@ def test_retrain_trains_again_and_keeps_the_old_model(clusters):
     task, trained = f"{clusters / 'clusters.toml'}:clusters-5shot", work.home.trained
     first = api.run(Weighed, task, work=work)
     (folder,) = (path for path in trained.iterdir() if path.is_dir())
-    made = (folder / "checkpoint.json").read_bytes()
+    checkpoint = (folder / "checkpoint.json").read_bytes()
     api.run(Weighed, task, work=work, rerun=True)
-    assert (folder / "checkpoint.json").read_bytes() == made
+    assert (folder / "checkpoint.json").read_bytes() == checkpoint
     second = api.run(Weighed, task, work=work, retrain=True)
     assert second.episodes == first.episodes
-    kept = trained / f"{folder.name}.replaced-0"
-    assert (kept / "checkpoint.json").read_bytes() == made
-    assert (folder / "checkpoint.json").read_bytes() != made
+    old_folder = trained / f"{folder.name}.replaced-0"
+    assert (old_folder / "checkpoint.json").read_bytes() == checkpoint
+    assert (folder / "checkpoint.json").read_bytes() != checkpoint
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_retrain_trains_again_and_keeps_the_old_model(clusters):
 def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, name, value):
     """Only who types the command does."""
     monkeypatch.chdir(tmp_path)
-    found = result_file.read(stored)
-    found = msgspec.structs.replace(found, **{name: value})
+    result = result_file.read(stored)
+    result = msgspec.structs.replace(result, **{name: value})
     home = api.workspace(clusters / "home", device="cpu").home
     with pytest.raises(UserError, match="where you trust"):
-        job_of(found, home, *((None, "learned.py") if name == "task" else ("clusters.toml", None)))
+        job_of(result, home, *((None, "learned.py") if name == "task" else ("clusters.toml", None)))
 
 
 def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch):

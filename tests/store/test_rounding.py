@@ -42,8 +42,8 @@ def test_flips_of_ties_are_explained_and_what_has_a_side_or_is_everywhere_is_not
     assert why == "novel joint goes to one side"
     (why,) = unexplained(stored, elsewhere(stored, base_joint=flips(draw, 0.3)), [stored])
     assert why == "base joint differs in more than 10% of the episodes"
-    here = msgspec.structs.replace(elsewhere(stored, novel_joint=flips(draw, 0.01)), provenance=stored.provenance)
-    assert unexplained(stored, here, [stored]) == ("on the same device with the same libraries nothing differs",)
+    local = msgspec.structs.replace(elsewhere(stored, novel_joint=flips(draw, 0.01)), provenance=stored.provenance)
+    assert unexplained(stored, local, [stored]) == ("on the same device with the same libraries nothing differs",)
 
 
 def test_flips_of_ties_are_taken_for_something_else_in_a_twentieth_of_cases_at_most(stored):
@@ -59,15 +59,15 @@ def test_flips_of_ties_are_taken_for_something_else_in_a_twentieth_of_cases_at_m
 def test_differences_are_counted_in_points_of_their_queries(stored):
     added = np.zeros(2000, int)
     added[:3] = 2, -1, 1
-    found = changes(stored, elsewhere(stored, novel_joint=added))["novel_joint"]
+    change = changes(stored, elsewhere(stored, novel_joint=added))["novel_joint"]
     percent = 100 * added / stored.episodes.novel_queries
-    assert (found.episodes, found.hits, found.points) == (3, 2, pytest.approx(percent.mean()))
-    assert found.interval == pytest.approx(2.69 * percent.std(ddof=1) / 2000**0.5, rel=1e-2), "95% for seven at once"
+    assert (change.episodes, change.hits, change.points) == (3, 2, pytest.approx(percent.mean()))
+    assert change.interval == pytest.approx(2.69 * percent.std(ddof=1) / 2000**0.5, rel=1e-2), "95% for seven at once"
 
 
 def test_calibrated_accuracy_may_move_as_another_choice_of_the_bias_moves_it(stored):
-    ones = np.arange(2000) % 10 < 2  # 0.4 points of 50 queries
-    moved = elsewhere(stored, calibrated_base=3 * ones, calibrated_novel=-1 * ones)
+    mask = np.arange(2000) % 10 < 2  # 0.4 points of 50 queries
+    moved = elsewhere(stored, calibrated_base=3 * mask, calibrated_novel=-1 * mask)
     assert not unexplained(stored, moved, [stored])
     (why,) = unexplained(stored, elsewhere(stored, calibrated_novel=np.full(2000, -2)), [stored])
     assert why.startswith("calibrated Acc. moves by -"), "a bias that has nothing to do with validation"

@@ -72,16 +72,18 @@ TWISTS: tuple[Map, ...] = (
 
 def derive() -> list[Letter]:
     """The letters of the data set, by side, then by code point."""
-    kept = without_look_alikes(without_look_alikes(candidates(), [UPRIGHT]), TWISTS)
+    letters = without_look_alikes(without_look_alikes(candidates(), [UPRIGHT]), TWISTS)
     chosen: list[Letter] = []
     for stage in STAGES:
-        here = sorted((letter for letter in kept if letter.side == stage), key=lambda letter: _rank(letter.codepoint))
+        stage_letters = sorted(
+            (letter for letter in letters if letter.side == stage), key=lambda letter: _rank(letter.codepoint)
+        )
         if stage == "train":
-            chosen += [_with_side(letter, "base") for letter in here[:BASE_CLASSES]]
-            chosen += [_with_side(letter, "novel/train") for letter in here[BASE_CLASSES:]]
+            chosen += [_with_side(letter, "base") for letter in stage_letters[:BASE_CLASSES]]
+            chosen += [_with_side(letter, "novel/train") for letter in stage_letters[BASE_CLASSES:]]
             continue
         for script in SCRIPT_STAGE:
-            of_script = [letter for letter in here if letter.script == script]
+            of_script = [letter for letter in stage_letters if letter.script == script]
             chosen += [_with_side(letter, f"novel/{stage}") for letter in of_script[:MOST_PER_SCRIPT]]
     return sorted(chosen, key=lambda letter: (SIDES.index(letter.side), letter.codepoint))
 
@@ -99,7 +101,7 @@ def components(face: str, codepoint: int) -> int:
 
 def candidates() -> list[Letter]:
     """Uncomposed letters in the order in which look-alikes stay; `side` holds the stage here."""
-    found = []
+    letters = []
     for codepoint in sorted({codepoint for face in FACES for codepoint in fonts.characters(face)}):
         character = chr(codepoint)
         name = unicodedata.name(character, "")
@@ -114,18 +116,18 @@ def candidates() -> list[Letter]:
         has = tuple(face for face in FACES if codepoint in fonts.characters(face))
         if min(components(face, codepoint) for face in has) > 1:
             continue
-        found.append(Letter(codepoint, name, script, SCRIPT_STAGE[script], has))
-    return sorted(found, key=lambda letter: (STAGES.index(letter.side), -len(letter.faces), letter.codepoint))
+        letters.append(Letter(codepoint, name, script, SCRIPT_STAGE[script], has))
+    return sorted(letters, key=lambda letter: (STAGES.index(letter.side), -len(letter.faces), letter.codepoint))
 
 
 def without_look_alikes(letters: list[Letter], maps: Sequence[Map]) -> list[Letter]:
     """The letters that are not like one that stays before them."""
     alike = look_alikes(letters, maps)
-    kept: list[int] = []
+    numbers: list[int] = []
     for number in range(len(letters)):
-        if not alike[number, kept].any():
-            kept.append(number)
-    return [letters[number] for number in kept]
+        if not alike[number, numbers].any():
+            numbers.append(number)
+    return [letters[number] for number in numbers]
 
 
 def look_alikes(letters: list[Letter], maps: Sequence[Map]) -> npt.NDArray[np.bool_]:
@@ -140,10 +142,10 @@ def look_alikes(letters: list[Letter], maps: Sequence[Map]) -> npt.NDArray[np.bo
         for drawings in (mapped, mapped[:, ::-1, ::-1]):
             for rule in RULES:
                 for rows in groups if rule.same_face else [np.arange(len(owner))]:
-                    one, other = _alike(drawings[rows], plain[rows], rule, symmetric=through == UPRIGHT)
-                    alike[owner[rows[one]], owner[rows[other]]] = True
-    both: npt.NDArray[np.bool_] = alike | alike.T
-    return both
+                    first, second = _alike(drawings[rows], plain[rows], rule, symmetric=through == UPRIGHT)
+                    alike[owner[rows[first]], owner[rows[second]]] = True
+    result: npt.NDArray[np.bool_] = alike | alike.T
+    return result
 
 
 def _alike(
@@ -154,15 +156,17 @@ def _alike(
     `symmetric` says that left and right are the same or turned: one of (i, j) and (j, i) may then be left out.
     """
     # Sums of at most 28 x 28 ones: exact in float32, whatever the order.
-    one, one_near = _flat(left), _flat(_grow(left, rule.reach))
-    other, other_near = _flat(right), _flat(_grow(right, rule.reach))
-    one_enough, other_enough = (area - area * rule.percent // 100 for area in (one.sum(axis=1), other.sum(axis=1)))
+    left_flat, left_near = _flat(left), _flat(_grow(left, rule.reach))
+    right_flat, right_near = _flat(right), _flat(_grow(right, rule.reach))
+    left_enough, right_enough = (
+        area - area * rule.percent // 100 for area in (left_flat.sum(axis=1), right_flat.sum(axis=1))
+    )
     pairs = []
     for start in range(0, len(left), 512):
         rows = slice(start, start + 512)
         first = start if symmetric else 0
-        within = one[rows] @ other_near[first:].T >= one_enough[rows, None]
-        within &= one_near[rows] @ other[first:].T >= other_enough[first:]
+        within = left_flat[rows] @ right_near[first:].T >= left_enough[rows, None]
+        within &= left_near[rows] @ right_flat[first:].T >= right_enough[first:]
         row, column = np.nonzero(within)
         pairs.append((row + start, column + first))
     return np.concatenate([row for row, _ in pairs]), np.concatenate([column for _, column in pairs])

@@ -43,10 +43,10 @@ def quantised(features: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], n
     least = np.min([rows.min(0) for rows in features.values()], 0).astype(np.float32)
     most = np.max([rows.max(0) for rows in features.values()], 0).astype(np.float32)
     scale = np.where(most > least, (most - least) / LEVELS, 1).astype(np.float32)
-    found = {}
+    levels = {}
     for pool, rows in features.items():
-        found[pool] = np.clip(np.rint((rows - least) / scale), 0, LEVELS).astype(np.uint8)
-    return found, scale, least
+        levels[pool] = np.clip(np.rint((rows - least) / scale), 0, LEVELS).astype(np.uint8)
+    return levels, scale, least
 
 
 def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
@@ -75,17 +75,17 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
     about = {"data": {"name": dataset.name, "fingerprint": dataset.fingerprint}, "pretrainings": made_by}
     write_embedded(source.file, rows, classes, counts, notice, about)
     with tempfile.TemporaryDirectory() as folder:
-        made = run(Path(folder) / "data", source, Import(None, work.reporter), None, source.build)
-        fingerprint = made.fingerprint
-        labels = {pool: made.pool(pool).labels for pool in ("base/val", "base/test")}
+        embedded_dataset = run(Path(folder) / "data", source, Import(None, work.reporter), None, source.build)
+        fingerprint = embedded_dataset.fingerprint
+        labels = {pool: embedded_dataset.pool(pool).labels for pool in ("base/val", "base/test")}
     for head in KINDS:
-        found, tensors, info = sides[head]
+        features, tensors, info = sides[head]
         key = pretraining_key(task, fingerprint, head, 0)
         values = {name: tensors[f"network.{name}"].numpy() for name in ("scale", "offset")}
         weight = tensors["head.weight"].float()
         accuracy = {}
         for pool, right in labels.items():
-            hidden = torch.from_numpy(found[pool] * values["scale"] + values["offset"])
+            hidden = torch.from_numpy(features[pool] * values["scale"] + values["offset"])
             logits = torch.nn.functional.linear(hidden, weight, tensors["head.bias"].float()) if head == "linear" else (
                 torch.nn.functional.normalize(hidden) @ torch.nn.functional.normalize(weight).T
             )  # fmt: skip
@@ -113,7 +113,7 @@ def write_embedded(
         features_of: what they were made from, JSON-able.
     """
     shape = next(iter(pools.values())).shape[1:]
-    said = {
+    header = {
         "format": FORM,
         "shape": list(shape),
         "pools": {pool: {"classes": list(classes[pool]), "counts": counts[pool]} for pool in pools},
@@ -122,7 +122,7 @@ def write_embedded(
         "features_of": features_of,
     }
     whole = {pool: np.ascontiguousarray(rows) for pool, rows in pools.items()}
-    write_bytes(path, save_arrays(whole, {OURS: json.dumps(said)}))
+    write_bytes(path, save_arrays(whole, {OURS: json.dumps(header)}))
 
 
 class _Named(EmbeddedFeatures):
@@ -161,9 +161,9 @@ def main() -> None:
     parser.add_argument("--task", required=True, help="task on the embedded features")
     parser.add_argument("--notice", required=True, help="the terms on the images, in one line")
     parser.add_argument("--home")
-    given = parser.parse_args()
-    home = Home.locate(given.home)
-    print(embed(find(given.of, home=home)[0], find(given.task, home=home)[0], given.notice, Workspace(home)))
+    options = parser.parse_args()
+    home = Home.locate(options.home)
+    print(embed(find(options.of, home=home)[0], find(options.task, home=home)[0], options.notice, Workspace(home)))
 
 
 if __name__ == "__main__":
