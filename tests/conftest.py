@@ -103,7 +103,7 @@ def messages() -> Messages:
 
 @pytest.fixture
 def patience() -> Callable[[float], float]:
-    """How long something may take that takes so many seconds at most, with as much else to do as this machine has."""
+    """A function that stretches a limit in seconds by the load of this machine."""
     return lambda seconds: seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 

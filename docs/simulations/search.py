@@ -26,7 +26,7 @@ from ifsl_bench.plugin.options import defaults, space_of
 from ifsl_bench.plugin.settings import Point, next_round
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.protocol.training import Training
+from ifsl_bench.protocol.training_choice import Training
 
 METHODS = ("lr", "subspace", "lda", "teen")
 TASKS = ("glyphs-1shot", "glyphs-5shot")

@@ -23,7 +23,7 @@ from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol import task_files
-from ifsl_bench.protocol.training import Training
+from ifsl_bench.protocol.training_choice import Training
 from ifsl_bench.protocol.variants import KEYS, Change, make_change
 
 Value = str | int | float | bool

@@ -38,7 +38,7 @@ from ifsl_bench.plugin.method import (
     State as SessionState,
 )
 from ifsl_bench.protocol.task import MetaTraining
-from ifsl_bench.protocol.training import Training
+from ifsl_bench.protocol.training_choice import Training
 
 BLOCK = 64  # episodes whose features are gathered at once
 

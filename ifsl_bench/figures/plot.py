@@ -25,7 +25,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.figures import base_classes as _base_classes
 from ifsl_bench.figures import pairs as _pairs
 from ifsl_bench.figures import ranks as _ranks
-from ifsl_bench.figures import seeds as _seeds
+from ifsl_bench.figures import seed_dots as _seeds
 from ifsl_bench.figures import sessions as _sessions
 from ifsl_bench.figures import tradeoff as _tradeoff
 from ifsl_bench.figures import validation as _validation

@@ -25,7 +25,7 @@ from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
-from ifsl_bench.protocol.training import Training
+from ifsl_bench.protocol.training_choice import Training
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
 

@@ -26,9 +26,9 @@ from ifsl_bench.solve.outcome import Outcome
 from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
 from . import compiled
-from .checks import Pull, check_arguments
 from .network_space import DualSpace, Network, NetworkArgs, Shape, activation_curvature, activations, draws
 from .softmax import TINY, cross_entropy, residual, scores, spread
+from .support_checks import Pull, check_arguments
 
 
 @dataclass(frozen=True)

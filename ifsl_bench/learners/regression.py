@@ -15,15 +15,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve.checks import check_options
 from ifsl_bench.solve.iterate import patience
 from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator
 from ifsl_bench.solve.objective import Objective
+from ifsl_bench.solve.option_ranges import check_options
 from ifsl_bench.solve.outcome import Outcome, relative_tolerance
 from ifsl_bench.solve.tree import Tree, doubled
 
 from . import compiled
-from .checks import Pull, check_arguments
 from .softmax import (
     TINY,
     Regression,
@@ -37,6 +36,7 @@ from .softmax import (
     spread,
     weigh,
 )  # fmt: skip
+from .support_checks import Pull, check_arguments
 
 FACTORISED = 256  # dual numbers up to which a device factorises a system
 

@@ -249,7 +249,7 @@ def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Cit
 
 
 def _measured(row: Row) -> dict[str, Any]:
-    """What the page says of measured rows alone."""
+    """The page's fields of measured rows alone."""
     in_sessions = bool(row.after())
     return {
         "setting": row.setting,

@@ -37,7 +37,7 @@ class RowPair:
 
 
 def digits_of(value: float) -> int:
-    """How many digits the page has of a number: more where its two, or fewer, would be those of another number."""
+    """Counts the page's digits of a number: more where its two, or fewer, would be those of another number."""
     return 9 if f"{value:.4f}".endswith(("50", "500", "5000")) else 4
 
 

@@ -110,7 +110,7 @@ class SessionCounts:
 
     @cached_property
     def _values(self) -> dict[str, np.ndarray]:
-        """What :meth:`value` has been asked for: comparisons ask again and again."""
+        """Answers that :meth:`value` has given: comparisons ask again and again."""
         return {}
 
     @property

@@ -14,12 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .checks import check_options
 from .coordinates import Space, Whitened, coordinates
 from .escape import below
 from .history import History
 from .iterate import State, chosen, iterate
 from .objective import Objective
+from .option_ranges import check_options
 from .outcome import Outcome, relative_tolerance
 from .search import Bracket, aside, falls, first_step, rounding, weak_wolfe
 from .tree import Tree, dot

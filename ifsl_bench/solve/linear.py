@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .checks import check_options
 from .krylov import self_adjoint_solve
+from .option_ranges import check_options
 from .tree import Tree, column, dot, pack, rebuild, tensors, unpack
 
 _COUNTED = ("diverged", "failed", "indefinite")

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .checks import check_options
 from .objective import Objective, value_and_gradient
+from .option_ranges import check_options
 from .outcome import Outcome, measured
 from .tree import Tree, dot, pack, tensors, tree_map
 

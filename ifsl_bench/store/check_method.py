@@ -26,7 +26,7 @@ from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_limits import MOST_TRIALS
-from ifsl_bench.protocol.training import Training
+from ifsl_bench.protocol.training_choice import Training
 from ifsl_bench.store.check_form import Unverified, verifying
 
 METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels

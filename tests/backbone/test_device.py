@@ -31,7 +31,7 @@ print(json.dumps([kept, faults()]))
 
 
 def page_faults(which: str, **environment: str) -> tuple[bool, int]:
-    """Whether memory is kept, and the page faults of ten blocks one after the other."""
+    """Returns if memory is kept, and the page faults of ten blocks in turn."""
     clean = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES" and not k.startswith("MALLOC_")}
     process = subprocess.run(
         [sys.executable, "-c", CODE, which], capture_output=True, text=True, check=True, env=clean | environment

@@ -1,4 +1,4 @@
-"""What a network sees of an epoch: on devices the same as on the CPU, in several processes the same as in one."""
+"""The batches of an epoch: on devices the same as on the CPU, in several processes the same as in one."""
 
 from __future__ import annotations
 

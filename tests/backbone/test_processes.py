@@ -68,7 +68,7 @@ def dots(tmp_path):
 
 
 def exact(folder: Path, home: str) -> Path:
-    """Where the trained tensors are, as they were before they were rounded."""
+    """The file of the trained tensors before they were rounded."""
     return folder / f"{home}.exact"
 
 
@@ -109,7 +109,7 @@ def state(folder: Path, home: str):
 
 
 def changes(folder: Path, home: str, task: str = "dots") -> dict[str, torch.Tensor]:
-    """What training has added to each tensor, before they were rounded."""
+    """The change of each tensor by training, before it was rounded."""
     definition = find(str(folder / f"{task}.toml"))[0]
     dataset = ensure(Home.locate(folder / home), definition.dataset, Reporter())
     initial = Trainer(folder / "x", definition, dataset, "linear", 0, torch.device("cpu"))._tensors()
@@ -156,7 +156,7 @@ def test_unequal_parts_train_what_one_process_does(dots):
     assert furthest(changes(dots, "odd-two", "odd"), changes(dots, "odd-one", "odd")) < 1e-3
 
 
-def told(err: str) -> list[str]:
+def error_lines(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("ifsl-bench: ")]
 
 
@@ -174,10 +174,10 @@ def test_what_goes_wrong_in_any_process_is_told_once(dots, arguments, said):
     status, out, err = done(start(dots, "wrong", 2, **arguments))
     assert status != 0
     assert out == ""
-    assert len(told(err)) <= 1, err
-    assert "KILL" in arguments or said in told(err)[0], err
-    if "KILL" in arguments and told(err):  # torchrun may end the other before it has noticed
-        assert said in told(err)[0]
+    assert len(error_lines(err)) <= 1, err
+    assert "KILL" in arguments or said in error_lines(err)[0], err
+    if "KILL" in arguments and error_lines(err):  # torchrun may end the other before it has noticed
+        assert said in error_lines(err)[0]
 
 
 @pytest.mark.slow("torchrun, which starts its processes twice")
@@ -199,8 +199,8 @@ def test_ctrl_c_ends_all_processes_and_says_how_to_go_on(dots):
     status, out, err = done(command)
     assert status != 0
     assert out == ""
-    assert len(told(err)) == 1, err
-    assert "the same command goes on from where it stopped" in told(err)[0]
+    assert len(error_lines(err)) == 1, err
+    assert "the same command goes on from where it stopped" in error_lines(err)[0]
     status, out, err = done(start(dots, "stopped", 2))
     assert status == 0
     assert "(resumed at " in err

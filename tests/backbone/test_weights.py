@@ -30,8 +30,8 @@ CPU = torch.device("cpu")
 TASK = "clusters.toml:clusters-1shot"
 
 
-def made(home: Home, log: io.StringIO | None = None, seed: int = 0):
-    """The pretraining of the clusters in a home, and what was said."""
+def weights_of(home: Home, log: io.StringIO | None = None, seed: int = 0):
+    """The weights of the clusters' pretraining in a home."""
     (task,) = find(TASK)
     dataset = ensure(home, task.dataset, Reporter())
     return pretrain(home, task, dataset, "linear", seed, CPU, LogReporter(log or io.StringIO()))
@@ -41,7 +41,7 @@ def made(home: Home, log: io.StringIO | None = None, seed: int = 0):
 def exported(here, tmp_path) -> tuple[Home, Path]:
     """A home with a finished pretraining, and its file."""
     home = Home.locate(here / "home")
-    made(home)
+    weights_of(home)
     return home, export_weights(TASK, "linear", 0, home, tmp_path / "out.safetensors")[0]
 
 
@@ -84,7 +84,7 @@ def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads
     (folder,) = (child for child in home.pretrained.iterdir() if child.is_dir())
     (state,) = folder.glob("*.safetensors")
     assert content == state.read_bytes()
-    assert hashlib.sha256(content).hexdigest() == weights.sha256 == made(home).sha256
+    assert hashlib.sha256(content).hexdigest() == weights.sha256 == weights_of(home).sha256
     expected, tensors = load_file(path), load(content)
     assert expected.keys() == tensors.keys()
     assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
@@ -94,11 +94,11 @@ def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads
 
 def test_imported_weights_are_those_that_were_trained(exported, other):
     home, path = exported
-    first = made(home)
+    first = weights_of(home)
     weights, new = import_weights(path, other, Reporter())
     assert (weights.key, weights.sha256, new) == (first.key, first.sha256, True)
     log = io.StringIO()
-    again = made(other, log)
+    again = weights_of(other, log)
     assert log.getvalue() == "", "nothing is trained"
     assert again.sha256 == first.sha256
     assert again.entry() == first.entry()
@@ -116,17 +116,17 @@ def test_a_folder_that_is_not_there_is_not_made(exported, other):
 
 def test_other_weights_that_are_there_stay_unless_forced(exported, other):
     home, path = exported
-    weights = made(home)
+    weights = weights_of(home)
     state = CheckpointFolder(home.pretrained / weights.key).load()
     tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
     CheckpointFolder(other.pretrained / weights.key).save(tensors, state.info)
-    before = made(other)
+    before = weights_of(other)
     assert before.sha256 != weights.sha256
     with pytest.raises(UserError, match="holds weights of this pretraining already; --force puts them aside"):
         import_weights(path, other, Reporter())
-    assert made(other).sha256 == before.sha256
+    assert weights_of(other).sha256 == before.sha256
     import_weights(path, other, Reporter(), force=True)
-    assert made(other).sha256 == weights.sha256
+    assert weights_of(other).sha256 == weights.sha256
     (aside,) = other.pretrained.glob("*.replaced-0")
     assert CheckpointFolder(aside).info()["tensors"]["sha256"] == before.sha256
 
@@ -134,14 +134,14 @@ def test_other_weights_that_are_there_stay_unless_forced(exported, other):
 def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, exported, other):
     """Once; then it is the home's, also without the package's file."""
     log = io.StringIO()
-    first = made(other, log)
+    first = weights_of(other, log)
     assert "come with the package" in log.getvalue()
     assert "step" not in log.getvalue()
-    assert first.sha256 == made(exported[0]).sha256
+    assert first.sha256 == weights_of(exported[0]).sha256
     assert [weights.sha256 for weights in shipped().values()] == [first.sha256]
     packaged.unlink()
     log = io.StringIO()
-    assert made(other, log).sha256 == first.sha256
+    assert weights_of(other, log).sha256 == first.sha256
     assert log.getvalue() == ""
 
 
@@ -186,7 +186,7 @@ def test_an_unfinished_training_goes_on(packaged, exported, other):
     info = {name: value for name, value in state.info.items() if name not in ("accuracy", "rounded", "tensors")}
     CheckpointFolder(other.pretrained / key).save(full, info | {"finished": False, "epoch": 1})
     log = io.StringIO()
-    made(other, log)
+    weights_of(other, log)
     assert "come with the package" not in log.getvalue()
     assert "pretraining none" in log.getvalue()
 
@@ -196,7 +196,7 @@ def test_a_damaged_file_of_the_package_is_refused_by_name(packaged, other):
     content[-3] ^= 1
     packaged.write_bytes(content)
     with pytest.raises(CorruptFile, match=r"are not those that it names; get another copy; install ifsl_bench again"):
-        made(other)
+        weights_of(other)
     assert not list(other.pretrained.glob("*/*.safetensors"))
 
 
@@ -266,7 +266,7 @@ def test_weights_of_another_network_are_refused_where_they_are_used(exported, ot
     _tensors("head.weight", torch.zeros(3, 3, dtype=torch.float16))(exported[1])
     import_weights(exported[1], other, Reporter())
     log = io.StringIO()
-    made(other, log)
+    weights_of(other, log)
     assert "does not fit the network" in log.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""What a user gets: the rates of whole commands on the glyph tasks, with trained parameters and real features.
+"""The rates a user gets: whole commands on the glyph tasks, with trained parameters and real features.
 
     python tests/benchmarks/as_run.py HOME [--markdown] [--steps 8000] [--only evaluate]
 

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where nothing is timed, one case of a benchmark shows that it runs; `-m ""` takes all of them."""
+    """Keeps one case of each benchmark where none is timed, to show that it runs; `-m ""` takes all."""
     if config.getoption("benchmark_enable") or not config.getoption("markexpr"):
         return
     names, rest = set(), []

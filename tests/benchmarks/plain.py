@@ -1,4 +1,4 @@
-"""What a careful author would write without a solver library: the peers of the benchmarks, one episode at a time.
+"""Code a careful author would write without a solver library: the peers of the benchmarks, one episode at a time.
 
 Inner problem by PyTorch's own L-BFGS with its strong Wolfe search, derivatives by autograd, recurrent back-propagation
 as twenty products with the Hessian by double back-propagation. For the MLP's evaluation SciPy's L-BFGS on the weights.

@@ -45,7 +45,7 @@ aten = torch.ops.aten
 
 
 class Refused(RuntimeError):
-    """What an accelerator would not do."""
+    """A step that accelerators refuse."""
 
 
 class Pretend(Tensor):
@@ -121,7 +121,7 @@ def _size(x: Tensor) -> int:
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:
-    """Of the arguments of an operation, which nest in lists alone."""
+    """Flattens an operation's arguments, which nest in lists alone."""
     leaves: list[Any] = []
     for x in values:
         leaves.extend(_leaves(x)) if isinstance(x, (list, tuple)) else leaves.append(x)
@@ -249,7 +249,7 @@ def _maker(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class PretendAccelerator(devices.Accelerator):
-    """What the suite asks a kind of accelerator."""
+    """Answers what the suite asks an accelerator."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory

@@ -1,4 +1,4 @@
-"""What a pretend accelerator counts, and what is known of PyTorch's operations for that."""
+"""The counts of a pretend accelerator, and facts on PyTorch's operations for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAITS = {
 
 @dataclass
 class Counts:
-    """What was asked of the accelerator; places are ``file:line`` of the suite's own code.
+    """The work asked of the accelerator; places are ``file:line`` of the suite's own code.
 
     Attributes:
         launches: name of the operation -> how many.
@@ -65,7 +65,7 @@ class Counts:
 
 @lru_cache
 def _of_the_suite(file: str) -> tuple[bool, str]:
-    """Whether a file is the suite's own code, and its path within the repository; "" elsewhere."""
+    """Tells if a file is the suite's own code, and its path in the repository; "" elsewhere."""
     path = Path(file)
     inside = path.is_relative_to(ROOT) and "site-packages" not in path.parts and not path.name.startswith("pretend")
     return file.startswith(OURS), str(path.relative_to(ROOT)) if inside else ""
@@ -86,7 +86,7 @@ def place() -> str:
 
 
 class Plan:
-    """What its schema says of an operation."""
+    """An operation's traits, by its schema."""
 
     def __init__(self, func: Any) -> None:
         packet, schema = func.overloadpacket, func._schema

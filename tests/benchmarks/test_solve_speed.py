@@ -1,5 +1,5 @@
-"""How fast the episodic solvers are, and against what: ratios to SciPy, and in meta-training to a step in plain PyTorch
-(`plain`), are in the report's extra_info.
+"""The speed of the episodic solvers: ratios to SciPy, and in meta-training to a step in plain PyTorch (`plain`), are in
+the report's extra_info.
 
     pytest tests/benchmarks/test_solve_speed.py --benchmark-enable -n 0
 

@@ -142,7 +142,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
     from ifsl_bench.common.progress import Reporter
     from ifsl_bench.episodic.meta_training import Course
     from ifsl_bench.protocol.task import MetaTraining
-    from ifsl_bench.protocol.training import Training
+    from ifsl_bench.protocol.training_choice import Training
 
     loader, base = make_loader(64, 64, 5, hide=True)
     kind = registry.method("lwof")

@@ -67,5 +67,5 @@ def ranks(places) -> dict[str, str]:
 
 
 def document(text: str, style: str = "json") -> list[dict]:
-    """What a program reads."""
+    """Parses JSON or CSV."""
     return json.loads(text) if style == "json" else list(csv.DictReader(io.StringIO(text)))

@@ -1,4 +1,4 @@
-"""What README and docs say of rows is what the stored results bear; and nothing is said of rows without that."""
+"""Claims of README and docs on rows are borne by the stored results; nothing is said of rows without a claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in words under a table."""
+"""The notes in words under a table."""
 
 from __future__ import annotations
 

@@ -148,16 +148,16 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
             write(tmp_path / "stored", result)
     task = packaged()["mini-5shot"]
 
-    def found() -> tuple[dict[str, str], dict[str, tuple]]:
+    def ranks_and_places() -> tuple[dict[str, str], dict[str, tuple]]:
         places = load_board(task, stored_rows.root).ranking.places
         split = [[p for p in places if p.row.origin == origin] for origin in ("stored", "yours")]
         return ranks(split[0]), {p.row.label: (str(p.ranks), p.among, p.gap) for p in split[1]}
 
-    before, none = found()
+    before, none = ranks_and_places()
     assert not none
     mine = row("mine", [14.0, 14.1, 14.2], noise=7, n=2000)
     stored_rows(mine)
-    after, yours = found()
+    after, yours = ranks_and_places()
     assert after == before
     assert yours["mine"][1] == 5
     whole = [*load_board(task, stored_rows.root).compared]
@@ -168,7 +168,7 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     found_gap = yours["mine"][2]
     assert (found_gap.mean, found_gap.interval) == pytest.approx((gap.mean, gap.interval)), "moderated by itself too"
     stored_rows(*(row(f"m{i}", [20.0, 20.1, 20.2], noise=10 + i, n=2000) for i in range(3)), row("x", [25.0], n=2000))
-    again, more = found()
+    again, more = ranks_and_places()
     assert (again, more["mine"]) == (before, yours["mine"])
     whole = load_board(task, stored_rows.root)
     for some in (whole.only(["s1", "mine"]), whole.usual([])):
@@ -194,7 +194,7 @@ def test_ranks_of_nothing_of_one_and_of_equals():
 
 
 def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
-    """What the task's other rows say of the variance over seeds is of other episodes."""
+    """The variance over seeds of the task's other rows is of other episodes."""
     part = {"fingerprint": "part", "partial": True, "n": 200}
     apart = [row("x", [15, 15.4, 14.9], noise=7, **part), row("y", [14, 15, 14.2], noise=8, **part)]
     stored_rows(*apart, *(row(f"r{i}", [14, 14.5, 14.2], n=2000, noise=i) for i in range(5)))

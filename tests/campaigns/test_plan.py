@@ -1,4 +1,4 @@
-"""What a campaign would do and how far it is: `plan` and `status`."""
+"""A campaign's planned stages and progress: `plan` and `status`."""
 
 from __future__ import annotations
 

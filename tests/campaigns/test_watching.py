@@ -1,4 +1,4 @@
-"""What a person sees of many workers."""
+"""A person's view of many workers."""
 
 from __future__ import annotations
 

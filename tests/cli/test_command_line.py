@@ -1,4 +1,4 @@
-"""What the command line looks like: at terminals of several widths, in a pipe, and in its help."""
+"""The look of the command line: at terminals of several widths, in a pipe, and in its help."""
 
 from __future__ import annotations
 

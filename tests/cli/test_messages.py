@@ -1,4 +1,4 @@
-"""What the command line says to mistakes: one line with what is wrong, where, and what to say instead."""
+"""The command line's answer to mistakes: one line with what is wrong, where, and what to say instead."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ def among_two(monkeypatch):
     """Sets what torchrun tells the first of two processes, or another one."""
     monkeypatch.setattr(torchrun, "PATIENCE", 0.0)
 
-    def told(**settings: str) -> None:
+    def set_environment(**settings: str) -> None:
         for name, value in (TWO | settings).items():
             monkeypatch.setenv(name, value)
 
-    return told
+    return set_environment
 
 
 def test_a_run_finds_what_the_command_has_made(here, call):

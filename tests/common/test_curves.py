@@ -20,7 +20,7 @@ pytest.importorskip("tensorboard", reason='the extra is not installed: pip insta
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a folder."""
+    """A folder's curves in TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), purge_orphaned_data=True)
@@ -29,7 +29,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def columns(file: Path) -> dict[str, list[tuple[int, float]]]:
-    """What a CSV file holds, in the same form."""
+    """A CSV file's curves, in the same form."""
     with file.open(newline="") as text:
         lines = list(csv.DictReader(text))
     assert all(tuple(line) == COLUMNS for line in lines)

@@ -1,4 +1,4 @@
-"""What a person is told, and by which way."""
+"""Messages to a person, and by which way."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def values() -> dict[str, dict]:
 
 @cache
 def _values() -> dict[str, dict]:
-    """What the three files hold: rows in random order, channels first."""
+    """The three files' contents: rows in random order, channels first."""
     files: dict[str, dict] = {}
     for seed, (part, each) in enumerate(PER.items()):
         random = np.random.default_rng(seed)

@@ -45,7 +45,7 @@ def photograph(name: str, number: int) -> bytes:
 
 
 def members() -> dict[str, bytes]:
-    """What the archive holds, on the way to the photographs too."""
+    """The archive's files, on the way to the photographs too."""
     files = {
         "attributes.txt": b"1 has_bill_shape::curved_(up_or_down)\n",
         "CUB_200_2011/classes.txt": b"1 001.Black_footed_Albatross\n",

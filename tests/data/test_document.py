@@ -25,7 +25,7 @@ HAS_FORMS = [name for name in OURS if datasets.dataset_source(name).forms]
 
 
 def ticked(text: str) -> set[str]:
-    """What is between backticks."""
+    """Texts between backticks."""
     return set(re.findall(r"`([^`\n]+)`", text))
 
 
@@ -65,7 +65,7 @@ def test_commands_are_ones_that_there_are(command):
 
 
 def section(title: str) -> str:
-    """What is below the heading that begins so, up to the next one of its level."""
+    """The text below the heading that begins so, up to the next of its level."""
     level = len(title.partition(" ")[0])
     _, text = DOCUMENT.split(f"\n{title}")  # once
     return re.split(rf"\n#{{2,{level}}} ", text)[0]

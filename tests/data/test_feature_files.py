@@ -246,7 +246,7 @@ def keep(path: Path, chosen: Callable[[np.ndarray], np.ndarray]) -> None:
 
 
 def first_of_each(labels: np.ndarray, count: int) -> np.ndarray:
-    """Whether each row is among the first ``count`` of its label, bool [n]."""
+    """Marks the rows among the first ``count`` of their label, bool [n]."""
     return np.array([(labels[:i] == label).sum() < count for i, label in enumerate(labels)])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.data.sets import glyphs
-from ifsl_bench.data.sets.glyphs import GlyphPool, fonts, raster, style
+from ifsl_bench.data.sets.glyphs import GlyphPool, fonts, raster, variation
 from ifsl_bench.data.sets.glyphs.fonts import FontError, Outline
 from tests.tools import derive_letters as derive
 
@@ -56,14 +56,14 @@ def test_every_letter_shows_in_every_face() -> None:
     letters = [letter for letter in LETTERS for _ in range(6)]
     images = glyphs.render(letters, np.tile(np.arange(6), len(LETTERS)), 0).astype(np.int64)
     spread = images.max(axis=(1, 2, 3)) - images.min(axis=(1, 2, 3))
-    assert spread.min() >= style.STYLE.contrast[0] // 2
+    assert spread.min() >= variation.STYLE.contrast[0] // 2
     assert len({image.tobytes() for image in images}) == len(images)
 
 
 def test_recipe_follows_what_determines_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     before = glyphs.recipe()
     assert len(before) == 64
-    monkeypatch.setattr(style, "STYLE", style.Style(shear=7))
+    monkeypatch.setattr(variation, "STYLE", variation.Style(shear=7))
     glyphs.recipe.cache_clear()
     try:
         assert glyphs.recipe() != before

@@ -195,7 +195,7 @@ ARCHIVES = tars() | zips() | packed()
 
 @pytest.fixture(scope="module")
 def judgements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str, float, int]]:
-    """What reading each archive came to, in a process that may hang: verdict, message, seconds, memory so far."""
+    """Results of reading each archive, in a process that may hang: verdict, message, seconds, memory so far."""
     folder = tmp_path_factory.mktemp("hostile")
     paths = []
     for i, (content, _) in enumerate(ARCHIVES.values()):
@@ -274,7 +274,7 @@ def _end(count: int, length: int, place: bytes = bytes(4)) -> bytes:
 
 
 def _large(count: int, length: int) -> bytes:
-    """What stands before the end of a large archive."""
+    """The records before the end of a large archive."""
     record = b"PK\x06\x06" + struct.pack("<QHHLLQQQQ", 44, 45, 45, 0, 0, count, count, length, 30)
     return record + b"PK\x06\x07" + struct.pack("<LQL", 0, 30 + length, 1)
 

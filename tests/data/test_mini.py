@@ -38,7 +38,7 @@ def images_of(count: int, seed: int) -> np.ndarray:
 
 
 def lwof_values() -> dict[str, dict]:
-    """What the five files hold, with rows in random order and labels that are neither small nor in order of wnids."""
+    """The five files' contents, with rows in random order and labels that are neither small nor in order of wnids."""
     values = {}
     for seed, (part, classes, each) in enumerate(FILES.values()):
         ids = {wnid: 70 - i + 100 * (part in ("val", "test")) for i, wnid in enumerate(classes)}

@@ -1,4 +1,4 @@
-"""What people's folders hold, which of them are classes, and what becomes of an edited task file."""
+"""People's folders: their contents, which are classes, and what becomes of an edited task file."""
 
 from __future__ import annotations
 

@@ -250,19 +250,19 @@ def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn
     assert not dataset.partial
     images, labels = content["train"]
 
-    def given(wnid: str) -> np.ndarray:
+    def images_of(wnid: str) -> np.ndarray:
         return images[labels["label_specific"] == labels["label_specific_str"].index(called(wnid))]
 
     for c, wnid in enumerate(sorted(A[:2])):
         pools = [dataset.pool(f"base/{part}") for part in ("train", "val", "test")]
         mine = [[i.tobytes() for i in p.images[p.starts[c] : p.starts[c + 1]]] for p in pools]
         assert [len(part) for part in mine] == [24, 3, 3]
-        order = [i.tobytes() for i in given(wnid)]
+        order = [i.tobytes() for i in images_of(wnid)]
         assert {i for part in mine for i in part} == set(order)
         assert all([order.index(i) for i in part] == sorted(order.index(i) for i in part) for part in mine)
     novel = dataset.pool("novel/train")
     assert novel.classes == tuple(sorted([B[0], CRANE]))
-    np.testing.assert_array_equal(novel.images, np.concatenate([given(wnid) for wnid in novel.classes]))
+    np.testing.assert_array_equal(novel.images, np.concatenate([images_of(wnid) for wnid in novel.classes]))
     with pytest.raises(UserError, match="which makes data set 'tiered-imagenet-2018'"):
         prepare(home, "tiered-imagenet", tmp_path / "files", False, Reporter())
 

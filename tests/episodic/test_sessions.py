@@ -71,7 +71,7 @@ def chosen_and_options(name: str) -> tuple[type[Method], dict]:
     return chosen.method, {**options, **more}
 
 
-def made(name: str, base: Base, ways: int = 2) -> Method:
+def seeded_method(name: str, base: Base, ways: int = 2) -> Method:
     method, options = chosen_and_options(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -87,7 +87,7 @@ METHODS = [name for name in registry.names(registry.METHODS) if name not in ("an
 @torch.no_grad()
 def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base):
     """Each query of each sequence alone, after each session, argmax over all classes met so far."""
-    method, loader = made(name, base), loader_of(base, hide)
+    method, loader = seeded_method(name, base), loader_of(base, hide)
     batch = loader.batch(0, 4)
     counts = evaluate(method, name, loader, range(4)).counts
     sessions, ways, each = loader.sampler.shape.count, 2, batch.novel.features.shape[1]
@@ -122,7 +122,7 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base):
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
 def test_one_pass_answers_as_session_by_session_does(name, base):
-    method, loader = made(name, base), loader_of(base)
+    method, loader = seeded_method(name, base), loader_of(base)
     if not isinstance(method, GrowingMethod):
         pytest.skip("it is asked session by session anyway")
     batch, sessions = loader.batch(0, 6), Sessions(method, name, loader, False)
@@ -142,7 +142,7 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
 @torch.no_grad()
 def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(base, monkeypatch):
     """With their features and logits they stay within the bytes of a block; counts are those of one block."""
-    method, loader, made_at_once = made(FECAM, base), loader_of(base), []
+    method, loader, made_at_once = seeded_method(FECAM, base), loader_of(base), []
     learn = type(method).learn_classes
 
     def noted(self, support, earlier):
@@ -165,7 +165,7 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
 def test_one_session_is_the_episode_and_the_contract_holds(name, base):
-    method, loader = made(name, base), loader_of(base)
+    method, loader = seeded_method(name, base), loader_of(base)
     batch, episodes = loader.batch(0, 6), loader.episodes(6)
     answer = method.answer(method.learn(batch.supports[0]).state, episodes.query)
     assert torch.allclose(answer.logits, method(episodes.support, episodes.query).logits, rtol=1e-12, atol=1e-12)
@@ -502,7 +502,7 @@ def test_each_rule_of_sessions_is_held(kind, message, base):
 
 
 def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
-    method, loader = made("ncm", base), loader_of(base)
+    method, loader = seeded_method("ncm", base), loader_of(base)
     with torch.no_grad():
         answers = Sessions(method, "ncm", loader, False).answered(method, loader.batch(0, 6)).answers
     best = best_bias(answers.margins())
@@ -519,7 +519,7 @@ def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
 
 
 def test_counts_with_ties_and_missing_queries():
-    """Of equal logits the base class is the answer; queries that are not there count nowhere."""
+    """The base class is the answer of equal logits; queries that are not there count nowhere."""
     zero = torch.zeros(1, 1, 2)
     answers = Answers(
         first=torch.tensor([[True, True]]),
@@ -606,7 +606,7 @@ def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call,
 
 def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
     monkeypatch.setattr(evaluation, "batch_size", lambda loader, method: 2)
-    method, loader = made("lr", base), loader_of(base)
+    method, loader = seeded_method("lr", base), loader_of(base)
     whole = evaluate(method, "lr", loader, range(6), whole=6)
     parts = [evaluate(method, "lr", loader, part, whole=6) for part in (range(3), range(3, 5), range(5, 6))]
     result = evaluation.joined(parts)

@@ -26,7 +26,7 @@ from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocol.episodes import training_sampler
 from ifsl_bench.protocol.task import EpisodeSpec, MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.protocol.training import Training
+from ifsl_bench.protocol.training_choice import Training
 from ifsl_bench.store.reproduce import run_unstored
 
 

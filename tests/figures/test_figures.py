@@ -25,7 +25,7 @@ from ifsl_bench.board.result_file import write
 from ifsl_bench.campaigns.api import run
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.figures import base_classes, pairs, ranks, seeds, sessions, tradeoff, validation
+from ifsl_bench.figures import base_classes, pairs, ranks, seed_dots, sessions, tradeoff, validation
 from ifsl_bench.figures.rows import shown
 from ifsl_bench.figures.style import COLUMN, PAGE, SMALLEST, as_bytes, save
 from ifsl_bench.figures.texts import short_names, width_of, wrapped
@@ -33,7 +33,7 @@ from ifsl_bench.protocol.task_files import find
 
 ROUNDING = 1e-10  # of percents, which are sums over thousands of episodes
 METHODS = ("imprint", "protonet", "castle", "acastle")
-KINDS = {"tradeoff": tradeoff, "ranks": ranks, "pairs": pairs, "seeds": seeds, "validation": validation}
+KINDS = {"tradeoff": tradeoff, "ranks": ranks, "pairs": pairs, "seeds": seed_dots, "validation": validation}
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ran
 
 
 def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):
-    figure, _ = seeds.draw(board)
+    figure, _ = seed_dots.draw(board)
     coordinates = lines(figure)
     bars = {patch.get_gid(): patch for patch in figure.axes[0].patches}
     for row in board.rows:
@@ -323,7 +323,7 @@ def test_names_are_short_and_different_and_wrapped_before_they_are_cut():
         assert whole.replace("-\n", "").replace("\n", " ") == text
 
 
-def said(call, *arguments: str) -> str:
+def error_of(call, *arguments: str) -> str:
     """The one line of an error."""
     status, out, err = call("plot", *arguments)
     assert status == 2, err
@@ -336,18 +336,18 @@ def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
     x = str(tmp_path / "x.pdf")
     options = ("--results", str(measured / "results"), "--home", str(measured / "home"))
     task = f"{measured / 'clusters.toml'}:clusters-5shot"
-    assert "did you mean 'tradeoff'" in said(call, "tradeof", task, "--out", x)
-    assert "'.jpg'" in said(call, "seeds", task, "--out", str(tmp_path / "x.jpg"))
+    assert "did you mean 'tradeoff'" in error_of(call, "tradeof", task, "--out", x)
+    assert "'.jpg'" in error_of(call, "seeds", task, "--out", str(tmp_path / "x.jpg"))
     (tmp_path / "file").write_text("")
-    assert "is a file, not a folder" in said(call, "seeds", task, "--out", str(tmp_path / "file" / "x.pdf"))
-    assert "--out" in said(call, "seeds", task)
-    assert "no comparable result is stored" in said(call, "pairs", "mini-5shot", "--out", x, *options)
-    assert "unknown row 'castel'" in said(call, "pairs", task, "--method", "castel", "--out", x, *options)
-    assert "unknown setting" in said(call, "pairs", task, "--setting", "tuned-3", "--out", x, *options)
+    assert "is a file, not a folder" in error_of(call, "seeds", task, "--out", str(tmp_path / "file" / "x.pdf"))
+    assert "--out" in error_of(call, "seeds", task)
+    assert "no comparable result is stored" in error_of(call, "pairs", "mini-5shot", "--out", x, *options)
+    assert "unknown row 'castel'" in error_of(call, "pairs", task, "--method", "castel", "--out", x, *options)
+    assert "unknown setting" in error_of(call, "pairs", task, "--setting", "tuned-3", "--out", x, *options)
     few = ("--method", "castle", "--setting", "tuned-12")
-    assert "unknown setting 'tuned-12'" in said(call, "seeds", task, *few, "--out", x, *options)
-    assert "at least two rows" in said(call, "pairs", task, "--method", "imprint", "--out", x, *options)
-    assert "several tasks" in said(call, "pairs", str(measured / "clusters.toml"), "--out", x, *options)
+    assert "unknown setting 'tuned-12'" in error_of(call, "seeds", task, *few, "--out", x, *options)
+    assert "at least two rows" in error_of(call, "pairs", task, "--method", "imprint", "--out", x, *options)
+    assert "several tasks" in error_of(call, "pairs", str(measured / "clusters.toml"), "--out", x, *options)
     assert not Path(x).exists()
     status, out, err = call("plot", "ranks", task, "--out", x, *options)
     assert (status, out, err) == (0, f"wrote {x}\n", "")

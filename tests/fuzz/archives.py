@@ -194,7 +194,7 @@ def _places(content: bytes, mark: bytes) -> list[int]:
 def spoiled_inside(
     spoil: Callable[[Random, bytes], bytes], pack: Callable[[bytes], bytes], random: Random, content: bytes
 ):
-    """What is compressed is spoiled, or the compressed bytes."""
+    """Spoils the content, or its compressed bytes."""
     return pack(spoil(random, content)) if random.random() < 0.6 else spoiled(random, pack(content))
 
 

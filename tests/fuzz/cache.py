@@ -75,7 +75,7 @@ def files_of(home: Path) -> list[Path]:
 
 
 def kind_of(path: Path) -> str:
-    """What a file is called in the report: its folder, and its name without what differs."""
+    """A file's name in the report: its folder, and its name without what differs."""
     name = path.name if path.parts[0] not in ("trials", "digests") else "*.json"
     return f"{path.parts[0]}/{'.'.join(name.split('.')[1:]) if path.parts[0] == 'data' and 'npy' in name else name}"
 
@@ -115,7 +115,7 @@ def caches() -> Caches:
 
 
 def one_case(whole: Caches, recipe: dict[str, Any]) -> str:
-    """How the run on a damaged cache ended: "the same" counts, "made again" with a warning, or on a file that the
+    """The end of the run on a damaged cache: "the same" counts, "made again" with a warning, or on a file that the
     damage left as it was ("unchanged"). Raises AssertionError where it ended wrongly.
 
     Args:

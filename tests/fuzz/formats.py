@@ -1,4 +1,4 @@
-"""What a format is, and which there are."""
+"""The formats, and what a format is."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ FOLDER = Path(__file__).parent / "kept"
 
 
 def ended(form: Format, contents: Sequence[bytes]) -> list[Verdict]:
-    """How each of these files of a format ends."""
+    """Verdicts on these files of a format."""
     verdicts = dict(tried(form, contents.__getitem__, range(len(contents))))
     return [verdicts[i] for i in range(len(contents))]
 
 
 def kind(message: str) -> str:
-    """What two failures share where they are the same: the words up to the first number or quotation."""
+    """The part that equal failures share: the words up to the first number or quotation."""
     return re.split(r"['\"0-9]", message)[0] + " ".join(re.findall(r"at (\w+\.py:\d+)", message))
 
 

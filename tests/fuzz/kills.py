@@ -54,7 +54,7 @@ def plain() -> Undisturbed:
 
 
 def one_round(whole: Undisturbed, root: Path, runs: Sequence[dict[str, Any]]) -> str:
-    """How many signals hit a run before its end; raises AssertionError where something ended otherwise than it may.
+    """Tells at what a run was hit before its end; raises AssertionError where something ended otherwise than it may.
 
     Args:
         root: an empty folder.

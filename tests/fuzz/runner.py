@@ -31,7 +31,7 @@ _ROUND = 5  # cases of a share of 1 in a round
 
 
 class Verdict(NamedTuple):
-    """How a case ended: "good", "refused" or "failed"; and what was said of it, or what is wrong with how it ended."""
+    """The end of a case: "good", "refused" or "failed"; and what was said of it, or what is wrong with how it ended."""
 
     how: str
     told: str
@@ -52,7 +52,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What came of cases, counted by format: good ones, refused ones, and those that failed."""
+    """Ends of cases, counted by format: good ones, refused ones, and those that failed."""
 
     good: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -173,7 +173,7 @@ def tried(
 
 
 def _heard(line: Connection, patience: float) -> Iterator[tuple[int, Verdict | None]]:
-    """What a process says, until it ends or is silent for too long."""
+    """Yields a process's messages, until its end or a long silence."""
     while True:
         if not line.poll(patience):
             return

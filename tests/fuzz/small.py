@@ -93,7 +93,7 @@ def run(root: Path, reporter: Reporter | None = None, rerun: bool = False) -> di
 
 
 def result(root: Path) -> dict[str, Any] | None:
-    """What every run must end with: the counts, the training and what was chosen; None where there is no result yet.
+    """The result every run must have: the counts, the training and what was chosen; None where there is none yet.
     Raises where one is half-written."""
     paths = list((root / "home" / "results").glob("*/*.json"))
     if not paths:

@@ -68,7 +68,7 @@ IMAGES = {pool: 9 + i for i, pool in enumerate(POOLS)}
 
 
 def pixels(name: str, pool: str, classes: int, size: int) -> np.ndarray:
-    """Of a pool, uint8 [classes * n, size, size, 1], noise around a shade of each class."""
+    """A pool's images, uint8 [classes * n, size, size, 1], noise around a shade per class."""
     random = np.random.default_rng([len(name), sum(name.encode()), POOLS.index(pool)])
     shades = random.integers(60, 196, (classes, 1, 1, 1)).repeat(IMAGES[pool], 0)
     return np.clip(shades + random.integers(-50, 50, (len(shades), size, size, 1)), 0, 255).astype(np.uint8)
@@ -125,7 +125,7 @@ def by_hand(task: Task) -> Task:
 
 
 def same(a: Result, b: Result) -> bool:
-    """Whether two results agree in every count of every episode. A bool: a list of differences takes minutes."""
+    """Tells if two results agree in every count of all episodes. A bool: a list of differences takes minutes."""
     return bool(a.episodes == b.episodes) and a.calibration == b.calibration
 
 

@@ -199,7 +199,7 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
 
 
 def _holds_against_a_plain_loop(result, job, work):
-    """What other draws of the validation episodes would choose, and what a row makes of it."""
+    """Checks the choices by other draws of validation episodes, and what a row makes of it."""
     of_setting, calibrated = [], []
     for _, trial_job in all_of(job, work.home):
         method = stages.MetaTrain(trial_job).compute(work).method.eval()
@@ -219,7 +219,7 @@ def _holds_against_a_plain_loop(result, job, work):
 
 
 def _rivals_hold_against_a_plain_loop(result, job, work):
-    """What the settings that other draws would choose make of test episodes, each with the bias of its own."""
+    """Checks the test hits of the settings that other draws would choose, each with the bias of its own."""
     choice, jobs = result.choice, [trial_job for _, trial_job in all_of(job, work.home)]
     wins = collections.Counter(choice.winners)
     rivals = [place for place in range(len(jobs)) if place != choice.chosen and wins[place] >= 2]
@@ -348,7 +348,7 @@ def searched(clusters_source, tmp_path_factory):
 
 
 def checked(searched, folder, label, change=lambda value: None):
-    """What is found of a good result after a change."""
+    """Checks a good result after a change."""
     home, values, tasks = searched
     value = copy.deepcopy(values[label])
     change(value)

@@ -95,7 +95,7 @@ def test_dual_newton_says_what_it_solves():
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 def test_a_pull_that_is_none_is_refused(learner):
-    def given(args, **changed):
+    def problem_of(args, **changed):
         if learner == "lr":
             return SoftmaxRegression(), DualNewton(), args._replace(**changed)
         filled = network(args)
@@ -112,9 +112,9 @@ def test_a_pull_that_is_none_is_refused(learner):
         ({"centres": torch.zeros(2, columns).double()}, "float64 on cpu, features are torch.float32"),
     ):
         with pytest.raises(ValueError, match=words):
-            minimise(*given(args, **changed)[:2], None, given(args, **changed)[2])
+            minimise(*problem_of(args, **changed)[:2], None, problem_of(args, **changed)[2])
     with pytest.raises(ValueError, match="labels must be int64"):
-        minimise(*given(args)[:2], None, given(args)[2]._replace(labels=args.labels.float()))
+        minimise(*problem_of(args)[:2], None, problem_of(args)[2]._replace(labels=args.labels.float()))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def problem(e, learner):
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_and_differences_of_the_objective(episode, learner, kind, point):
-    """What `fold` leaves out of the objective is one number at all points."""
+    """The part `fold` drops of the objective is one number at all points."""
     e = episode(f"{learner}_{kind}")
     objective, args, point_of = problem(e, learner)
 

@@ -1,4 +1,4 @@
-"""What every registered method must do, ours and those of other packages alike."""
+"""Duties of every registered method, ours and those of other packages alike."""
 
 from __future__ import annotations
 

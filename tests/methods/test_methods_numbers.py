@@ -47,7 +47,7 @@ def numbers(name: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_moves_a_methods_numbers_raises_its_revision(name):
-    """Where it was raised, and for a new method, ``python -m tests.methods.test_methods_numbers`` writes them anew."""
+    """``python -m tests.methods.test_methods_numbers`` writes them anew where it was raised, and for a new method."""
     pinned = json.loads(PINNED.read_text())[name]
     for key, values in numbers(name).items():
         close = pytest.approx(pinned[key], rel=WITHIN, abs=WITHIN * max(map(abs, pinned[key])))

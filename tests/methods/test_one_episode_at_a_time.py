@@ -287,7 +287,7 @@ def same_answers(single: list[Episode], points: list[Tensor], logits: Tensor, lo
 
 
 def same_gradients(method, expected: Sequence[Mapping[str, Tensor]], tolerance: float) -> None:
-    """Of the two episodes' mean loss; what is zero for symmetry is compared with the rest."""
+    """Checks the mean loss's gradients; those zero by symmetry are compared with the rest."""
     total = torch.cat([p.grad.flatten() for p in method.parameters()]).norm()
     for name, parameter in method.named_parameters():
         mean = (expected[0][name] + expected[1][name]) / 2

@@ -46,7 +46,7 @@ HOSTILE = (
 )
 
 
-def made(label: str, seed: int, **changes) -> Result:
+def fake_result(label: str, seed: int, **changes) -> Result:
     """A result of made-up margins; "gap" and "shift" of these are among the changes."""
     of = {name: changes.pop(name) for name in ("gap", "shift") if name in changes}
     fields = {
@@ -63,13 +63,13 @@ def made(label: str, seed: int, **changes) -> Result:
 def write_results(root: Path, hostile: str = HOSTILE) -> None:
     """Ranked rows, one of a hostile name among them; a row with options, one with one seed, and tuned ones."""
     for seed in range(3):
-        write(root, made("a", seed, gap=2.4))
-        write(root, made("b", seed, gap=2.3, shift=0.6))
-        write(root, made("c", seed, gap=1.2, training={}, setting="every"))
-        write(root, made("a.x=2", seed, gap=1.8, method="a", options={"x": 2}))
-        write(root, made(hostile, seed, gap=2.1, provenance={"command": f"run {hostile}", "commit": hostile}))
-        write(root, made("a@tuned-12", seed, gap=2.6, setting="tuned-12"))
-    write(root, made("d", 0, gap=2.0))
+        write(root, fake_result("a", seed, gap=2.4))
+        write(root, fake_result("b", seed, gap=2.3, shift=0.6))
+        write(root, fake_result("c", seed, gap=1.2, training={}, setting="every"))
+        write(root, fake_result("a.x=2", seed, gap=1.8, method="a", options={"x": 2}))
+        write(root, fake_result(hostile, seed, gap=2.1, provenance={"command": f"run {hostile}", "commit": hostile}))
+        write(root, fake_result("a@tuned-12", seed, gap=2.6, setting="tuned-12"))
+    write(root, fake_result("d", 0, gap=2.0))
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +316,7 @@ def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch)
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     for name in (f"{tmp_path}/evil.py:Evil", "evil:Evil"):
-        write(tmp_path / "results", made(name, 0, method=name))
+        write(tmp_path / "results", fake_result(name, 0, method=name))
     monkeypatch.syspath_prepend(tmp_path)
     assert page_html(gather([load_board(find(TASK)[0], tmp_path / "results")]))
     assert not (tmp_path / "ran").exists()
@@ -325,7 +325,7 @@ def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch)
 def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     pytest.importorskip("ifsl_bench.plugin.bibliography")
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
-    write(tmp_path / "results", made("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
+    write(tmp_path / "results", fake_result("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
     data = data_of(page_html(gather([load_board(find(TASK)[0], tmp_path / "results")])))
     cited = {row["label"]: data["citations"][row["cited"]] for row in data["rows"]}
     assert "@inproceedings{ren2019" in cited["lr+a.gamma=1e-05"][1]
@@ -354,7 +354,7 @@ def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     """Scripts name the seed of a curve by its place; and what has cost is known of the other seeds."""
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
     for seed in range(3):
-        write(tmp_path, made("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
+        write(tmp_path, fake_result("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
     (row,) = (row for row in gather([load_board(find(TASK)[0], tmp_path)]).rows if row.origin)
     assert row.seeds == [0, 1, 2]
     assert [bool(steps) for steps, _ in row.validation] == [True, False, True]

@@ -19,7 +19,7 @@ from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.page.gather import boards_with_variants, gather
 from ifsl_bench.page.html import page_html
 from ifsl_bench.protocol.task_files import find
-from tests.page.test_page import HOSTILE, KEPT, TASK, made, write_results
+from tests.page.test_page import HOSTILE, KEPT, TASK, fake_result, write_results
 
 OTHER = "mini-1shot"
 MOST_BYTES, MOST_SECONDS = 3_000_000, 2.0
@@ -35,7 +35,7 @@ def made_up(tmp_path_factory) -> Path:
     write_results(root)
     (other_task,) = find(OTHER)
     for seed in range(3):
-        write(root, made("a", seed, task=OTHER, task_hash=other_task.hash))
+        write(root, fake_result("a", seed, task=OTHER, task_hash=other_task.hash))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boards, "packaged_root", lambda: root / "none")
         tasks = [find(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
@@ -75,7 +75,7 @@ class Visit:
         return self
 
     def names(self) -> list[str]:
-        """Of the rows that are shown."""
+        """Names of the rows shown."""
         return [name.strip() for name in self.page.locator("article:visible tbody tr:visible .open").all_inner_texts()]
 
     def seconds(self) -> float:
@@ -290,7 +290,7 @@ def test_it_opens_on_a_task_with_rows_of_ones_own(chromium, tmp_path, monkeypatc
     stored_root, mine, out = tmp_path / "stored", tmp_path / "mine", tmp_path / "report.html"
     write_results(stored_root)
     ((first,), (second,)) = find(TASK), find(OTHER)
-    write(mine, made("mine", 0, task=OTHER, task_hash=second.hash))
+    write(mine, fake_result("mine", 0, task=OTHER, task_hash=second.hash))
     monkeypatch.setattr(boards, "packaged_root", lambda: stored_root)
     out.write_text(page_html(gather(boards_with_variants([first, second], mine, named=True))), encoding="utf-8")
     with Visit(chromium, out) as visit:

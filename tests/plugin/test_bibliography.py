@@ -1,4 +1,4 @@
-"""What is cited for methods and tasks, held against the methods' own docstrings and the tasks that there are."""
+"""The citations of methods and tasks, held against the methods' own docstrings and the tasks that there are."""
 
 from __future__ import annotations
 

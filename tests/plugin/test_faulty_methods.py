@@ -69,12 +69,12 @@ ANSWERED = {
 def jobs(clusters, tmp_path):
     work = api.workspace(clusters / "home", device="cpu")
 
-    def made(declared, answered):
+    def jobs_and_work(declared, answered):
         (tmp_path / "x.py").write_text(START.format(declared, answered))
         task = f"{clusters / 'clusters.toml'}:clusters-5shot"
         return make_jobs(Request([f"{tmp_path / 'x.py'}:X"], [task]), work.home), work
 
-    return made
+    return jobs_and_work
 
 
 @pytest.mark.parametrize("line", DECLARED)

@@ -1,4 +1,4 @@
-"""What tells methods apart: the syntax of their own code, and `revision`; of our own methods that alone."""
+"""The identity of methods: the syntax of their own code, and `revision`; of our own methods that alone."""
 
 from __future__ import annotations
 

@@ -114,16 +114,16 @@ def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, cluster
     api.run("imprint", task, work=work)
     path = work.home.results / "clusters-5shot" / "imprint.seed-0.json"
 
-    def found(**distribution):
+    def check_of(**distribution):
         result = msgspec.json.decode(path.read_bytes())
         result["provenance"]["distribution"] = distribution
         path.write_bytes(msgspec.json.encode(result))
         return check_file(path, tasks, work.home)
 
-    assert not [line for line in found(name="ifsl-bench", version="0").failures if "method" in line]
-    (line,) = (line for line in found(name="alien", version="0.3").failures if "method" in line)
+    assert not [line for line in check_of(name="ifsl-bench", version="0").failures if "method" in line]
+    (line,) = (line for line in check_of(name="alien", version="0.3").failures if "method" in line)
     assert line == "method: 'imprint' of package alien, the one that is installed here is of package ifsl_bench"
-    (line,) = (line for line in found(name="alien", version=3).failures if "distribution" in line)
+    (line,) = (line for line in check_of(name="alien", version=3).failures if "distribution" in line)
     assert "provenance.distribution" in line
 
 

@@ -32,7 +32,7 @@ from ifsl_bench.plugin.episode_contract import Asked, differs
 from ifsl_bench.plugin.method import FEW, masked_logits
 from ifsl_bench.protocol.task_files import find
 from tests.product import test_pretend as pretend
-from tests.product.test_pretend import CPU, _job, _other_home, _prepared, episodes, made, on, variants
+from tests.product.test_pretend import CPU, _job, _other_home, _prepared, episodes, on, seeded_method, variants
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here, or hidden: see --cuda")
 DEVICE = torch.device("cuda", 0)
@@ -42,8 +42,8 @@ DEVICE = torch.device("cuda", 0)
 def test_every_method_gives_the_answers_and_gradients_of_the_cpu(name, options, monkeypatch):
     base, support, query = episodes()
     monkeypatch.setattr(F, "dropout", lambda x, *_, **__: x)  # each device draws its own
-    ours = made(name, options, base)
-    theirs = made(name, options, on(base, DEVICE)).to(DEVICE)
+    ours = seeded_method(name, options, base)
+    theirs = seeded_method(name, options, on(base, DEVICE)).to(DEVICE)
     theirs.load_state_dict(ours.state_dict())
     answers, gradients = [], []
     with compiled.batched():  # the CPU by kernels may find another minimum
@@ -69,7 +69,7 @@ def test_a_device_waits_as_often_as_the_pretend_one_says(name, recwarn):
     """PyTorch itself names the calls that wait, at the paper's shapes."""
     drawn, label = Episodes(256, 5), {"lr+a": "attractor", "mlp+a": "attractor"}
     options = {"learner": name[:-2]} if name.endswith("+a") else {}
-    method = made(label.get(name, name), options, on(drawn.base(), DEVICE)).to(DEVICE).eval()
+    method = seeded_method(label.get(name, name), options, on(drawn.base(), DEVICE)).to(DEVICE).eval()
     support, query = on(drawn.support(), DEVICE), on(drawn.queries(), DEVICE)
     with torch.no_grad():
         method(support, query)  # with what is made on a first call alone
@@ -209,7 +209,7 @@ def test_the_command_pretrains(glyph_home, how):
 
 
 def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_home):
-    """Where cuDNN rounds the convolutions' numbers to TF32, a thousandth is lost."""
+    """A thousandth is lost where cuDNN rounds the convolutions' numbers to TF32."""
     home = Home.locate(glyph_features_home)
     task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
     dataset = ensure(home, task.dataset, Reporter())

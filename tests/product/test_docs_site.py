@@ -37,7 +37,7 @@ def module(name: str) -> ModuleType:
 
 
 class Links(HTMLParser):
-    """What a page links to, what a browser loads for it, and its anchors."""
+    """The links of a page, what a browser loads for it, and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -207,7 +207,7 @@ def reference(parameters: dict[str, float], base: Base, support: Support, query:
     return np.concatenate([base.scale * q @ w.T - parameters["margin"], q @ v.T], 1)
 
 
-def made(example, base: Base, **options):
+def filled_method(example, base: Base, **options):
     method = example(base, N, **options)
     with torch.no_grad():
         for name, value in PARAMETERS.items():
@@ -218,7 +218,7 @@ def made(example, base: Base, **options):
 def test_logits_are_those_of_the_minimum(example):
     base, support, query = episodes()
     for gradient in ("implicit", "rbp"):
-        prediction = made(example, base, gradient=gradient)(support, query)
+        prediction = filled_method(example, base, gradient=gradient)(support, query)
         assert not prediction.statistics["solver_unconverged"].any()
         for episode in range(E):
             expected = torch.from_numpy(reference(PARAMETERS, base, support, query, episode))
@@ -237,7 +237,7 @@ def test_implicit_gradients_are_finite_differences(example):
 
     grads = {}
     for gradient in ("implicit", "rbp"):
-        method = made(example, base, gradient=gradient)
+        method = filled_method(example, base, gradient=gradient)
         prediction = method(support, query)
         (prediction.logits * weights).sum().backward()
         assert prediction.adjoint.episodes == E

@@ -1,4 +1,4 @@
-"""Who may import whom; docs/architecture.md draws it."""
+"""Imports allowed; docs/architecture.md draws them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks call: the numbers are those of the commands and of the stored files, and a repr is short."""
+"""The notebook API: the numbers are those of the commands and of the stored files, and a repr is short."""
 
 from __future__ import annotations
 

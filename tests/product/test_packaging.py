@@ -1,4 +1,4 @@
-"""What a wheel holds, and that an installed copy works away from the repository."""
+"""A wheel's contents, and an installed copy that works away from the repository."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def variants() -> list[tuple[str, dict]]:
     return methods
 
 
-def made(name: str, options: dict, base: Base) -> Method:
+def seeded_method(name: str, options: dict, base: Base) -> Method:
     plugin = registry.load(registry.METHODS, name)
     if plugin.lacks:
         pytest.skip(plugin.problem)
@@ -197,9 +197,9 @@ def test_many_tensors_come_to_the_host_in_one_wait():
 @pytest.mark.parametrize(("name", "options"), variants())
 def test_every_method_gives_the_same_answers_and_gradients(name, options):
     base, support, query = episodes()
-    ours = made(name, options, base)
+    ours = seeded_method(name, options, base)
     with accelerator() as counts, compiled.batched():  # the CPU by kernels may find another minimum
-        theirs = made(name, options, on(base, DEVICE)).to(DEVICE)
+        theirs = seeded_method(name, options, on(base, DEVICE)).to(DEVICE)
         theirs.load_state_dict(ours.state_dict())
         answers, gradients = [], []
         for method, device in ((ours, CPU), (theirs, DEVICE)):
@@ -227,7 +227,7 @@ def _paper(name: str, count: int) -> tuple[Method, Episodes]:
     label, *more = name.split()
     options = {"learner": label[:-2]} if label.endswith("+a") else {}
     options |= {"gradient": more[0]} if more else {}
-    return made(spelled.get(label, label), options, on(drawn.base(), DEVICE)).to(DEVICE), drawn
+    return seeded_method(spelled.get(label, label), options, on(drawn.base(), DEVICE)).to(DEVICE), drawn
 
 
 @pytest.mark.parametrize("name", EVALUATION)
@@ -289,14 +289,14 @@ def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_siz
         with accelerator(memory) as counts:
             prepared = _prepared(here, "clusters-5shot")
             loader = prepared.loader("test", device=DEVICE)
-            method = made(name, {}, prepared.base.to(DEVICE)).to(DEVICE)
+            method = seeded_method(name, {}, prepared.base.to(DEVICE)).to(DEVICE)
             counts.clear()
             results.append(evaluate(method, name, loader, range(60)).counts)
             size = batch_size(loader, method)
             assert 1 <= size < 8 if memory == 1 << 19 else size > 60
             assert counts.waits.total() == -(-60 // size)
     loader = prepared.loader("test")
-    results.append(evaluate(made(name, {}, prepared.base), name, loader, range(60)).counts)
+    results.append(evaluate(seeded_method(name, {}, prepared.base), name, loader, range(60)).counts)
     for result in results[1:]:
         for key in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
             assert (getattr(result, key) == getattr(results[0], key)).all()
@@ -304,7 +304,7 @@ def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_siz
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
-    """Of 24 sequences of three sessions in one block, with the margins."""
+    """Runs 24 sequences of three sessions in one block, with margins."""
     sessions = "{ count = 3, ways = 2, orders = 12, supports = 2, queries = 9 }"
     with (here / "clusters.toml").open("a") as file:
         file.write(f"[tasks.in-sessions]\nshots = 2\nsessions = {sessions}\n")
@@ -330,7 +330,7 @@ def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
 def test_nan_is_found_on_the_device_too(here):
     with accelerator():
         prepared = _prepared(here, "clusters-5shot")
-        method = made("lwof", {}, prepared.base.to(DEVICE)).to(DEVICE)
+        method = seeded_method("lwof", {}, prepared.base.to(DEVICE)).to(DEVICE)
         with torch.no_grad():
             method.phi_mean.fill_(torch.nan)
         with pytest.raises(UserError, match="NaN or \\+inf logits in 60 of 60"):

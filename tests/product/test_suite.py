@@ -24,7 +24,7 @@ def test_every_worker_computes_with_one_thread():
 
 
 def test_benchmark_commands_run_in_one_process():
-    """Where tests run in several, pytest-benchmark times nothing."""
+    """Pytest-benchmark times nothing where tests run in several."""
     assert len(COMMANDS) >= 4
     named = [line for path in (ROOT / "tests" / "benchmarks").glob("*.py") for line in path.read_text().splitlines()
              if re.search(r"\bpytest tests/benchmarks", line)]  # fmt: skip

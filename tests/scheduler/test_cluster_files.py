@@ -1,4 +1,4 @@
-"""What `--cluster` says: addresses and TOML files, and what is refused of them in one line."""
+"""Values of `--cluster`: addresses and TOML files, and what is refused of them in one line."""
 
 from __future__ import annotations
 

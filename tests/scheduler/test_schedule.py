@@ -154,7 +154,7 @@ def test_a_node_that_nobody_needs_any_more_is_not_begun():
 
 
 def test_what_takes_long_goes_first_where_equally_many_wait_for_it():
-    """What nobody knows goes before, and what ends a job before that."""
+    """Stages of unknown time go before, and ends of jobs before those."""
 
     def node(key: str, needs: tuple[str, ...] = (), last: bool = False) -> Node:
         seconds = {"a": 1.0, "b": 5.0, "c": 3.0}.get(key[0])

@@ -176,7 +176,7 @@ def test_changed_frozen_features_are_noticed(here):
 def test_a_manifest_says_what_was_written(here, change):
     path = here / "home" / "data" / "clusters" / "manifest.json"
 
-    def other(value):
+    def change_manifest(value):
         if change == "about":
             value["about"]["partial"] = not value["about"].get("partial")
         elif change == "dtype":
@@ -184,7 +184,7 @@ def test_a_manifest_says_what_was_written(here, change):
         else:
             value["pools"]["novel/val"]["classes"].reverse()
 
-    edit(path, other)
+    edit(path, change_manifest)
     with pytest.raises(CorruptFile, match="its checksum differs"):
         open_dataset(path.parent)
     value = read_json(path)

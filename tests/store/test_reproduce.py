@@ -108,7 +108,7 @@ def test_what_another_processor_explains_is_said_count_by_count_with_status_0(ca
 
 
 def test_another_choice_with_the_same_counts_is_said_with_status_1(call, clusters):
-    """What is stored is edited, as if it had come of another search; the counts stay those of the run."""
+    """The stored row is edited, as if it had come of another search; the counts stay those of the run."""
     home, task = clusters / "home", clusters / "clusters.toml"
     work = api.workspace(home, device="cpu")
     result = api.run("lr", f"{task}:clusters-5shot", tune=3, work=work)
@@ -232,7 +232,7 @@ def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, 
 
 
 def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch):
-    """Where the package has one of the same label: `show` means yours by it, `reproduce` the stored one."""
+    """A label that the package has too is yours to `show`, and the stored one to `reproduce`."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
     task = f"{clusters / 'clusters.toml'}:clusters-5shot"
     api.run("imprint", task, work=api.workspace(clusters / "home", tmp_path / "package", device="cpu"))

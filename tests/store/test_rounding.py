@@ -1,4 +1,4 @@
-"""What of a difference another processor explains, on a stored result and others made of it."""
+"""The differences that another processor explains, on a stored result and others made of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_flips_of_ties_are_explained_and_what_has_a_side_or_is_everywhere_is_not
 
 
 def test_flips_of_ties_are_taken_for_something_else_in_a_twentieth_of_cases_at_most(stored):
-    """Of 400 pairs; with a chance of 5% there are more than 33 in one of a thousand times."""
+    """Counts alarms in 400 pairs; at 5% each, they exceed 33 in one of a thousand times."""
     draw, names = np.random.default_rng(1), ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs")
     alarms = [
         bool(unexplained(stored, elsewhere(stored, **{name: flips(draw, 0.02) for name in names}), [stored]))

@@ -1,1 +1,1 @@
-"""What made files of the package: run once, from the root of the repository."""
+"""Scripts that made package files: run once, from the root of the repository."""

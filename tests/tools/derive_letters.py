@@ -1,4 +1,4 @@
-"""How the letters of the data set were chosen; `python -m tests.tools.derive_letters` writes letters.tsv anew.
+"""The choice of the data set's letters; `python -m tests.tools.derive_letters` writes letters.tsv anew.
 
 A candidate is a letter or syllable of one of the eight scripts that is not composed: its Unicode name lacks WITH, it
 has no decomposition, and at least one face draws it in one piece rather than from other glyphs (which drops the

@@ -2,7 +2,7 @@
 
 The split is by script: Latin, Greek and Cyrillic train, Georgian validates, Armenian, Hebrew, Lao and Canadian
 Aboriginal test. Every image is a function of (recipe, seed, letter, index) in integer arithmetic, hence the same bytes
-on every machine. `tests/tools/derive_letters.py` says how the letters were chosen, `style` how an image varies.
+on every machine. `tests/tools/derive_letters.py` says how the letters were chosen, `variation` how an image varies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.sets.glyphs import fonts, rng, style
+from ifsl_bench.data.sets.glyphs import fonts, rng, variation
 
 IMAGE_SHAPE = (32, 32, 1)
 SEED = 0  # of the data set; another seed gives other images of the same letters
@@ -78,7 +78,7 @@ def recipe() -> str:
     parts = {
         "version": VERSION,
         "seed": SEED,
-        "style": asdict(style.STYLE),
+        "style": asdict(variation.STYLE),
         "letters": [[letter.codepoint, letter.side, letter.faces] for letter in letters()],
         "fonts": fonts.FONT_SHA256,
     }
@@ -111,7 +111,7 @@ def render(letters: Sequence[Letter], indices: npt.NDArray[np.int64], seed: int)
         chosen = letters[start : start + _BLOCK]
         counters = np.asarray(indices[start : start + _BLOCK]).astype(np.uint64)
         keys = rng.mix(np.array([key[letter] for letter in chosen], dtype=np.uint64), counters)
-        images[start : start + len(chosen)] = style.draw(keys, [outlines[letter] for letter in chosen])
+        images[start : start + len(chosen)] = variation.draw(keys, [outlines[letter] for letter in chosen])
     return images
 
 
