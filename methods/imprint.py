@@ -31,4 +31,4 @@ class Imprint(GrowingMethod):
         return products(query.features, direction(state)).mul_(self.base.scale)
 
     def compared(self, query: Query) -> Query:
-        return Query(direction(query.features), query.base_logits)
+        return Query(direction(query.features), query.base_logits[..., :0])

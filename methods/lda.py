@@ -143,7 +143,7 @@ class LDA(GrowingMethod):
 
     def compared(self, query: Query) -> Query:
         placed = self.placed(query.features)
-        return Query(placed if self.per_class else placed - self.get_buffer("centre"), query.base_logits)
+        return Query(placed if self.per_class else placed - self.get_buffer("centre"), query.base_logits[..., :0])
 
 
 def inverse(shrunk: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ class ProtoNet(GrowingMethod):
         return -(h.square().sum(-1, keepdim=True) - 2 * h @ base.T + base.square().sum(-1))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        h = query.features
-        lengths = h.square().sum(-1, keepdim=True), state.square().sum(-1).unsqueeze(1)
-        return products(h, state).mul_(2).sub_(lengths[0]).sub_(lengths[1])
+        lengths = state.square().sum(-1).unsqueeze(1)
+        return products(query.features, 2 * state).sub_(query.base_logits).sub_(lengths)
+
+    def compared(self, query: Query) -> Query:
+        return Query(query.features, query.features.square().sum(-1, keepdim=True))

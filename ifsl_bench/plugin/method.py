@@ -291,14 +291,16 @@ class GrowingMethod(Method):
     def compared(self, query: Query) -> Query:
         """Queries as :meth:`class_logits` compares them, as unit vectors, say: computed once for each image of a pool.
 
-        A query is transformed by itself; where not defined, it stays as it is.
+        A query is transformed by itself; where not defined, it stays as it is. Base logits that are not looked at may
+        be left out, ``base_logits[..., :0]``: then those of a sequence's queries are not gathered.
         """
         return query
 
     def learn(self, support: Support, before: State | None = None) -> Learned:
-        before = before or ()
-        query = self.compared(Query(support.features, support.base_logits))
-        earlier = torch.cat([self.class_logits(state, query) for state in before], -1) if before else None
+        before, earlier = before or (), None
+        if before:
+            query = self.compared(Query(support.features, support.base_logits))
+            earlier = torch.cat([self.class_logits(state, query) for state in before], -1)
         learned = self.learn_classes(support, earlier)
         return replace(learned, state=(*before, learned.state))
 
