@@ -22,9 +22,7 @@ from ifsl_bench.protocol.task import MetaTraining, Task
 from ifsl_bench.solve.linear import AdjointReport
 from ifsl_bench.solve.tree import Tree
 
-FEW = (
-    64  # episodes a step of meta-training from which an H100 was faster than 16 cores for LwoF and LR+A (BENCHMARKS.md)
-)
+FEW = 64  # episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
 
 
 @dataclass(frozen=True)
