@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -14,7 +14,7 @@ from statistics import fmean
 
 import msgspec
 
-from ifsl_bench.board.result_file import Result, path_of, read
+from ifsl_bench.board.result_file import Result, parse, path_of, read
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import disk_errors
 from ifsl_bench.common.wording import numbers_in_words
@@ -33,7 +33,9 @@ def packaged_root() -> Path:
 def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
     """The results under ``root`` for these tasks (all where None), and a remark on each file that is left out.
 
-    A damaged file, or one that is not in its place (another task, label or seed than its path says), is left out.
+    A damaged file, or one that is not in its place (another task, label or seed than its path says), is left out. That
+    the summaries of the package's own files follow from their counts is not checked again: ``ifsl-bench check`` and the
+    tests do so, and it takes longer than all the rest.
     """
     if not root.is_dir():
         return [], []
@@ -46,9 +48,10 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
             continue
         except OSError as error:
             remarks.append(f"{LEFT_OUT}{root / name} cannot be read ({error.strerror})")
+    reader = parse if root.resolve() == packaged_root().resolve() else read
     for path in paths:
         try:
-            result = read_once(path)
+            result = read_once(path, reader)
         except UserError as error:
             remarks.append(f"{LEFT_OUT}{error}")
             continue
@@ -61,8 +64,8 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
     return results, remarks
 
 
-def read_once(path: Path) -> Result:
-    """Reads as :func:`read`; a file that is as it was when this process read it last is not read again.
+def read_once(path: Path, reader: Callable[[Path], Result] = read) -> Result:
+    """Reads a file; one that is as it was when this process read it last is not read again.
 
     A notebook asks for one table after another, of some hundred files. What comes back is shared: whoever hands it out
     hands out what is :func:`copied`.
@@ -70,15 +73,15 @@ def read_once(path: Path) -> Result:
     try:
         at = os.stat(path)
     except (OSError, ValueError):
-        return read(path)  # which says why it cannot be read
+        return reader(path)  # which says why it cannot be read
     if not 0 <= max(at.st_mtime_ns, at.st_ctime_ns) <= time.time_ns() - SETTLED:
-        return read(path)
-    return _read_as(path, (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+        return reader(path)
+    return _read_as(path, reader, (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
 
 
 @lru_cache(MOST_KNOWN)
-def _read_as(path: Path, _stamp: tuple[int, ...]) -> Result:
-    return read(path)
+def _read_as(path: Path, reader: Callable[[Path], Result], _stamp: tuple[int, ...]) -> Result:
+    return reader(path)
 
 
 def copied(result: Result) -> Result:
