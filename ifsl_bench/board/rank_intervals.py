@@ -172,10 +172,10 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
     return Difference(float(d.mean()), math.sqrt(variance), degrees, models_fixed)
 
 
-def holm(p: np.ndarray) -> np.ndarray:
-    """The hypotheses that Holm's procedure rejects, [n] bool: at most 5% chance of any wrong one among all."""
+def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
+    """The hypotheses that Holm's procedure rejects, [n] bool: with a chance of ``level`` at most any of them is true."""
     order = np.argsort(p, kind="stable")
-    within = p[order] <= LEVEL / (len(p) - np.arange(len(p)))
+    within = p[order] <= level / (len(p) - np.arange(len(p)))
     rejected = np.zeros(len(p), dtype=bool)
     rejected[order[: int(np.argmin(within)) if not within.all() else len(p)]] = True
     return rejected

@@ -122,7 +122,7 @@ def test_a_wrong_number_is_written_anew_and_other_words_are_refused(tables):
 
 
 def naive(claims: dict[str, Claim]) -> dict[str, str]:
-    """Verdicts from ``compare``, SciPy's Student distribution and a plain loop over Holm's steps."""
+    """Verdicts from ``compare``, SciPy's Student distribution and plain loops over Holm's steps."""
     p: dict[tuple, float] = {}
     requirements: dict[str, tuple[list, list]] = {}
     loaded = {task: load_board(find(task)[0], packaged_root()) for claim in claims.values() for task in claim.tasks}
@@ -147,11 +147,14 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
                     else:
                         needs += {"ahead": [ours], "behind": [theirs]}.get(claim.says, [])
                         fears += {"ahead": [theirs], "behind": [ours]}.get(claim.says, [ours, theirs])
+    asserted = {key for needs, fears in requirements.values() for key in needs or fears}
+    opposed = {key for needs, fears in requirements.values() if needs for key in fears}
     rejections = set()
-    for step, key in enumerate(sorted(p, key=p.get)):
-        if p[key] > 0.05 / (len(p) - step):
-            break
-        rejections.add(key)
+    for keys, level in ((asserted, 0.045), (opposed, 0.005)):
+        for step, key in enumerate(sorted(keys, key=p.get)):
+            if p[key] > level / (len(keys) - step):
+                break
+            rejections.add(key)
     verdicts = {}
     for name, (needs, fears) in requirements.items():
         says, m = claims[name].says, claims[name].margin
