@@ -2,11 +2,11 @@
 
 ``results/claims.toml`` has the sentences of README.md and docs. Each names pairs of rows, tasks and a metric, and what
 it says of every A - B: the differences over episodes and seeds that ranks rest on (:mod:`.rank_intervals`). What has to
-be shown, and what would contradict it, are statements "A - B > c". Holm's procedure tests at once what all claims assert,
-at 4.5%, and again at once what would contradict these assertions, at 0.5%: they are as many, and hardly one is true. So
-with a chance of 95% at least, no verdict "supported", "equivalent" or "contradicted" is wrong. Two rows are equivalent
-within m where both A - B > -m and B - A > -m are shown (two one-sided tests, Schuirmann 1987, J. Pharmacokinetics and
-Biopharmaceutics 15(6):657): a large p-value is no evidence of that.
+be shown, and what would contradict it, are statements "A - B > c". Holm's procedure tests at once what all claims
+assert, at 4.5%, and again at once what would contradict these assertions, at 0.5%: they are as many, and hardly one is
+true. So with a chance of 95% at least, no verdict "supported", "equivalent" or "contradicted" is wrong. Two rows are
+equivalent within m where both A - B > -m and B - A > -m are shown (two one-sided tests, Schuirmann 1987, J.
+Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence of that.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def judge(claims: Mapping[str, Claim], folders: Home) -> list[Judged]:
     for name, claim in claims.items():
         for compared in evidence[name]:
             needs, fears = _keys(claim, compared)
-            asserted |= {key: _p(compared, key) for key in needs or fears}  # "not told apart" asserts that neither holds
+            # "Not told apart" needs nothing, and asserts that neither direction can be shown.
+            asserted |= {key: _p(compared, key) for key in needs or fears}
             opposed |= {key: _p(compared, key) for key in fears if needs}
     families = (asserted, LEVEL - OPPOSED), (opposed, OPPOSED)
     shown = {key for p, level in families

@@ -173,7 +173,7 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
 
 
 def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
-    """The hypotheses that Holm's procedure rejects, [n] bool: with a chance of ``level`` at most any of them is true."""
+    """The hypotheses that Holm's procedure rejects, [n] bool: with a chance of ``level`` at most, any wrongly."""
     order = np.argsort(p, kind="stable")
     within = p[order] <= level / (len(p) - np.arange(len(p)))
     rejected = np.zeros(len(p), dtype=bool)
