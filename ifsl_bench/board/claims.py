@@ -4,9 +4,9 @@
 it says of every A - B: the differences over episodes and seeds that ranks rest on (:mod:`.rank_intervals`). What has to
 be shown, and what would contradict it, are statements "A - B > c". Holm's procedure tests at once what all claims
 assert, at 4.5%, and apart from these what would contradict them, at 0.5%, since in one family each assertion would have
-to be shown against all of these too. So with a chance of 95% at least, no verdict "supported", "equivalent" or "contradicted" is wrong. Two rows are
-equivalent within m where both A - B > -m and B - A > -m are shown (two one-sided tests, Schuirmann 1987, J.
-Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence of that.
+to be shown against all of these too. So with a chance of 95% at least, no verdict "supported", "equivalent" or
+"contradicted" is wrong. Two rows are equivalent within m where both A - B > -m and B - A > -m are shown (two one-sided
+tests, Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence of that.
 """
 
 from __future__ import annotations
