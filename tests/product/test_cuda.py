@@ -105,6 +105,15 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
     assert torch.equal(batch.labels.cpu(), same.labels)
 
 
+@pytest.mark.parametrize("name", sorted(pretend.SEQUENCES))
+def test_sequences_count_what_the_cpu_counts(here, name):
+    pretend.add_sessions(here)
+    prepared = _prepared(here, "in-sessions", "cuda")
+    ours, theirs = (pretend.evaluate_sequences(prepared, name, device).columns() for device in (CPU, DEVICE))
+    for column, values in ours.items():
+        assert (values != theirs[column]).mean() <= pretend.ON_A_BOUNDARY, column
+
+
 @pytest.mark.parametrize(("name", "given"), [("lwof", {}), ("lr+a", {}), ("lr+a", {"gradient": "implicit"})])
 def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
     """Without dropout, which each device draws for itself.
