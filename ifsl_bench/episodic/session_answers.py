@@ -56,6 +56,7 @@ class Sessions:
         self.name, self.loader, self.supports_kept = name, loader, supports_kept
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
         with answering(name, method):
+            self._whole = with_ways(method, self.sessions * self.ways) if method.every_image else method
             self._base = method.base_logits(loader.base)[0]  # [B, K]
             pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
             self._novel = method.base_logits(pool)[0]  # [images, K]
@@ -201,10 +202,9 @@ class Sessions:
         """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
         query, every = batch.queries(self.sessions), []
         with answering(self.name, method):
-            whole = with_ways(method, self.sessions * self.ways)
             for at in range(len(batch)):
                 of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
-                every.append(whole(batch.every_image(at), of_one))
+                every.append(self._whole(batch.every_image(at), of_one))
         numbers = {name: torch.cat([answer.statistics[name] for answer in every]) for name in every[0].statistics}
         return Prediction(torch.cat([answer.logits for answer in every]), numbers)
 

@@ -3,11 +3,13 @@ episodes and against SciPy, and a run from the command line to its table."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,7 @@ from ifsl_bench.plugin.session_contract import check_session_rules, check_sessio
 from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
 from ifsl_bench.protocol.task import SessionSpec
+from ifsl_bench.solve import minimise
 
 K, D, SHOTS = 6, 8, 3
 SPEC = SessionSpec(count=3, ways=2, orders=3, supports=2)
@@ -262,6 +265,26 @@ def test_the_upper_bound_is_softmax_regression_on_all_images_but_queries(base):
             right = int((answers == labels[: len(answers)]).sum())
             assert int(counts.hits[e][np.tril_indices(4)[0] == t].sum()) == right
     assert counts.state_bytes == 6 * (12 - loader.sampler.queries) * (8 * D + 8)
+
+
+@torch.no_grad()
+def test_the_upper_bound_is_fitted_once_to_the_same_images_in_any_order(base, monkeypatch):
+    fits, module = [], importlib.import_module("ifsl_bench.methods.upper_bound")
+    monkeypatch.setattr(module, "minimise", lambda *args: fits.append(args) or minimise(*args))
+    method, batch = seeded_method("upper-bound", base, ways=6), loader_of(base).batch(0, 2)
+    support, query = batch.every_image(0), Query(*(part[:1] for part in vars(batch.queries(3)).values()))
+    logits = method(support, query).logits
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    rows = torch.cat([torch.nonzero(support.labels[0] == n)[:, 0] for n in order])
+    shuffled = replace(support, features=support.features[:, rows], labels=order.argsort()[support.labels[:, rows]])
+    assert torch.equal(method(shuffled, query).logits, logits[..., [*range(K), *(K + order).tolist()]])
+    assert len(fits) == 1
+    method(batch.every_image(1), query)
+    assert len(fits) == 2, "other images"
+    hidden = torch.zeros_like(support.hidden)
+    hidden[0, 1] = True
+    assert (method(replace(support, hidden=hidden), query).logits[..., 1] == -math.inf).all()
+    assert len(fits) == 3, "a hidden class leaves its images out"
 
 
 @pytest.mark.parametrize("name", ["ranpac", "upper-bound"])

@@ -318,9 +318,11 @@ def evaluate_sequences(prepared, name, device, launched=None):
     Args:
         launched: what has been launched so far; cleared before the evaluation.
     """
-    loader, plugin = prepared.loader("test", device=device), registry.load(registry.METHODS, name)
     torch.manual_seed(0)
+    loader, plugin = prepared.loader("test", device=device), registry.load(registry.METHODS, name)
+    drawn = plugin.value(prepared.base, 2)  # each device draws parameters of its own
     method = plugin.value(prepared.base.to(device), 2).to(device)
+    method.load_state_dict(drawn.state_dict())
     if launched is not None:
         launched.clear()
     return evaluate(method, name, loader, range(24)).counts
