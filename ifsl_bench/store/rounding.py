@@ -44,8 +44,7 @@ def changes(stored: Result, rerun: Result) -> dict[str, Change]:
     """Compares all counts that two results on the same episodes have in common."""
     if isinstance(stored, SessionResult) and isinstance(rerun, SessionResult):
         then_hits, now_hits = (result.counts().hits.sum(1, dtype=np.int64) for result in (stored, rerun))
-        queries = stored.counts().queries.astype(np.int64).cumsum(1).sum(1).mean()  # of each sequence, in all sessions
-        return {HITS: _change(HITS, now_hits - then_hits, 100 / queries, 1)}
+        return {HITS: _change(HITS, now_hits - then_hits, 100 / _asked(stored), 1)}
     then, now = stored.counts(), rerun.counts()
     base, novel = then.base_queries, then.novel_queries
     most = {"base": base, "novel": novel, "pairs": 2 * base * novel}
@@ -57,6 +56,18 @@ def changes(stored: Result, rerun: Result) -> dict[str, Change]:
         if after is not None and before is not None
     }
     return {name: _change(name, gap, 100 / sides[name], len(gaps)) for name, gap in gaps.items()}
+
+
+def _asked(result: SessionResult) -> float:
+    """The number of queries of a sequence in all sessions together, on average."""
+    return float(result.counts().queries.astype(np.int64).cumsum(1).sum(1).mean())
+
+
+def _percent(result: Result, name: str) -> float:
+    """The mean of a count, in per cent of its queries."""
+    if isinstance(result, SessionResult):
+        return 100 * float(result.counts().hits.sum(1, dtype=np.int64).mean()) / _asked(result)
+    return float(result.counts().value(name).mean())
 
 
 def _change(name: str, gap: np.ndarray, scale: float, counts: int) -> Change:
@@ -146,9 +157,9 @@ def _training(moved: dict[str, Change], seeds: Sequence[Result]) -> Iterator[str
     if len(seeds) < 2:
         yield "one stored seed does not say how far another training ends"
         return
-    told = [name for name in COUNTS if name in moved]
-    wide = float(stdtrit(len(seeds) - 1, 1 - LEVEL / (2 * len(told)))) * math.sqrt(2)
-    for name in told:
-        spread = float(np.std([result.counts().value(name).mean() for result in seeds], ddof=1))
+    names = [name for name in (*COUNTS, HITS) if name in moved]
+    wide = float(stdtrit(len(seeds) - 1, 1 - LEVEL / (2 * len(names)))) * math.sqrt(2)
+    for name in names:
+        spread = float(np.std([_percent(result, name) for result in seeds], ddof=1))
         if abs(moved[name].points) > wide * spread + moved[name].interval:
             yield f"{NAMES[name]} is further away than other seeds are (± {wide * spread:.2f} points)"

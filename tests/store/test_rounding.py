@@ -85,6 +85,20 @@ def test_a_training_may_end_as_far_away_as_another_seed(stored):
     assert why == "one stored seed does not say how far another training ends"
 
 
+def test_a_training_of_sessions_may_end_as_far_away_as_another_seed():
+    seeds = [read(packaged_root() / "glyphs-sessions" / f"lwof.seed-{seed}.json") for seed in range(3)]
+    counts = [seed.counts() for seed in seeds]
+    totals = [float(c.hits.sum(1).mean()) for c in counts]
+    other = elsewhere(seeds[0], training=True)
+    one_more = msgspec.structs.replace(other, episodes=seeds[1].episodes)
+    assert changes(seeds[0], one_more)["hits"].hits == round((totals[1] - totals[0]) * len(counts[0]))
+    assert not unexplained(seeds[0], one_more, seeds)
+    half = (other.episodes.column("hits") // 2).tolist()
+    far = msgspec.structs.replace(other, episodes=msgspec.structs.replace(other.episodes, hits=half))
+    (why,) = unexplained(seeds[0], far, seeds)
+    assert why.startswith("right answers is further away than other seeds are (± ")
+
+
 def with_choice(result, hits, chosen, rivals=(), test_hits=()):
     """A result whose options are one of three settings, with these joint hits on 300 validation episodes."""
     counts = {name: [first, *more] for name, first, more in test_hits}
