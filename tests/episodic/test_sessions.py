@@ -590,6 +590,24 @@ def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
     assert "ncm.seed-0.json" in err + _
 
 
+def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
+    """Its novel classes have as many images as base ones, and each validation sequence would be another fit."""
+    sessions = "{ count = 3, ways = 2, orders = 2, supports = 2, queries = 9 }"
+    with (here / "clusters.toml").open("a", encoding="utf-8") as file:
+        file.write(f"[tasks.in-sessions]\nshots = 2\nsessions = {sessions}\n")
+    status, out, err = call("run", "--method", "upper-bound,ncm", "--task", "clusters.toml:in-sessions")
+    assert status == 0, err
+    folder = here / "home/results/in-sessions"
+    calibrations = [read(folder / f"{name}.seed-0.json").calibration for name in ("ncm", "upper-bound")]
+    assert calibrations[0]
+    assert calibrations[1] is None
+    heading, *lines = out[out.index("method") :].splitlines()
+    start = heading.index("cal. Acc.")
+    cells = {line.split()[0]: line[start : start + 9].strip() for line in lines[1:3]}
+    assert cells["ncm"]
+    assert not cells["upper-bound"]
+
+
 def test_second_head_is_of_the_linear_backbone(tmp_path, monkeypatch):
     from ifsl_bench.episodic.prepared import workspace
     from ifsl_bench.protocol.task_files import find_one
