@@ -84,8 +84,8 @@ class Ready:
     def bias(self, reporter: Reporter) -> tuple[Bias | None, str]:
         """Finds the bias that calibrates it on the validation episodes that options are chosen on.
 
-        None in regular few-shot learning, and for a method that is given every image, whose novel classes have as many
-        as base ones; and where the data have too few validation classes, with the reason.
+        None in regular few-shot learning, and in sessions for a method that is given every image, which each validation
+        sequence would fit anew; and where the data have too few validation classes, with the reason.
         """
         task = self.job.task
         if not task.kind.has_base or (task.sessions is not None and self.job.method.every_image):

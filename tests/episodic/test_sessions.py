@@ -591,7 +591,7 @@ def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
 
 
 def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
-    """Its novel classes have as many images as base ones, and each validation sequence would be another fit."""
+    """Each validation sequence would be another fit to all images."""
     sessions = "{ count = 3, ways = 2, orders = 2, supports = 2, queries = 9 }"
     with (here / "clusters.toml").open("a", encoding="utf-8") as file:
         file.write(f"[tasks.in-sessions]\nshots = 2\nsessions = {sessions}\n")
