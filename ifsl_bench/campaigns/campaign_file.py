@@ -23,6 +23,7 @@ from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol import task_files
+from ifsl_bench.protocol.task_limits import MOST_SEEDS
 from ifsl_bench.protocol.training_choice import Training
 from ifsl_bench.protocol.variants import KEYS, Change, make_change
 
@@ -141,6 +142,8 @@ def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
 
 def _seeds(run: Any, where: str) -> Sequence[int]:
     if not isinstance(run.seeds, list):
+        if run.seeds > MOST_SEEDS:  # a range may even be longer than len can say
+            raise UserError(f"{where}: seeds is {run.seeds:,}, {MOST_SEEDS:,} at most")
         return range(run.seed or 0, (run.seed or 0) + run.seeds)
     if run.seed is not None:
         raise UserError(f"{where}: seeds lists them all, so leave seed out")

@@ -141,6 +141,7 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         (run(**ONE, episodes="1"), "run 1: --episodes must be 2 to 1,000,000"),
         (run(methods='"lr"', tasks='"\\u001b[2J"'), "run 1: tasks: "),
         (run(methods='"a\\u0000.py"', tasks='"glyphs-5shot"'), "run 1: methods: "),
+        (run(**ONE, seeds=str(2**63)), r"seeds is 9,223,372,036,854,775,808, 1,000 at most"),
         (run(**ONE, seeds="1000", train=f"{{ rate = {[0.1 + i for i in range(11)]} }}"), "11,000 jobs or more"),
         (run(**ONE, set="{ gamma = [" + "1," * 9999 + "1], hidden = [1, 2] }"), "20,000 jobs or more"),
         ("results = 'r'", "missing required field `run`"),
