@@ -32,7 +32,7 @@ from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
 LINES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for DASHES
-FINEST = 2.0  # percent: what points of a curve are apart at least
+FINEST = 3.0  # percent: what points of a curve are apart at least
 OF_SEEDS = ("acc", "calibrated_acc", "harmonic", "ausuc", "delta")  # what the page can show of each seed
 
 
