@@ -285,7 +285,7 @@ def _curve(row: Row) -> list[list[float]] | None:
     for i in range(1, len(base)):
         if math.dist((base[i], novel[i]), (base[places[-1]], novel[places[-1]])) >= FINEST or i == len(base) - 1:
             places.append(i)
-    return [[round(part[i], 2) for i in places] for part in (base, novel)]
+    return [[round(part[i], 1) for i in places] for part in (base, novel)]
 
 
 def _after(entry: Entry) -> list[list[float]]:
@@ -303,7 +303,7 @@ def _variance(row: Row) -> dict[str, float]:
 
 def _validation(training: dict[str, Any]) -> list[list[float]]:
     """Steps, and the accuracy on validation episodes at each, in percent."""
-    points = sorted((int(step), round(float(value), 2)) for step, value in training.get("validation", {}).items())
+    points = sorted((int(step), round(float(value), 1)) for step, value in training.get("validation", {}).items())
     return [[step for step, _ in points], [value for _, value in points]]
 
 
