@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -64,60 +63,49 @@ def undisturbed(glyphs_source, made_once):
     return made_once("undisturbed", fill)
 
 
-STAGES = {
-    "rendering": "data/.partial-glyphs/*.npy",
-    "pretraining": "pretrained/*/checkpoint.json",
-    "features": "features/*/.partial-*/features.npy",
-    "meta-training": "trained/*/checkpoint.json",
-    "evaluation": "trained/*/checkpoint.json",
-}
+def stop(process: subprocess.Popen, number: int = signal.SIGKILL) -> str:
+    """Sends a signal and waits for the end; what was printed."""
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    return out + err
 
 
-@pytest.mark.slow("seven runs from rendering to the result")
-def test_killed_in_every_stage_ends_with_the_same_numbers(undisturbed, tmp_path):
-    """One home, killed with SIGKILL as soon as each stage has begun, then run to the end."""
+@pytest.mark.slow("seven runs, all but the last two stopped on the way from rendering to the result")
+def test_stopped_in_every_stage_and_beside_another_run_it_ends_with_the_same_numbers(undisturbed, tmp_path):
+    """One home: runs are killed, or stopped with Ctrl-C, as soon as a stage has begun; the last two end, at once."""
     home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
-    for stage, pattern in STAGES.items():
-        process = start(home, task)
-        if stage == "evaluation":
-            in_stage = any(line.startswith("evaluating") for line in process.stderr)
-        else:
-            in_stage = wait_for(process, home, pattern)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert in_stage, f"the run was over before {stage} could be interrupted"
-        assert not list((home / "results").glob("*/*.json")), stage
-    log = finish(start(home, task))
-    assert counts(home) == counts(undisturbed / "home")
-    assert "pretraining resnet-small" not in log
-    assert "meta-training" not in log
-    assert "evaluating lwof" in log
-    assert not [*home.rglob(".partial-*"), *home.rglob(".removed-*")]
 
+    process = start(home, task)
+    assert wait_for(process, home, "data/.partial-glyphs/*.npy")
+    stop(process)
 
-@pytest.mark.slow("two more runs on images")
-def test_ctrl_c_says_how_to_go_on(undisturbed, tmp_path):
-    home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
-    shutil.copytree(undisturbed / "home" / "data", home / "data")
     process = start(home, task)
     assert wait_for(process, home, "pretrained/*/checkpoint.json")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    log = stop(process, signal.SIGINT)
     assert process.returncode == 130
-    assert "the same command goes on from where it stopped" in err
-    assert "Traceback" not in err
-    assert "(resumed at" in finish(start(home, task))
-    assert counts(home) == counts(undisturbed / "home")
+    assert "the same command goes on from where it stopped" in log
+    assert "Traceback" not in log
 
+    first, second = start(home, task), start(home, task)
+    assert wait_for(second, home, "features/*/.partial-*/features.npy")
+    log = stop(first)
+    assert wait_for(second, home, "trained/*/checkpoint.json"), "it takes over what the other had begun"
+    log += stop(second)
+    assert "(resumed at" in log
+    assert "another process is working on" in log
+    assert log.count("pretraining resnet-small, cosine head, seed 0: done") == 1
 
-@pytest.mark.slow("two more runs on images, at once")
-def test_two_runs_at_once_both_end_right(undisturbed, tmp_path):
-    home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
+    process = start(home, task)
+    assert any(line.startswith("evaluating") for line in process.stderr)
+    stop(process)
+    assert not list((home / "results").glob("*/*.json"))
+
     processes = [start(home, task), start(home, task)]
-    logs = [finish(process) for process in processes]
-    assert any("another process is working on" in log for log in logs)
-    assert sum("pretraining resnet-small, cosine head, seed 0: done" in log for log in logs) == 1
+    for log in [finish(process) for process in processes]:
+        assert "pretraining resnet-small" not in log
+        assert "meta-training" not in log
     assert counts(home) == counts(undisturbed / "home")
+    assert not [*home.rglob(".partial-*"), *home.rglob(".removed-*")]
 
 
 def limited(megabytes: int, arguments: list[str]) -> subprocess.CompletedProcess:
