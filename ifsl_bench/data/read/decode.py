@@ -70,12 +70,7 @@ class ImageSpec:
     upright: bool = False
 
 
-def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
-    """An encoded image as RGB, uint8 [size, size, 3]; see :func:`decode_sized`."""
-    return decode_sized(content, spec)[0]
-
-
-def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
+def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     """An encoded image as RGB, uint8 [size, size, 3], and the shorter side, in pixels, of what was decoded.
 
     Greyscale, palette and CMYK images are converted; what is transparent is laid on white.

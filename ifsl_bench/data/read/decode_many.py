@@ -15,7 +15,7 @@ import numpy as np
 
 from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_sized, formats
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode, formats
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 
 _CHUNK = 32  # images that a thread takes at a time
@@ -60,7 +60,7 @@ def decode_into(
         for row, name, read in chunk:
             try:
                 content = read()
-                out[row], sides[row] = decode_sized(content, spec)
+                out[row], sides[row] = decode(content, spec)
             except BadImage as error:
                 out[row] = 0
                 result.bad.append((row, name, str(error)))
@@ -112,13 +112,3 @@ def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[Item]:
     for row, path in enumerate(paths):
         entry = tree.by_path[path]
         yield row, tree.where(entry), reader(entry)
-
-
-def refuse_bad(bad: Sequence[Bad], total: int, option: str = "--allow-partial") -> UserError:
-    """The error for images that could not be used: how many, and the first of them by name."""
-    shown = "; ".join(f"{name}: {reason}" for _, name, reason in bad[:3])
-    more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return UserError(
-        f"{len(bad):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
-        f"{option} to leave them out and mark the data set partial"
-    )
