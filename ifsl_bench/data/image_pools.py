@@ -103,9 +103,6 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
 class _Bad(Exception):
     """Leaves the block that writes a pool, so that a pool with unusable images never counts as complete."""
 
-    def __init__(self, done: Decoded) -> None:
-        self.done = done
-
 
 def _import_pool(
     to: Import, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
@@ -119,11 +116,10 @@ def _import_pool(
             done = decode_into(images, read(name, paths), spec, advance)
             to.bytes_read += done.bytes_read
             if done.bad:
-                raise _Bad(done)
+                raise _Bad
             facts |= _enlarged(done)
             np.save(to.writer.side_file(name), done.digests)
-    except _Bad as error:
-        done = error.done
+    except _Bad:
         if not to.allow_partial:
             return done.bad
     else:

@@ -96,7 +96,7 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
     assert 900 < budget.most_held <= 2_000
     assert budget.available == 2_000
     for row, content in enumerate(contents):
-        np.testing.assert_array_equal(out[row], decode(content, ImageSpec(24, "stretch")))
+        np.testing.assert_array_equal(out[row], decode(content, ImageSpec(24, "stretch"))[0])
 
 
 def test_bad_images_are_listed_by_row_and_name(array):

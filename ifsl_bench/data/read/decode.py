@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -81,7 +80,7 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     if (values := tiff_values(content)) > TIFF_VALUES.most:
         raise BadImage(f"it has {values:,} values in its header, too many to open")
     try:
-        with Image.open(io.BytesIO(content), formats=formats()) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             whole = image.width * image.height
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
@@ -104,13 +103,6 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
         raise
     except Exception as error:  # of a damaged file: a decoder may raise anything
         raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
-
-
-@cache
-def formats() -> tuple[str, ...]:
-    """The formats of :data:`FORMATS` that this build of Pillow knows. Called first while there is one thread."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def rgb(image: Image.Image, form: str | None = None) -> Image.Image:

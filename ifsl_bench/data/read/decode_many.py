@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import loky
 import numpy as np
+from PIL import Image
 
 from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode, formats
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 
 _CHUNK = 32  # images that a thread takes at a time
@@ -54,7 +55,7 @@ def decode_into(
     """
     result, written = Decoded(np.zeros(len(out), np.uint64)), releasing(out)
     sizes, sides = np.zeros(len(out), np.int64), np.full(len(out), spec.size)  # bytes, and the shorter one in pixels
-    formats()
+    Image.init()  # while there is one thread
 
     def work(chunk: Sequence[Item]) -> int:
         for row, name, read in chunk:
