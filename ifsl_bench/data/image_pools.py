@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Stage
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
-from ifsl_bench.data.source import Import, count_files
+from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, tree_items
+from ifsl_bench.data.source import Import
 
 T = TypeVar("T")
 LISTED = 20  # images that the manifest names of the bad and of the duplicate ones
@@ -52,6 +54,21 @@ def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict
     return {pool: pools[pool] for pool in POOLS if pool in pools}
 
 
+@contextmanager
+def unfinished(to: Import, pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> Iterator[tuple[list[str], Stage]]:
+    """Inside, the pools that an interrupted import has not completed, and the stage that counts their images."""
+    counts = {name: sum(map(len, files.values())) for name, files in pools.items()}
+    names = [name for name in pools if not to.writer.has(name)]
+    total, left = sum(counts.values()), sum(counts[name] for name in names)
+    with to.reporter.stage(f"importing {total:,} images", total, total - left) as stage:
+        yield names, stage
+
+
+def pool_labels(files: Mapping[str, Sequence[Any]]) -> np.ndarray:
+    """The label of each image of a pool, class -> images; int64 [n]."""
+    return np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
+
+
 def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None) -> None:
     """Decodes the files of each pool and writes the pools.
 
@@ -63,18 +80,19 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
     Raises:
         UserError: images that cannot be used, where the user has not allowed less; a class without any image.
     """
-    counts = count_files(pools)
-    total = sum(count.images for count in counts.values())
-    done = sum(count.images for name, count in counts.items() if to.writer.has(name))
     refused: list[Bad] = []
-
-    with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
-        for name, files in pools.items():
-            if not to.writer.has(name):
-                items = read or (lambda _, paths: tree_items(to.files, paths))
-                refused += _import_pool(to, name, files, spec, stage.advance, items)
+    items = read or (lambda _, paths: tree_items(to.files, paths))
+    with unfinished(to, pools) as (names, stage):
+        for name in names:
+            refused += _import_pool(to, name, pools[name], spec, stage.advance, items)
     if refused:
-        raise refuse_bad(refused, total, to.partial_option)
+        total = sum(len(group) for files in pools.values() for group in files.values())
+        shown = "; ".join(f"{name}: {reason}" for _, name, reason in refused[:3])
+        more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+        raise UserError(
+            f"{len(refused):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
+            f"{to.partial_option} to leave them out and mark the data set partial"
+        )
     for name in pools:
         if skipped := to.writer.pools[name].get("skipped"):
             to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
@@ -85,27 +103,23 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
 class _Bad(Exception):
     """Leaves the block that writes a pool, so that a pool with unusable images never counts as complete."""
 
-    def __init__(self, done: Decoded) -> None:
-        self.done = done
-
 
 def _import_pool(
     to: Import, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
 ) -> list[Bad]:
     """Writes a pool and returns the images that cannot be used, if the user has not allowed them to be left out."""
     paths = [path for group in files.values() for path in group]
-    labels = np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
+    labels = pool_labels(files)
     shape, facts = (spec.size, spec.size, 3), dict[str, Any]()
     try:
         with to.writer.pool(name, labels, tuple(files), shape, facts=facts) as images:
             done = decode_into(images, read(name, paths), spec, advance)
             to.bytes_read += done.bytes_read
             if done.bad:
-                raise _Bad(done)
+                raise _Bad
             facts |= _enlarged(done)
             np.save(to.writer.side_file(name), done.digests)
-    except _Bad as error:
-        done = error.done
+    except _Bad:
         if not to.allow_partial:
             return done.bad
     else:

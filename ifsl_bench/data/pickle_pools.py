@@ -9,7 +9,7 @@ import numpy as np
 
 from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.image_pools import ListItem
+from ifsl_bench.data.image_pools import ListItem, pool_labels, unfinished
 from ifsl_bench.data.read.decode_many import Item, digest_of
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.read.unpickle import described, load
@@ -114,32 +114,21 @@ def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHA
     raise UserError(f"{what} of {where} is {kind}, expected uint8[n, {', '.join(map(str, shape))}]")
 
 
-def copy_pools(
-    to: Import,
-    pools: Mapping[str, Rows],
-    arrays: Mapping[str, np.ndarray],
-    shape: tuple[int, int, int] = SHAPE,
-    digests: bool = False,
-) -> None:
+def copy_pools(to: Import, pools: Mapping[str, Rows], arrays: Mapping[str, np.ndarray], digests: bool = False) -> None:
     """Writes pools of images that lie in arrays; those that are complete already stay.
 
     Args:
         arrays: of each pool, uint8 [n, H, W, 3].
-        shape: of an image, [H, W, 3].
         digests: keep a number for each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
     """
-    total = sum(len(rows) for groups in pools.values() for rows in groups.values())
-    with to.reporter.stage(f"importing {total:,} images", total) as stage:
-        for pool, groups in pools.items():
-            counts = [len(group) for group in groups.values()]
-            if to.writer.has(pool):
-                stage.advance(sum(counts))
-                continue
+    with unfinished(to, pools) as (names, stage):
+        for pool in names:
+            source, groups = arrays[pool], pools[pool]
             rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
-            with to.writer.pool(pool, np.repeat(np.arange(len(counts)), counts), tuple(groups), shape) as images:
+            with to.writer.pool(pool, pool_labels(groups), tuple(groups), source.shape[1:]) as images:
                 written = releasing(images)
                 for start in range(0, len(rows), _BLOCK):
-                    block = arrays[pool][rows[start : start + _BLOCK]]
+                    block = source[rows[start : start + _BLOCK]]
                     images[start : start + len(block)] = block
                     written(block.nbytes)
                     stage.advance(len(block))

@@ -29,9 +29,8 @@ from ifsl_bench.common.files import open_file, read_errors, sha256_file, sha256_
 from ifsl_bench.common.sealed import check_kinds, read_sealed
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
-SUPPORT = (
-    "novel/support"  # where supports and queries of the novel test classes are apart: what supports are drawn from
-)
+# Where supports and queries of the novel test classes are apart: what supports are drawn from.
+SUPPORT = "novel/support"
 EVERY_POOL = (*POOLS, SUPPORT)
 
 

@@ -34,65 +34,38 @@ class ListedImage:
     test: bool
 
 
-@dataclass(frozen=True)
-class SessionList:
-    """The content of a list."""
+def session_pools(
+    listed: Iterable[ListedImage], images: Mapping[str, Mapping[str, Image]], held_out: int, salt: str
+) -> Pools[Image]:
+    """Pool -> class -> images, in the list's order.
 
-    sessions: Mapping[str, int]  # class -> its session, in the list's order
-    # class -> its training images, in the list's order; of a novel class, its supports
-    train: Mapping[str, Sequence[str]]
-    test: Mapping[str, Sequence[str]]  # likewise, its queries
-
-    @classmethod
-    def of(cls, what: str, rows: Iterable[ListedImage]) -> SessionList:
-        """Gathers rows by class.
-
-        Args:
-            what: the list, as errors call it.
-
-        Raises:
-            UserError: a class comes in two sessions, or an image is for training and for testing, or twice for one.
-        """
-        sessions: dict[str, int] = {}
-        images: dict[bool, dict[str, list[str]]] = {False: {}, True: {}}
-        role: dict[str, bool] = {}
-        for row in rows:
-            if (session := sessions.setdefault(row.name, row.session)) != row.session:
-                both = "both base and novel" if 0 in (session, row.session) else "in two sessions"
-                raise UserError(f"{what}: class {row.name} is {both} (sessions {session} and {row.session})")
-            if row.image in role:
-                twice = "there twice" if role[row.image] is row.test else "both for training and for testing"
-                raise UserError(f"{what}: image {row.image} is {twice}")
-            role[row.image] = row.test
-            images[row.test].setdefault(row.name, []).append(row.image)
-        return cls(sessions, images[False], images[True])
-
-    def pools(self, images: Mapping[str, Mapping[str, Image]], held_out: int, salt: str) -> Pools[Image]:
-        """Pool -> class -> images, in the list's order.
-
-        Args:
-            images: class -> name in the list -> image, of all that are there. Those of novel classes that the list does
-                not name follow the listed supports.
-            held_out: so many training images of each base class are base/val, drawn by a hash of ``salt`` and class.
-        """
-        pools: Pools[Image] = {pool: {} for pool in SESSION_POOLS}
-        for name, session in self.sessions.items():
-            train, test, present = self.train.get(name, ()), self.test.get(name, ()), images.get(name, {})
-            drawn = set() if session else set(shuffled(train, f"{salt}:{name}")[:held_out])
+    Args:
+        images: class -> name in the list -> image, of all that are there. Those of novel classes that the list does not
+            name follow the listed supports.
+        held_out: so many training images of each base class are base/val, drawn by a hash of ``salt`` and class.
+    """
+    sessions: dict[str, int] = {}
+    names: dict[tuple[str, bool], list[str]] = {}
+    for row in listed:
+        sessions[row.name] = row.session
+        names.setdefault((row.name, row.test), []).append(row.image)
+    pools: Pools[Image] = {pool: {} for pool in SESSION_POOLS}
+    for name, session in sessions.items():
+        train, test, present = names.get((name, False), []), names.get((name, True), []), images.get(name, {})
+        if session:
+            listed_names = {*train, *test}
+            others = [image for image in present if image not in listed_names]
+            parts = {"novel/support": [*train, *others], "novel/test": test}
+        else:
+            drawn = set(shuffled(train, f"{salt}:{name}")[:held_out])
             parts = {
                 "base/train": [image for image in train if image not in drawn],
                 "base/val": [image for image in train if image in drawn],
                 "base/test": test,
             }
-            if session:
-                listed = {*train, *test}
-                parts = {
-                    "novel/support": [*train, *(image for image in present if image not in listed)],
-                    "novel/test": test,
-                }
-            for pool, part in parts.items():
-                pools[pool][name] = [present[image] for image in part if image in present]
-        return pools
+        for pool, part in parts.items():
+            pools[pool][name] = [present[image] for image in part if image in present]
+    return pools
 
 
 class SessionSource(PublishedData):

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import EVERY_POOL
@@ -62,7 +60,10 @@ class Import:
         Raises:
             UserError: they differ, and the user has not allowed it; both counts stand in the message.
         """
-        if wrong := "; ".join(count_differences(expected, counts)):
+        none = Count(0, 0)
+        pairs = [(pool, expected.get(pool, none), counts.get(pool, none)) for pool in EVERY_POOL]
+        wrong = "; ".join(f"{pool} should have {should} and has {has}" for pool, should, has in pairs if should != has)
+        if wrong:
             self.accept_less(wrong, f"{self.origin} does not give all of {what}: {wrong}. Get the whole", "partial: ")
 
     def accept_less(self, told: str, refused: str, kind: str = "") -> None:
@@ -185,11 +186,6 @@ class Count:
     def __str__(self) -> str:
         return f"{self.classes:,} classes with {self.images:,} images"
 
-    @classmethod
-    def of(cls, labels: np.ndarray) -> Count:
-        """Counts labels [n]."""
-        return cls(len(np.unique(labels)), len(labels))
-
 
 Counts = Mapping[str, Count]  # by pool
 
@@ -197,9 +193,3 @@ Counts = Mapping[str, Count]  # by pool
 def count_files(pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, Count]:
     """Classes and images of pools: pool -> class -> images."""
     return {pool: Count(len(files), sum(map(len, files.values()))) for pool, files in pools.items()}
-
-
-def count_differences(expected: Counts, there: Counts) -> list[str]:
-    """Lists the pools whose counts differ, with the counts side by side."""
-    counts = [(pool, expected.get(pool, Count(0, 0)), there.get(pool, Count(0, 0))) for pool in EVERY_POOL]
-    return [f"{pool} should have {should} and has {does}" for pool, should, does in counts if should != does]

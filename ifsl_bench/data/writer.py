@@ -16,7 +16,7 @@ import numpy as np
 from ifsl_bench.common.arrays import create_array, release
 from ifsl_bench.common.building import building
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import disk_errors, sha256_file
+from ifsl_bench.common.files import sha256_file
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.pools import EVERY_POOL, POOLS, SUPPORT, Dataset, fingerprint, open_dataset
 
@@ -184,7 +184,7 @@ def build(
             pools are kept, and the next one goes on from those that were made under one of its keys. Empty: it starts
             anew, and leaves nothing.
     """
-    with building(folder, bool(keys)) as partial, disk_errors(folder):
+    with building(folder, bool(keys)) as partial:
         writer = Writer(partial, keys)
         try:
             fill(writer)

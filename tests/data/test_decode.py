@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ifsl_bench.data.read import decode as decode_module
-from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode, resize_cubic
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, resize_cubic
 
 
 def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:
@@ -31,6 +31,10 @@ def encoded(image: Image.Image | np.ndarray, form: str = "PNG", **options) -> by
 
 
 EXACT = ImageSpec(24)
+
+
+def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
+    return decode_module.decode(content, spec)[0]
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "WEBP"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ifsl_bench.data.sets import glyphs
-from ifsl_bench.data.sets.glyphs import GlyphPool, fonts, raster, variation
+from ifsl_bench.data.sets.glyphs import dataset as glyphs
+from ifsl_bench.data.sets.glyphs import fonts, raster, variation
 from ifsl_bench.data.sets.glyphs.fonts import FontError, Outline
 from tests.tools import derive_letters as derive
 
@@ -22,15 +22,7 @@ SAMPLE_SHA256 = "a01bdedbe29f2b163753f559ccc9d5b6b3316c933421dbda196b16032743360
 
 
 def sample() -> np.ndarray:
-    letters = [letter for letter in SAMPLE for _ in range(3)]
-    return glyphs.render(letters, np.tile(np.array([0, 7, 133]), len(SAMPLE)), 0)
-
-
-def filled(pool: GlyphPool) -> tuple[np.ndarray, list[int]]:
-    out = np.zeros((len(pool.letters) * pool.per_class, 32, 32, 1), np.uint8)
-    steps: list[int] = []
-    glyphs.fill(pool, out, steps.append)
-    return out, steps
+    return np.concatenate([glyphs.render(letter, np.array([0, 7, 133])) for letter in SAMPLE])
 
 
 def test_bytes_are_the_known_ones() -> None:
@@ -38,23 +30,18 @@ def test_bytes_are_the_known_ones() -> None:
 
 
 def test_batches_do_not_matter() -> None:
-    letters = [letter for letter in SAMPLE for _ in range(4)]
-    indices = np.tile(np.arange(4), len(SAMPLE))
-    whole = glyphs.render(letters, indices, 3)
-    assert whole.shape == (len(letters), 32, 32, 1)
-    assert whole.dtype == np.uint8
-    order = np.random.default_rng(0).permutation(len(letters))
-    mixed = glyphs.render([letters[number] for number in order], indices[order], 3)
-    np.testing.assert_array_equal(mixed, whole[order])
-    for number in order[:20]:
-        alone = glyphs.render([letters[number]], indices[number : number + 1], 3)
-        np.testing.assert_array_equal(alone[0], whole[number])
+    order = np.random.default_rng(0).permutation(40)
+    for letter in SAMPLE[:5]:
+        whole = glyphs.render(letter, np.arange(40))
+        assert whole.shape == (40, 32, 32, 1)
+        assert whole.dtype == np.uint8
+        np.testing.assert_array_equal(glyphs.render(letter, order), whole[order])
+        np.testing.assert_array_equal(glyphs.render(letter, order[:1]), whole[order[:1]])
 
 
 def test_every_letter_shows_in_every_face() -> None:
     """No empty image, and none that is a missing letter's box: each face's image differs from the other letters'."""
-    letters = [letter for letter in LETTERS for _ in range(6)]
-    images = glyphs.render(letters, np.tile(np.arange(6), len(LETTERS)), 0).astype(np.int64)
+    images = np.concatenate([glyphs.render(letter, np.arange(6)) for letter in LETTERS]).astype(np.int64)
     spread = images.max(axis=(1, 2, 3)) - images.min(axis=(1, 2, 3))
     assert spread.min() >= variation.STYLE.contrast[0] // 2
     assert len({image.tobytes() for image in images}) == len(images)

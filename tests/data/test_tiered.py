@@ -299,4 +299,4 @@ def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
             assert np.diff(pool.starts).tolist() == [len(expected[wnid]) for wnid in pool.classes]
             for c, wnid in enumerate(pool.classes):
                 last = archive.read(expected[wnid][-1])
-                np.testing.assert_array_equal(pool.images[pool.starts[c + 1] - 1], decode(last, spec))
+                np.testing.assert_array_equal(pool.images[pool.starts[c + 1] - 1], decode(last, spec)[0])

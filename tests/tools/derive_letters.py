@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.sets import glyphs
-from ifsl_bench.data.sets.glyphs import SIDES, Letter, fonts, raster
+from ifsl_bench.data.sets.glyphs import fonts, raster
+from ifsl_bench.data.sets.glyphs.dataset import SIDES, Letter
 
 SCRIPT_STAGE = {
     "LATIN": "train",
@@ -220,6 +220,6 @@ def table(letters: list[Letter]) -> str:
 if __name__ == "__main__":
     from pathlib import Path
 
-    target = Path(glyphs.__file__).with_name("letters.tsv")
+    target = Path(fonts.__file__).with_name("letters.tsv")
     target.write_text(table(derive()), encoding="utf-8", newline="\n")
     print(f"wrote {target}")

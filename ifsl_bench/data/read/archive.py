@@ -45,9 +45,6 @@ def open_tree(path: Path) -> FileTree:
 class _Folder(FileTree):
     kind = "folder"
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def where(self, entry: Entry | str) -> str:
         return str(self.path / (entry if isinstance(entry, str) else entry.path))
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -70,12 +69,7 @@ class ImageSpec:
     upright: bool = False
 
 
-def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
-    """An encoded image as RGB, uint8 [size, size, 3]; see :func:`decode_sized`."""
-    return decode_sized(content, spec)[0]
-
-
-def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
+def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     """An encoded image as RGB, uint8 [size, size, 3], and the shorter side, in pixels, of what was decoded.
 
     Greyscale, palette and CMYK images are converted; what is transparent is laid on white.
@@ -86,7 +80,7 @@ def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     if (values := tiff_values(content)) > TIFF_VALUES.most:
         raise BadImage(f"it has {values:,} values in its header, too many to open")
     try:
-        with Image.open(io.BytesIO(content), formats=formats()) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             whole = image.width * image.height
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
@@ -109,13 +103,6 @@ def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
         raise
     except Exception as error:  # of a damaged file: a decoder may raise anything
         raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
-
-
-@cache
-def formats() -> tuple[str, ...]:
-    """The formats of :data:`FORMATS` that this build of Pillow knows. Called first while there is one thread."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def rgb(image: Image.Image, form: str | None = None) -> Image.Image:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import loky
 import numpy as np
+from PIL import Image
 
 from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_sized, formats
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 
 _CHUNK = 32  # images that a thread takes at a time
@@ -54,13 +55,13 @@ def decode_into(
     """
     result, written = Decoded(np.zeros(len(out), np.uint64)), releasing(out)
     sizes, sides = np.zeros(len(out), np.int64), np.full(len(out), spec.size)  # bytes, and the shorter one in pixels
-    formats()
+    Image.init()  # while there is one thread
 
     def work(chunk: Sequence[Item]) -> int:
         for row, name, read in chunk:
             try:
                 content = read()
-                out[row], sides[row] = decode_sized(content, spec)
+                out[row], sides[row] = decode(content, spec)
             except BadImage as error:
                 out[row] = 0
                 result.bad.append((row, name, str(error)))
@@ -112,13 +113,3 @@ def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[Item]:
     for row, path in enumerate(paths):
         entry = tree.by_path[path]
         yield row, tree.where(entry), reader(entry)
-
-
-def refuse_bad(bad: Sequence[Bad], total: int, option: str = "--allow-partial") -> UserError:
-    """The error for images that could not be used: how many, and the first of them by name."""
-    shown = "; ".join(f"{name}: {reason}" for _, name, reason in bad[:3])
-    more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return UserError(
-        f"{len(bad):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
-        f"{option} to leave them out and mark the data set partial"
-    )

@@ -115,27 +115,24 @@ class Entry:
 
 
 class FileTree(ABC):
-    """A folder or an archive, opened for reading, also by several threads; close it or use it in a ``with`` statement.
+    """A folder or an archive, opened for reading, also by several threads; to be used in a ``with`` statement.
 
     Attributes:
         path: what the user named.
         kind: what it is, in words.
+        opened: what is to be closed.
     """
 
     kind: str
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.opened = path, contextlib.ExitStack()
 
     def __enter__(self) -> FileTree:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes what is open."""
+        self.opened.close()
 
     @cached_property
     def entries(self) -> Sequence[Entry]:

@@ -10,7 +10,6 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -117,15 +116,12 @@ class Tar(FileTree):
         super().__init__(path)
         self.compression = next((name for start, name in COMPRESSIONS.items() if head.startswith(start)), "")
         self.kind = f"tar archive compressed by {self.compression}" if self.compression else "tar archive"
-        self.lock, self.starts, self.opened = threading.Lock(), dict[str, int](), ExitStack()
-
-    def close(self) -> None:
-        self.opened.close()
+        self.lock, self.starts = threading.Lock(), dict[str, int]()
 
     @cached_property
     def file(self) -> BinaryIO:
         """The archive, expanded."""
-        packed = self.opened.enter_context(open(self.path, "rb"))  # noqa: SIM115 (closed by close)
+        packed = self.opened.enter_context(open(self.path, "rb"))  # noqa: SIM115 (closed with the tree)
         if not self.compression:
             return packed
         expanded = cast(BinaryIO, self.opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115

@@ -75,11 +75,11 @@ class Zip(FileTree):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.members: dict[str, zipfile.ZipInfo] = {}
-        self.file = open(path, "rb")  # noqa: SIM115 (closed by close)
+        file = self.opened.enter_context(open(path, "rb"))  # noqa: SIM115 (closed with the tree)
         try:
-            self.archive = open_zip(self.file, str(path))
+            self.archive = open_zip(file, str(path))
         except (UserError, *BAD_CONTENT) as error:
-            self.file.close()
+            self.opened.close()
             if isinstance(error, UserError):
                 raise
             reason = str(error) if "lies upon" in str(error) else "it has no list of files at its end"
@@ -87,9 +87,6 @@ class Zip(FileTree):
                 f"{path} ({path.stat().st_size:,} bytes) begins as a zip archive, but {reason}: "
                 f"it is cut short or damaged; get it again"
             ) from error
-
-    def close(self) -> None:
-        self.file.close()
 
     def _list(self) -> Iterator[Entry]:
         for member in self.archive.infolist():

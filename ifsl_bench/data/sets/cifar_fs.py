@@ -62,7 +62,7 @@ class Cifar100(Form):
             rows_by_class(labels[-1], dict(enumerate(names)), where)
         pools = self.pools(to, names, *labels)
         images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files
-        copy_pools(to, pools, dict.fromkeys(pools, images), shape=SHAPE, digests=True)
+        copy_pools(to, pools, dict.fromkeys(pools, images), digests=True)
         items = [ListItem(part, row) for part, array in zip(PARTS, arrays, strict=True) for row in range(len(array))]
         named = {pool: {name: [items[row] for row in rows] for name, rows in pools[pool].items()} for pool in pools}
         note_duplicates(to, named)  # by file, and the row there

@@ -15,7 +15,7 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.published_splits import check_pools, report_missing, rows
-from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionList, SessionSource
+from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.cifar_fs import PARTS, Cifar100, CifarFS, sides
 from ifsl_bench.data.source import Import
 
@@ -27,12 +27,13 @@ class SessionArrays(Cifar100):
     def pools(
         self, to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
-        session_list = SessionList.of(WHAT, _listed(to, names, train, test))
         images: dict[str, dict[str, int]] = {name: {} for name in names}
         for start, part, labels in ((0, PARTS[0], train), (len(train), PARTS[1], test)):
             for row, label in enumerate(labels):
                 images[names[label]][f"{part}[{row}]"] = start + row
-        pools: dict[str, dict[str, Sequence[int]]] = session_list.pools(images, HELD_OUT, "cifar100-sessions")
+        pools: dict[str, dict[str, Sequence[int]]] = session_pools(
+            _listed(to, names, train, test), images, HELD_OUT, "cifar100-sessions"
+        )
         check_pools(to, WHAT, COUNTS_60_40, pools)
         return pools
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.published_splits import check_pools, report_missing, rows
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource
+from ifsl_bench.data.session_lists import ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.cub import Photographs
 from ifsl_bench.data.source import Count, Import
 
@@ -39,7 +39,7 @@ class SessionPhotographs(Photographs):
                   for row in rows(LISTS)]  # fmt: skip
         if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
             report_missing(to, missing, f"images of {WHAT}")
-        pools: dict[str, dict[str, Sequence[str]]] = SessionList.of(WHAT, images).pools(paths, HELD_OUT, "cub-sessions")
+        pools: dict[str, dict[str, Sequence[str]]] = session_pools(images, paths, HELD_OUT, "cub-sessions")
         check_pools(to, WHAT, COUNTS, pools)
         import_images(to, pools, ImageSpec(self.size, fit="crop"))
 

@@ -19,12 +19,12 @@ from ifsl_bench.common.arrays import releasing
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates
+from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates, pool_labels, unfinished
 from ifsl_bench.data.read.decode import rgb
 from ifsl_bench.data.read.file_tree import natural, printable
 from ifsl_bench.data.read.npz import reading
 from ifsl_bench.data.sets.folder import check_sides, large_enough
-from ifsl_bench.data.source import Import, count_files
+from ifsl_bench.data.source import Import
 
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
@@ -272,17 +272,12 @@ class LabelledObjects:
         roles = {name: POOL_OF[side_of[name].name] for name in classes}
         check_sides(roles, classes, "what was given")
         pools = divide(classes, roles)
-        counts = count_files(pools)
-        total = sum(count.images for count in counts.values())
-        done = sum(count.images for pool, count in counts.items() if to.writer.has(pool))
-        with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
-            for pool, files in pools.items():
-                if to.writer.has(pool):
-                    continue
+        with unfinished(to, pools) as (names, stage):
+            for pool in names:
+                files = pools[pool]
                 side = side_of[next(iter(files))]
                 places = np.array([item.index for items in files.values() for item in items], np.int64)
-                labels = np.repeat(np.arange(len(files)), [len(items) for items in files.values()])
-                with to.writer.pool(pool, labels, tuple(files), self.shape) as images:
+                with to.writer.pool(pool, pool_labels(files), tuple(files), self.shape) as images:
                     written = releasing(images)
                     for row, place in enumerate(places.tolist()):
                         images[row] = self.range.to_bytes(side.read_again(place))

@@ -15,7 +15,7 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE
 from ifsl_bench.data.published_splits import check_pools, rows
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionList, SessionSource
+from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.mini import NAMES, Photographs, listed_images
 from ifsl_bench.data.source import Import
 
@@ -28,8 +28,8 @@ class SessionPhotographs(Photographs):
         images = (
             ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)
         )
-        pools: dict[str, dict[str, Sequence[str]]] = SessionList.of(WHAT, images).pools(
-            listed_images(to), HELD_OUT, "mini-imagenet-sessions"
+        pools: dict[str, dict[str, Sequence[str]]] = session_pools(
+            images, listed_images(to), HELD_OUT, "mini-imagenet-sessions"
         )
         check_pools(to, WHAT, COUNTS_60_40, pools)
         import_images(to, pools, ImageSpec(SIZE))

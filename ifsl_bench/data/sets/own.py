@@ -13,7 +13,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.reach import out_of_reach
+from ifsl_bench.data.reach import SIDES, out_of_reach
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.source import DatasetSource, Form, Import
@@ -26,7 +26,6 @@ from ifsl_bench.protocol.task import (
     MetaTraining,
     Pretraining,
     Schedule,
-    Side,
     Task,
 )
 from ifsl_bench.protocol.task_files import packaged, parse
@@ -91,8 +90,7 @@ class OwnData(DatasetSource):
             meta_training=MetaTraining(),
             evaluation=Evaluation(),
         )
-        sides: tuple[Side, ...] = ("train", "val", "test")
-        for side in sides:
+        for side in SIDES:
             task_stream(task, side, 0, starts.__getitem__)
 
     def matches(self, dataset: Dataset) -> bool:

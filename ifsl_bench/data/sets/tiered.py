@@ -16,7 +16,6 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
     SHAPE,
     SIZE,
-    Rows,
     integers,
     items_of,
     list_items,
@@ -127,11 +126,17 @@ class _Files(Form):
         entries = {prefix: required(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
         images = {prefix: required(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.prefixes}
         names = class_names(tree, sides(), self.title)
-        groups: dict[str, Rows] = {}
         counts: dict[str, int] = {}
+        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+        source: dict[str, str] = {}  # pool -> the prefix that its images come from
         for prefix, entry in entries.items():
-            counts[prefix], groups[prefix] = read_labels(tree, entry, names)
-        pools, source = self.pools(groups, {prefix: tree.where(entry) for prefix, entry in entries.items()})
+            counts[prefix], groups = read_labels(tree, entry, names)
+            for wnid, rows in groups.items():
+                if (side := sides()[wnid]) not in self.prefixes[prefix]:
+                    raise UserError(f"{tree.where(entry)} has class {wnid}, which tiered-ImageNet has on side {side}")
+                for pool, part in self.divide(prefix, wnid, rows).items():
+                    pools[pool][wnid] = part
+                    source[pool] = prefix
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
         import_images(
             to,
@@ -139,29 +144,6 @@ class _Files(Form):
             ImageSpec(SIZE),
             lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
         )
-
-    def pools(
-        self, groups: Mapping[str, Rows], where: Mapping[str, str]
-    ) -> tuple[dict[str, dict[str, Sequence[int]]], dict[str, str]]:
-        """Pool -> wnid -> rows, and the prefix that a pool's images come from.
-
-        Args:
-            groups: prefix -> wnid -> rows.
-            where: how messages call what a prefix stands for.
-
-        Raises:
-            UserError: a class is on the wrong side.
-        """
-        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
-        source: dict[str, str] = {}
-        for prefix, classes in groups.items():
-            for wnid, rows in classes.items():
-                if (side := sides()[wnid]) not in self.prefixes[prefix]:
-                    raise UserError(f"{where[prefix]} has class {wnid}, which tiered-ImageNet has on side {side}")
-                for pool, part in self.divide(prefix, wnid, rows).items():
-                    pools[pool][wnid] = part
-                    source[pool] = prefix
-        return pools, source
 
 
 class AttractorFiles(_Files):

@@ -81,18 +81,15 @@ def open_face(face: str) -> TTFont:
 
 @cache
 def characters(face: str) -> dict[int, str]:
-    """Code point -> glyph name, for the characters that the face has (never .notdef)."""
+    """Code point -> glyph name, for the characters that the face has."""
     table: dict[int, str] = open_face(face).getBestCmap()
-    return {codepoint: name for codepoint, name in table.items() if name != ".notdef"}
+    return table
 
 
 @cache
 def outline(face: str, codepoint: int) -> Outline:
     """The letter's outline in the face, curves cut into lines; KeyError when the face lacks the letter."""
     contours = _contours(open_face(face)["glyf"], characters(face)[codepoint])
-    if not contours:
-        empty = np.zeros(0, np.int64)
-        return Outline(empty, empty, empty)
     points = np.concatenate([xy for xy, _ in contours])
     extent = int((points.max(axis=0) - points.min(axis=0)).max())
     polygons = [_flatten(xy, on_curve, extent) for xy, on_curve in contours]
@@ -108,16 +105,12 @@ def _contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]
     """The glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
     glyph = glyphs[name]
     if not glyph.isComposite():
-        if glyph.numberOfContours <= 0:
-            return []
         points = np.array(list(glyph.coordinates), dtype=np.int64) * UNIT
         on_curve = (np.array(list(glyph.flags), dtype=np.int64) & 1).astype(bool)
         ends = np.array(glyph.endPtsOfContours, dtype=np.int64)[:-1] + 1
         return list(zip(np.split(points, ends), np.split(on_curve, ends), strict=True))
     contours = []
     for part in glyph.components:
-        if not hasattr(part, "x"):
-            raise FontError(f"glyph {name} places a component by matching points, which is not supported")
         # F2Dot14 in the file, so the product with 2**14 is an integer.
         matrix = np.array(
             [[round(float(cell) * 16384) for cell in row] for row in getattr(part, "transform", ((1, 0), (0, 1)))],

@@ -28,20 +28,9 @@ def coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: 
     mapped outline's bounding box, in 1/256 pixel. positions [N, 2]: where the box lies in the room left around it, x
     and y (downwards), from -256 (at the left or upper edge) to 256. Returns the coverage [N, side, side], 0 .. FULL.
     """
-    x, y = _place(outlines, matrices, sizes, positions, side)
     counts = np.array([len(outline.x) for outline in outlines], dtype=np.int64)
     first = np.cumsum(counts) - counts
-    after = np.concatenate([outline.after for outline in outlines]) + np.repeat(first, counts)
-    image = np.repeat(np.arange(len(outlines), dtype=np.int64), counts)
-    return _fill(x, y, after, image, len(outlines), side)
-
-
-def _place(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I64, side: int) -> tuple[I64, I64]:
-    """Points of all outlines, mapped and placed, in 1/PIXEL pixel, y downwards."""
-    counts = np.array([len(outline.x) for outline in outlines], dtype=np.int64)
-    if not counts.all():
-        raise ValueError("an outline without points cannot be placed: leave blank characters out")
-    first = np.cumsum(counts) - counts
+    # All points, mapped and placed, in 1/PIXEL pixel, y downwards.
     x = np.concatenate([outline.x for outline in outlines])
     y = np.concatenate([outline.y for outline in outlines])
     cells = np.repeat(matrices.reshape(-1, 4), counts, axis=0)
@@ -57,7 +46,9 @@ def _place(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I6
         start = (room * (256 + position)) >> 9
         scaled = (values - np.repeat(low, counts)) * np.repeat(sizes, counts) // np.repeat(larger, counts)
         placed.append(scaled + np.repeat(start, counts))
-    return placed[0], placed[1]
+    after = np.concatenate([outline.after for outline in outlines]) + np.repeat(first, counts)
+    image = np.repeat(np.arange(len(outlines), dtype=np.int64), counts)
+    return _fill(*placed, after, image, len(outlines), side)
 
 
 def _fill(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:

@@ -40,22 +40,21 @@ _CONTRAST, _LEVEL, _POLARITY, _SLOPE_X, _SLOPE_Y, _NOISE, _SEED = range(7, 14)
 _UNITS = 1 << 10  # grey levels are computed in 1/_UNITS
 
 
-def draw(keys: U64, faces: Sequence[Sequence[Outline]], style: Style = STYLE) -> npt.NDArray[np.uint8]:
-    """The images [N, 32, 32, 1] with the keys [N]; faces[i] holds the outlines of letter i, one for each face."""
+def draw(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]:
+    """The images [N, 32, 32, 1], with the keys [N], of a letter that has these outlines, one for each face."""
     words = rng.mix(keys[:, None], np.arange(_SEED + 1, dtype=np.uint64)[None, :])
-    which = rng.below(words[:, _FACE], np.array([len(choice) for choice in faces], dtype=np.int64))
-    outlines = [choice[index] for choice, index in zip(faces, which.tolist(), strict=True)]
-    sizes = rng.between(words[:, _SIZE], *style.size)
-    positions = rng.between(words[:, [_X, _Y]], -style.position, style.position)
-    filled = raster.coverage(outlines, _matrices(words, style), sizes, positions, SIDE)
-    return _paint(filled, words, style)[..., None]
+    faces = rng.below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
+    sizes = rng.between(words[:, _SIZE], *STYLE.size)
+    positions = rng.between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
+    drawn = [outlines[face] for face in faces.tolist()]
+    return _paint(raster.coverage(drawn, _matrices(words), sizes, positions, SIDE), words)[..., None]
 
 
-def _matrices(words: U64, style: Style) -> I64:
+def _matrices(words: U64) -> I64:
     """Rotation x shear x stretch, [N, 2, 2] in 2**-14."""
-    tangent = rng.between(words[:, _ANGLE], -style.half_angle_tangent, style.half_angle_tangent)
-    shear = rng.between(words[:, _SHEAR], -style.shear, style.shear)
-    stretch = rng.between(words[:, _STRETCH], *style.stretch)
+    tangent = rng.between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
+    shear = rng.between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
+    stretch = rng.between(words[:, _STRETCH], *STYLE.stretch)
     # (1 - t^2, 2 t) / (1 + t^2): cosine and sine without a transcendental function.
     square, unit = tangent * tangent, 1 << 32
     cosine = ((unit - square) << 14) // (unit + square)
@@ -69,23 +68,23 @@ def _matrices(words: U64, style: Style) -> I64:
     return np.stack(rows, axis=1).reshape(-1, 2, 2)
 
 
-def _paint(filled: I64, words: U64, style: Style) -> npt.NDArray[np.uint8]:
+def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
     """Grey levels [N, 32, 32] of letters with the coverage `filled`: background gradient, contrast, polarity, noise."""
-    contrast = rng.between(words[:, _CONTRAST], *style.contrast)
+    contrast = rng.between(words[:, _CONTRAST], *STYLE.contrast)
     dark = rng.below(words[:, _LEVEL], 256 - contrast)
     bright_letter = rng.below(words[:, _POLARITY], np.full(len(words), 2)) == 1
     ground = np.where(bright_letter, dark, dark + contrast)
     letter = np.where(bright_letter, dark + contrast, dark)
 
     # The gradient runs over +-31 half pixels, so it changes the corners by at most half its sum.
-    slopes = rng.between(words[:, [_SLOPE_X, _SLOPE_Y]], -style.gradient, style.gradient) * contrast[:, None]
+    slopes = rng.between(words[:, [_SLOPE_X, _SLOPE_Y]], -STYLE.gradient, STYLE.gradient) * contrast[:, None]
     ramp = np.arange(SIDE, dtype=np.int64) * 2 - (SIDE - 1)
     across = slopes[:, :, None] * ramp * (_UNITS // 256) // (2 * (SIDE - 1))  # [N, 2, 32]
     level = (ground * _UNITS)[:, None, None] + across[:, 0, None, :] + across[:, 1, :, None]
     level += ((letter * _UNITS)[:, None, None] - level) * filled // raster.FULL
 
     # Four bytes sum to a bell of standard deviation 147.8; 443 / 65536 is its inverse. A word serves two pixels.
-    deviation = rng.between(words[:, _NOISE], *style.noise) * contrast  # 1/256 grey level
+    deviation = rng.between(words[:, _NOISE], *STYLE.noise) * contrast  # 1/256 grey level
     sums = _byte_sums(rng.mix(words[:, _SEED, None], np.arange(SIDE * SIDE // 2, dtype=np.uint64)[None, :]))
     noise = (sums - 510) * (deviation * 443 * (_UNITS // 256))[:, None] >> 16
     level += noise.reshape(-1, SIDE, SIDE)
