@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.board.rank_intervals import Prior, rank_intervals
-from ifsl_bench.board.session_variance import PARTS, over_orders, overall, split, wrong_sign
+from ifsl_bench.board.rank_intervals import rank_intervals
+from ifsl_bench.board.session_variance import PARTS, overall, split, wrong_sign
 
 ORDERS, SUPPORTS, MEAN = 100, 4, 0.2
 DESIGNS = {  # deviations of PARTS: order, support, seed, seed by order, rest
@@ -50,7 +50,7 @@ def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int
     truth["one"] = sum(truth.values())
     for _ in range(cases):
         x, with_these_seeds = case(rng, seeds, deviations, effects)
-        of_orders, of_all = over_orders(x), overall(x, Prior(0.0, 0.0), 2)
+        of_orders, of_all = overall(x.mean(0, keepdims=True)), overall(x)
         sign, mean = wrong_sign(x), MEAN if seeds > 1 else with_these_seeds
         chance = 0.5 * math.erfc(abs(mean) / math.sqrt(2 * truth["one"]))
         coverages = {

@@ -138,10 +138,10 @@ DROP = {
     "gain": 1,
     "delta_b": 9,
     "delta_a": 9,
+    "state": 8,
     "spread": 7,
     "calibrated_acc": 6,
     "to_best": 5,
-    "trials": 4,
     "delta": 2,
 }
 ENDS = ("first", "last")  # A_0 and A_T, which tables with the accuracy after each session need not have
@@ -194,19 +194,18 @@ def task_columns(
     others = kind.fields if task.sessions else BALANCE
     metrics += [_metric(name, None, bold=False) for name in others if name not in names or (full and name in ENDS)]
     return [
-        TASK,
-        *((VARIANT, KIND, COMPARABLE, RANK) if ranked else ()),
-        METHOD,
+        Column(fields=lambda entry: {"task": entry.task.name}),
+        *((Column(fields=_kind_fields), Column("rank", _rank, _rank_fields)) if ranked else ()),
+        Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18),
         *metrics,
-        *((TO_BEST,) if ranked else ()),
-        *((STATE,) if task.sessions else ()),
-        SEEDS,
-        SPREAD,
+        *((Column("to the best", _to_best, drop=DROP["to_best"]),) if ranked else ()),
+        *((Column("bytes/class", _state, _state_fields, drop=DROP["state"]),) if task.sessions else ()),
+        Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
+        Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=DROP["spread"]),
         _trials(full),
         _source(ranked),
-        PARTIAL_DATA,
-        NOVEL_SEEN,
-        *((TO_BEST_FIELDS, PRINTED) if ranked else ()),
+        Column(fields=_data_fields),
+        *((Column(fields=_to_best_fields),) if ranked else ()),
     ]
 
 
@@ -313,44 +312,40 @@ def _rank_fields(entry: Entry) -> dict[str, int | bool | None]:
     }
 
 
-def _to_best_fields(entry: Entry) -> dict[str, float | None]:
+def _to_best_fields(entry: Entry) -> dict[str, float | str | None]:
+    """The difference to the best row, and what papers print beside their numbers."""
     gap = entry.place.gap if entry.place else None
     return {
         "to_best": rounded(gap.mean) if gap else None,
         "to_best_interval": rounded(gap.interval) if gap else None,
         "common_seeds": entry.place.common_seeds if entry.place else None,
+        "plus_minus_as_printed": entry.printed,
+        "note": entry.note or None,
     }
 
 
-def _state(entry: Entry) -> float | None:
-    return entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
+def _kind_fields(entry: Entry) -> dict[str, str | bool | None]:
+    return {"variant_of": entry.task.variant_of or None, "kind": entry.kind, "comparable": entry.comparable}
 
 
-STATE: Column[Entry] = Column(
-    "bytes/class",
-    lambda entry: "" if (size := _state(entry)) is None else f"{size:,.0f}",
-    lambda entry: {"state_bytes_per_class": None if (size := _state(entry)) is None else rounded(size)},
-    drop=8,
-)
-TASK: Column[Entry] = Column(fields=lambda entry: {"task": entry.task.name})
-VARIANT: Column[Entry] = Column(fields=lambda entry: {"variant_of": entry.task.variant_of or None})
-KIND: Column[Entry] = Column(fields=lambda entry: {"kind": entry.kind})
-COMPARABLE: Column[Entry] = Column(fields=lambda entry: {"comparable": entry.comparable})
-RANK: Column[Entry] = Column("rank", _rank, _rank_fields)
-METHOD: Column[Entry] = Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18)
-TO_BEST: Column[Entry] = Column("to the best", _to_best, drop=DROP["to_best"])
-TO_BEST_FIELDS: Column[Entry] = Column(fields=_to_best_fields)
-SEEDS: Column[Entry] = Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds})
-SPREAD: Column[Entry] = Column(
-    "sd of seeds",
-    lambda entry: "" if math.isnan(entry.spread) else f"{entry.spread:.2f}",
-    lambda entry: {"sd_of_seeds": rounded(entry.spread)},
-    drop=DROP["spread"],
-)
-NOVEL_SEEN: Column[Entry] = Column(  # readers see it in words, with the source
-    fields=lambda entry: {"novel_seen": entry.measured.novel_seen if entry.measured else None}
-)
-PARTIAL_DATA: Column[Entry] = Column(fields=lambda entry: {"partial_data": entry.partial})
-PRINTED: Column[Entry] = Column(
-    fields=lambda entry: {"plus_minus_as_printed": entry.printed, "note": entry.note or None}
-)
+def _state_bytes(entry: Entry) -> float:
+    """Bytes that a row carries on for each novel class; NaN where nobody knows."""
+    known = entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
+    return math.nan if known is None else known
+
+
+def _state(entry: Entry) -> str:
+    return "" if math.isnan(size := _state_bytes(entry)) else f"{size:,.0f}"
+
+
+def _state_fields(entry: Entry) -> dict[str, float | None]:
+    return {"state_bytes_per_class": rounded(_state_bytes(entry))}
+
+
+def _spread(entry: Entry) -> str:
+    return "" if math.isnan(entry.spread) else f"{entry.spread:.2f}"
+
+
+def _data_fields(entry: Entry) -> dict[str, str | bool | None]:
+    """What readers see in words, with the source."""
+    return {"partial_data": entry.partial, "novel_seen": entry.measured.novel_seen if entry.measured else None}

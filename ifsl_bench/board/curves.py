@@ -34,10 +34,9 @@ def calibrated_point(row: Row) -> tuple[float, float] | None:
         return None
     shares = []
     for counts in (result.counts() for result in row.results):
-        assert counts.calibrated_base is not None
-        assert counts.calibrated_novel is not None
-        shares.append((counts.calibrated_base.mean() / counts.base_queries,
-                       counts.calibrated_novel.mean() / counts.novel_queries))  # fmt: skip
+        hits = counts.columns()
+        base, novel = hits["calibrated_base"].mean(), hits["calibrated_novel"].mean()
+        shares.append((base / counts.base_queries, novel / counts.novel_queries))
     base, novel = 100 * np.mean(shares, 0)
     return float(base), float(novel)
 
@@ -46,11 +45,10 @@ def _curve(result: Result) -> np.ndarray:
     """The curve of one seed, [m, 3], ascending in the bias."""
     calibration, counts = result.calibration, result.counts()
     assert calibration is not None
-    assert counts.calibrated_base is not None
-    assert counts.calibrated_novel is not None
     curve, applied = calibration.curve, calibration.bias if calibration.applied else 0.0
     points = {b: hits for b, *hits in zip(curve.bias, curve.base_joint, curve.novel_joint, strict=True)}
-    points[calibration.bias] = [int(counts.calibrated_base.sum()), int(counts.calibrated_novel.sum())]
-    points[applied] = [int(counts.base_joint.sum()), int(counts.novel_joint.sum())]
+    sums = {name: int(hits.sum()) for name, hits in counts.columns().items()}
+    points[calibration.bias] = [sums["calibrated_base"], sums["calibrated_novel"]]
+    points[applied] = [sums["base_joint"], sums["novel_joint"]]
     base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
     return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])

@@ -21,14 +21,11 @@ INSTALL = 'pip install "ifsl_bench[pandas]"'
 NULLABLE = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
 
-def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> pandas.DataFrame:
-    """A column for each of ``names`` and for each name that a record has, in the order of their first appearance.
-
-    Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types; what all
-    records lack is NaN.
+def pandas_module() -> Any:
+    """Imports pandas.
 
     Raises:
-        Lacking: pandas is not installed, or does not fit the NumPy that is.
+        Lacking: it is not installed, or does not fit the NumPy that is.
     """
     try:
         import pandas
@@ -41,6 +38,16 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
             f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
             f"to install it again: {INSTALL} --force-reinstall"
         ) from error
+    return pandas
+
+
+def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> pandas.DataFrame:
+    """A column for each of ``names`` and for each name that a record has, in the order of their first appearance.
+
+    Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types; what all
+    records lack is NaN.
+    """
+    pandas = pandas_module()
     names = dict.fromkeys([*names, *(name for record in records for name in record)])
     columns = {name: [record.get(name) for record in records] for name in names}
     frame = pandas.DataFrame(columns)
@@ -71,11 +78,11 @@ def facts(result: Any) -> dict[str, Any]:
 
 def _sequences(result: Any, counts: SessionCounts) -> pandas.DataFrame:
     """A row for each sequence and session, with all that is measured after it, in percent."""
-    frame = data_frame([{"sequence": 0}])
     sequence, session = np.divmod(np.arange(len(counts) * (counts.sessions + 1)), counts.sessions + 1)
-    columns: dict[str, Any] = {"sequence": sequence, "order": sequence // counts.supports, "session": session}
+    columns: dict[str, Any] = {"task": result.task, "method": result.label, "seed": result.seed, "sequence": sequence}
+    columns |= {"order": sequence // counts.supports, "session": session}
     columns |= {name: counts.after(name).reshape(-1) for name in AFTER}
-    return type(frame)({"task": result.task, "method": result.label, "seed": result.seed, **columns})
+    return pandas_module().DataFrame(columns)
 
 
 def _metric(name: str, part: str) -> Callable[[Any], float | None]:
@@ -117,11 +124,9 @@ def episodes(result: Any) -> pandas.DataFrame:
     count = len(counts)
     fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
     queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
-    columns = {n: np.nan if getattr(counts, n) is None else getattr(counts, n) for n in (*COUNTS, *MORE_COUNTS)}
-    acc = counts.value("acc")
-    frame = data_frame([{"episode": 0}])  # says what is missing where pandas is
-    whole = {k: np.broadcast_to(v, count) for k, v in {**fixed, **queries, **columns, "acc": acc}.items()}
-    return type(frame)(whole)
+    columns = {name: counts.columns().get(name, np.nan) for name in (*COUNTS, *MORE_COUNTS)}
+    whole = {**fixed, **queries, **columns, "acc": counts.value("acc")}
+    return pandas_module().DataFrame({name: np.broadcast_to(values, count) for name, values in whole.items()})
 
 
 def with_interval(entry: Mapping[str, float]) -> str:

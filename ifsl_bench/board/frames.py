@@ -6,12 +6,13 @@ Labels, titles and notes may be somebody else's text: HTML has them escaped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import UserList
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.board.columns import HEADINGS
-from ifsl_bench.board.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line, with_interval
+from ifsl_bench.board.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line, pandas_module, with_interval
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.table import Table, plain_table
@@ -90,23 +91,8 @@ def _html(table: Table[Any], most: int) -> str:
     return f"{title}{lead}{grid}{below}"
 
 
-class Results(Sequence["Result"]):
+class Results(UserList[Result]):
     """Results in a notebook."""
-
-    def __init__(self, results: Iterable[Result]) -> None:
-        self._results = tuple(results)
-
-    @overload
-    def __getitem__(self, index: int) -> Result: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Results: ...
-
-    def __getitem__(self, index: int | slice) -> Result | Results:
-        return Results(self._results[index]) if isinstance(index, slice) else self._results[index]
-
-    def __len__(self) -> int:
-        return len(self._results)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each result, see :func:`facts`; raises an error without pandas."""
@@ -116,11 +102,7 @@ class Results(Sequence["Result"]):
         """A row for each episode of each result: ``task``, ``method``, ``seed``, ``episode`` and the counts of right
         queries, see :func:`episodes`; raises an error without pandas."""
         frames = [episodes(result) for result in self]
-        if not frames:
-            return data_frame([], EPISODE)
-        import pandas
-
-        return pandas.concat(frames, ignore_index=True)
+        return pandas_module().concat(frames, ignore_index=True) if frames else data_frame([], EPISODE)
 
     def __repr__(self) -> str:
         shown = [f"  {line(result)}" for result in self[:MOST]]

@@ -13,7 +13,6 @@ from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import COMPUTED, STORED
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import PublishedRow, published_tasks
-from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
@@ -72,32 +71,11 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
     return Table(task_columns(board.task, full, False, metrics), entries, board.name, notes, mine=_mine, whole=full)
 
 
-def leaderboard(
-    boards: Iterable[Board], results: Path, style: str = "text", full: bool = False, labels: Collection[str] = ()
-) -> str:
-    """The ranked view of tasks, each followed by the tasks whose protocol departs from its own, ranked by themselves.
-
-    Args:
-        boards: of the tasks to show; variants are looked for in the folder ``results``.
-        style: one of :data:`ifsl_bench.board.render.FORMATS`; LaTeX has the layout of papers.
-        labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
-
-    Raises:
-        UserError: nothing is stored of a task, nor of a variant of it.
-    """
-    if style == "latex":
-        from ifsl_bench.board.latex import paper_tables
-
-        return paper_tables(_with_variants(boards, results, labels), full)
-    tables, closing = ranked_tables(boards, results, full, labels)
-    return render(tables, style, closing)
-
-
 def ranked_tables(
     boards: Iterable[Board], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
-    """The tables of :func:`leaderboard`, before they are text, and the notes below all of them."""
-    shown = _with_variants(boards, results, labels)
+    """The ranked tables of tasks and of their variants, see :func:`with_variants`, and the notes below all of them."""
+    shown = with_variants(boards, results, labels)
     closing = RULE if any(len(board.compared) > 1 for board in shown) else ""
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
@@ -160,10 +138,17 @@ def _notes(board: Board, entries: Sequence[Entry]) -> list[str]:
     return [*notes_of(board), *shared, *calibrated]
 
 
-def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:
-    """Each board with rows, then its variants that are not named themselves.
+def with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> list[Board]:
+    """Each board with rows, then the tasks whose protocol departs from its own and that are not named themselves.
 
     Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
+
+    Args:
+        boards: of the tasks to show; variants are looked for in the folder ``results``.
+        labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
+
+    Raises:
+        UserError: nothing is stored of a task, nor of a variant of it.
     """
     named = {board.name: board for board in boards}
     shown: dict[str, Board] = {}

@@ -175,9 +175,8 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
 def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
     """The hypotheses that Holm's procedure rejects, [n] bool: with a chance of ``level`` at most, any wrongly."""
     order = np.argsort(p, kind="stable")
-    within = p[order] <= level / (len(p) - np.arange(len(p)))
     rejected = np.zeros(len(p), dtype=bool)
-    rejected[order[: int(np.argmin(within)) if not within.all() else len(p)]] = True
+    rejected[order] = np.logical_and.accumulate(p[order] <= level / (len(p) - np.arange(len(p))))
     return rejected
 
 

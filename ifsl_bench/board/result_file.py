@@ -27,12 +27,11 @@ from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import read_json, set_aside, write_json
 from ifsl_bench.common.limits import RESULT_FILE
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
+from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     import pandas
-
-    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 SCHEMA = 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib import resources
@@ -89,22 +88,15 @@ def copied(result: Result) -> Result:
     return msgspec.convert(msgspec.to_builtins(result), type(result))
 
 
-@dataclass(frozen=True)
-class OwnRow:
-    """The results of one label on one task, by seed; they need not belong together, as those of a table's row do."""
-
-    results: tuple[Result, ...]
-
-    def record(self) -> dict[str, str]:
-        """Tells of it in a list."""
-        first = self.results[0]
-        return {
-            "task": first.task,
-            "method": first.label,
-            "Acc.": f"{fmean(result.summary['acc']['mean'] for result in self.results):.2f}",
-            "seeds": numbers_in_words([result.seed for result in self.results]),
-            "measured": f"{max(map(measured, self.results)):%Y-%m-%d %H:%M}",
-        }
+def own_record(results: Sequence[Result]) -> dict[str, str]:
+    """Tells in a list of one's results of one label on one task; they need not belong together, as a table's row."""
+    return {
+        "task": results[0].task,
+        "method": results[0].label,
+        "Acc.": f"{fmean(result.summary['acc']['mean'] for result in results):.2f}",
+        "seeds": numbers_in_words([result.seed for result in results]),
+        "measured": f"{max(map(measured, results)):%Y-%m-%d %H:%M}",
+    }
 
 
 def measured(result: Result) -> datetime:
@@ -118,8 +110,8 @@ def measured(result: Result) -> datetime:
 
 def own_rows(
     root: Path, tasks: Collection[str] = (), labels: Collection[str] = (), since: datetime | None = None
-) -> tuple[list[OwnRow], list[str]]:
-    """The rows in a folder of results, by task and label, and a remark on each file that cannot be read.
+) -> tuple[list[list[Result]], list[str]]:
+    """The results in a folder by task and label, each by seed, and a remark on each file that cannot be read.
 
     Args:
         tasks, labels: of these alone, where any are given.
@@ -140,8 +132,7 @@ def own_rows(
         is_named = (not tasks or result.task in tasks) and (not labels or result.label in labels)
         if is_named and (since is None or measured(result) >= since):
             groups.setdefault((result.task, result.label), []).append(result)
-    rows = [OwnRow(tuple(sorted(groups[key], key=lambda result: result.seed))) for key in sorted(groups)]
-    return rows, remarks
+    return [sorted(groups[key], key=lambda result: result.seed) for key in sorted(groups)], remarks
 
 
 def remove(paths: Sequence[Path]) -> None:
@@ -156,7 +147,7 @@ def remove(paths: Sequence[Path]) -> None:
 def to_remove(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
     """The files of a row, or of one of its seeds; raises :class:`UserError` where there is none."""
     rows, _ = own_rows(root, [task], [label])
-    results = {result.seed: path_of(root, result) for row in rows for result in row.results}
+    results = {result.seed: path_of(root, result) for row in rows for result in row}
     if not results:
         raise UserError(f"there are no results of {label} on {task} in {root}")
     if seed is not None and seed not in results:

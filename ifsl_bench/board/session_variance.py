@@ -67,24 +67,14 @@ class WrongSign:
     observed: float  # the share of the single comparisons made here whose sign is not that of their mean, ties half
 
 
-def over_orders(x: np.ndarray) -> Difference:
-    """The mean of [seeds, orders, supports] with orders as units: Student's t with orders - 1 degrees of freedom.
-
-    Holds the trained models fixed.
+def overall(x: np.ndarray) -> Difference:
+    """The mean of differences [seeds, orders, supports] of two rows: :func:`~.rank_intervals.difference` over orders.
 
     Raises:
         UserError: there is one order.
     """
-    orders = _order_means(x).mean(0)
-    return Difference(
-        float(orders.mean()), math.sqrt(orders.var(ddof=1) / len(orders)), len(orders) - 1, models_fixed=True
-    )
-
-
-def overall(x: np.ndarray, prior: Prior, random: int) -> Difference:
-    """The same with training seeds drawn anew, too: :func:`~.rank_intervals.difference` with orders as its episodes."""
     means = _order_means(x)
-    return difference(means, np.zeros_like(means), prior, random)
+    return difference(means, np.zeros_like(means), Prior(0.0, 0.0), random=2)
 
 
 def _order_means(x: np.ndarray) -> np.ndarray:
@@ -216,7 +206,7 @@ def wrong_sign(x: np.ndarray) -> WrongSign | None:
     """
     from scipy.special import ndtr, stdtrit
 
-    mean, squares = overall(x, Prior(0.0, 0.0), random=2), _mean_squares(x)
+    mean, squares = overall(x), _mean_squares(x)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
     merged = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])

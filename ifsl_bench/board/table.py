@@ -12,14 +12,6 @@ from typing import Any, Generic, TypeVar
 R = TypeVar("R")
 
 
-def _nothing(_: Any) -> dict[str, Any]:
-    return {}
-
-
-def _never(_: Any) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class Column(Generic[R]):
     """A column: what a table says of each of its rows.
@@ -36,8 +28,8 @@ class Column(Generic[R]):
 
     heading: str | None = None
     text: Callable[[R], str] = str
-    fields: Callable[[R], Mapping[str, Any]] = _nothing
-    bold: Callable[[R], bool] = _never
+    fields: Callable[[R], Mapping[str, Any]] = lambda _: {}
+    bold: Callable[[R], bool] = lambda _: False
     fold: int = 0
     drop: int = 0
 
@@ -67,7 +59,7 @@ class Table(Generic[R]):
     title: str = ""
     notes: Sequence[str] = ()
     order: Callable[[R], Any] | None = None
-    mine: Callable[[R], bool] = _never
+    mine: Callable[[R], bool] = lambda _: False
     whole: bool = False
     lead: str = ""
 
@@ -94,7 +86,7 @@ def plain_table(
     title: str = "",
     fold: Mapping[str, int] | None = None,
     drop: Sequence[str] = (),
-    mine: Callable[[Mapping[str, Any]], bool] = _never,
+    mine: Callable[[Mapping[str, Any]], bool] = lambda _: False,
 ) -> Table[Mapping[str, Any]]:
     """A table whose columns are the keys of its rows.
 

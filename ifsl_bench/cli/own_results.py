@@ -44,7 +44,7 @@ def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | N
 
     'ifsl-bench table TASK' shows the same rows among the stored ones.
     """
-    from ifsl_bench.board.result_folder import own_rows
+    from ifsl_bench.board.result_folder import own_record, own_rows
     from ifsl_bench.board.table import plain_table
 
     root = folders.results
@@ -52,7 +52,7 @@ def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | N
     warn(remarks)
     if not rows:
         raise UserError(f"there are no such results in {root}; 'ifsl-bench run' makes some")
-    show_tables([plain_table([row.record() for row in rows], fold={"task": 12, "method": 18})], style)
+    show_tables([plain_table([own_record(row) for row in rows], fold={"task": 12, "method": 18})], style)
 
 
 def _time(when: str) -> datetime:

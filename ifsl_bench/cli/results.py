@@ -44,12 +44,14 @@ label_option = click.option(
 
 
 def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool, labels: Sequence[str]) -> None:
-    from ifsl_bench.board import leaderboard as ranked
+    from ifsl_bench.board.leaderboard import ranked_tables, with_variants
 
     if style == "latex":
-        click.echo(ranked.leaderboard(boards, folders.results, style, full, labels))
+        from ifsl_bench.board.latex import paper_tables
+
+        click.echo(paper_tables(with_variants(boards, folders.results, labels), full))
         return
-    tables, closing = ranked.ranked_tables(boards, folders.results, full, labels)
+    tables, closing = ranked_tables(boards, folders.results, full, labels)
     show_tables(tables, style, closing)
 
 

@@ -45,8 +45,6 @@ def page_html(page: Page) -> str:
         autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     scripts = [_asset("plotly-basic.min.js"), *map(_asset, SCRIPTS)]
-    for script in scripts:
-        assert "</script" not in script.lower(), "a script that would end early"
     return environment.get_template("report.html.j2").render(
         boards=page.boards,
         rows=page.rows,

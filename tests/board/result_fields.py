@@ -10,7 +10,10 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.board.episode_counts import EpisodeCounts, counts_entry
+from ifsl_bench.board.latex import paper_tables
+from ifsl_bench.board.leaderboard import ranked_tables, with_variants
 from ifsl_bench.board.measured import Row
+from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import SCHEMA, Result, summary_entry
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find
@@ -69,3 +72,11 @@ def ranks(places) -> dict[str, str]:
 def document(text: str, style: str = "json") -> list[dict]:
     """Parses JSON or CSV."""
     return json.loads(text) if style == "json" else list(csv.DictReader(io.StringIO(text)))
+
+
+def leaderboard(boards, results, style="text", full=False, labels=()) -> str:
+    """What ``ifsl-bench leaderboard`` prints of these boards in a pipe; variants are looked for in ``results``."""
+    if style == "latex":
+        return paper_tables(with_variants(boards, results, labels), full)
+    tables, closing = ranked_tables(boards, results, full, labels)
+    return render(tables, style, closing)

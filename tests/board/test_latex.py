@@ -8,9 +8,8 @@ import pytest
 
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.latex import paper_tables
-from ifsl_bench.board.leaderboard import leaderboard
 from ifsl_bench.protocol.task_files import packaged
-from tests.board.result_fields import row
+from tests.board.result_fields import leaderboard, row
 
 
 def table_rows(latex: str) -> list[list[str]]:

@@ -16,7 +16,7 @@ from ifsl_bench.board.asked import row_of
 from ifsl_bench.board.boards import load_board, load_variants
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.latex import paper_tables
-from ifsl_bench.board.leaderboard import SHARED, leaderboard, overview, task_table
+from ifsl_bench.board.leaderboard import SHARED, overview, task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import notes_of, standing, standings
 from ifsl_bench.board.published import published
@@ -28,7 +28,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.page.gather import gather
 from ifsl_bench.page.html import page_html
 from ifsl_bench.protocol.task_files import find, packaged
-from tests.board.result_fields import DIGITS, accuracies, document, row
+from tests.board.result_fields import DIGITS, accuracies, document, leaderboard, row
 
 
 def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch):

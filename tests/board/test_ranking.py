@@ -13,13 +13,12 @@ from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.comparison import compare, p_value, verdict
 from ifsl_bench.board.latex import paper_tables
-from ifsl_bench.board.leaderboard import leaderboard
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.result_file import write
 from ifsl_bench.protocol.task_files import packaged
-from tests.board.result_fields import DIGITS, accuracies, document, ranks, row
+from tests.board.result_fields import DIGITS, accuracies, document, leaderboard, ranks, row
 
 
 def test_a_comparison_says_what_its_interval_says():

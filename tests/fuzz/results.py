@@ -21,7 +21,7 @@ from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.episode_counts import EpisodeCounts
-from ifsl_bench.board.leaderboard import leaderboard, task_table
+from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import standing
 from ifsl_bench.board.render import FORMATS as STYLES
@@ -36,7 +36,7 @@ from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.store.check import check_file
-from tests.board.result_fields import PLAIN
+from tests.board.result_fields import PLAIN, leaderboard
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, change_json, spoiled, spoiled_text
 
