@@ -152,7 +152,6 @@ def evaluate(
     bias: Bias | None = None,
     at_once: bool = True,
     called: str = "accuracy",
-    supports_kept: bool = False,
 ) -> Evaluated:
     """Counts hits over these episodes of the loader's stream, or these sequences.
 
@@ -167,17 +166,17 @@ def evaluate(
         at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
             episodes are looked at often.
         called: what the reporter calls the accuracy so far.
-        supports_kept: whether each session is learned anew from all supports so far.
     """
     method.eval()
-    whole = episodes.stop if whole is None else whole
+    whole, size = episodes.stop if whole is None else whole, batch_size(loader, method)
+    first = episodes.start - episodes.start % size
+    blocks = [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
     parts: list[Evaluated] = []
     evaluated: Callable[[Method, Any, slice], Evaluated]
     if has_sessions(loader):
         from ifsl_bench.episodic.session_answers import Sessions
 
-        relearns = supports_kept or method.keeps_supports(method.__dict__.get("_made_with", {}))
-        sessions = Sessions(method, name, loader, relearns)
+        sessions = Sessions(method, name, loader, method.keeps_supports(method.__dict__.get("_made_with", {})))
         evaluated = partial(_of_sequences, sessions, bias=bias)
     else:
         evaluated = partial(_evaluated, name, loader.sampler.shape, bias=bias)
@@ -187,7 +186,7 @@ def evaluate(
 
     with (
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
-        closing(_answers(method, loader, _blocks(loader, method, episodes, whole), answered, at_once)) as answers,
+        closing(_answers(method, loader, blocks, answered, at_once)) as answers,
     ):
         right = done = 0.0
         for answer in answers:
@@ -199,15 +198,6 @@ def evaluate(
                 mean = parts[0].accuracy
             stage.advance(len(answer.counts), **{called: mean})
     return parts[0]
-
-
-def _blocks(
-    loader: EpisodeLoader | SequenceLoader, method: Method, episodes: range, whole: int
-) -> list[tuple[int, int]]:
-    """The first episode and the length of each block that some of the episodes are in."""
-    size = batch_size(loader, method)
-    first = episodes.start - episodes.start % size
-    return [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
 
 
 def _evaluated(
@@ -257,7 +247,7 @@ def _answers(
     answered: Callable[[Method, int, Any], Evaluated],
     at_once: bool,
 ) -> Generator[Evaluated]:
-    """Yields ``answered(method, start, batch)`` of each block, in their order.
+    """Yields ``answered(method, start, batch)`` of each block, a first episode and a length, in their order.
 
     On the CPU threads take a block each, with a copy of the method where its class declares that copies may run at
     once: a block is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits
