@@ -183,6 +183,11 @@ class EpisodeLoader:
         return at[:, :base].flatten(), at[:, base:].flatten()
 
 
+def take_images(pool: FeaturePool, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and base logits of images [E, R] of a pool."""
+    return take_rows(pool.features, rows), take_rows(pool.base_logits, rows)
+
+
 def take_rows(bank: Tensor, rows: Tensor) -> Tensor:
     """bank[rows [E, R]], [E, R, ...]."""
     return bank.index_select(0, rows.flatten()).view(*rows.shape, -1)

@@ -28,14 +28,12 @@ from ifsl_bench.plugin.method import (
     NonFinite,
     Prediction,
     Query,
+    State,
     Support,
     answering,
     check_form,
     check_prediction,
     masked_logits,
-)
-from ifsl_bench.plugin.method import (
-    State as SessionState,
 )
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training_choice import Training
@@ -221,7 +219,7 @@ class Course:
                 answers = list(by_session(self.method, self.name, batch, self.training.sessions, numbers))
         except UserError as error:
             if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
-                raise _diverged(self.name, str(error), step, self.spec) from error
+                raise self._diverged(str(error), step) from error
             raise
         losses = [
             F.cross_entropy(masked_logits(prediction, batch.masked).flatten(0, 1), labels.flatten())
@@ -238,8 +236,15 @@ class Course:
         self.optimiser.step(self.spec.schedule.at(step, self.spec.steps))
         value = loss.item() if read else None
         if value is not None and not np.isfinite(value):
-            raise _diverged(self.name, f"the loss is {value}", step, self.spec)
+            raise self._diverged(f"the loss is {value}", step)
         return value
+
+    def _diverged(self, what: str, step: int) -> Diverged:
+        advice = f"a lower learning rate (now {self.spec.schedule.rate}) or another option may help"
+        if step == 0:
+            advice = "nothing was learned before: it is the method itself, or an option"
+        at = f"at step {step + 1} of {self.spec.steps}"
+        return Diverged(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
 
     def _record(self, accuracy: float) -> None:
         """Keeps the state of a validation, and the parameters if they are the best so far."""
@@ -286,7 +291,7 @@ def by_session(
         After session t: the answers to the queries of the classes met so far, and their labels [E, Q_t].
     """
     support, query = batch.support, batch.query
-    state: SessionState = None
+    state: State = None
     (episodes, classes), rows = support.hidden.shape, support.features.shape[1] // sessions
     for t in range(1, sessions + 1):
         at, met = slice((t - 1) * rows, t * rows), batch.labels < classes + t * method.ways  # [E, Q], equally many each
@@ -300,10 +305,3 @@ def by_session(
         shape = episodes, queries.features.shape[1], classes + t * method.ways
         checked = (check_prediction if numbers else check_form)(name, prediction, *shape)
         yield checked, batch.labels[met].unflatten(0, (episodes, -1))
-
-
-def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:
-    advice = f"a lower learning rate (now {spec.schedule.rate}) or another option may help"
-    if step == 0:
-        advice = "nothing was learned before: it is the method itself, or an option"
-    return Diverged(f"meta-training of {name!r} diverged: {what} at step {step + 1} of {spec.steps}; {advice}")
