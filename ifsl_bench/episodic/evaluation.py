@@ -19,7 +19,7 @@ from ifsl_bench.backbone.device import free_memory
 from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
-from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocol import calibration
 from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
@@ -207,7 +207,7 @@ def _evaluated(
     prediction = predict(method, name, batch, numbers=False)
     outcome = hits(name, prediction, batch, spec.base_queries)
     counts: dict[str, Any] = {key: value[asked] for key, value in outcome.counts.items()}
-    statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}  # the batch may be overwritten
+    statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}  # a view would keep its batch
     plain = Counts(**counts, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
     if outcome.margins is None or outcome.pairs is None:
         return Evaluated(plain, statistics)
@@ -255,24 +255,22 @@ def _answers(
     """
     cpu = loader.novel.features.device.type == "cpu"
     copies = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
-    several, queue = len(copies), SimpleQueue[tuple[Method, Room]]()
+    several, queue = len(copies), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with threads(1, share()) if cpu else nullcontext():
-            room = Room() if method.may_run_in_threads() else None  # anybody else's may keep what it was given
             for start, count in blocks:
-                yield answered(method, start, loader.batch(start, count, room))
+                yield answered(method, start, loader.batch(start, count))
         return
     for replica in copies:
-        queue.put((replica, Room()))
+        queue.put(replica)
 
     @torch.no_grad()
     def take(start: int, count: int) -> Evaluated:
-        mine = queue.get()
+        replica = queue.get()
         try:
-            replica, room = mine
-            return answered(replica, start, loader.batch(start, count, room))
+            return answered(replica, start, loader.batch(start, count))
         finally:
-            queue.put(mine)
+            queue.put(replica)
 
     with (
         threads(1, max(1, share() // several)),

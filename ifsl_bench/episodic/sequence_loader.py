@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.features import FeaturePool
-from ifsl_bench.episodic.loader import Batch, Room, take_images
+from ifsl_bench.episodic.loader import Batch, take_images
 from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocol.sequences import SequenceSampler
 
@@ -125,7 +125,7 @@ class SequenceLoader:
         novel = shape.classes * self.sampler.queries
         return 4 * (novel * (width + 2 * self.classes) + 2 * (novel + len(self.sampler.base_query)) * shape.classes)
 
-    def batch(self, start: int, count: int, room: Room | None = None) -> SequenceBatch:
+    def batch(self, start: int, count: int) -> SequenceBatch:
         """Sequences ``start`` to ``start + count - 1``."""
         drawn, shape = self.sampler.sample(start, count), self.sampler.shape
         device = drawn.classes.device

@@ -139,12 +139,11 @@ class Sessions:
         best = of_base.unflatten(0, (count, *classes)).amax(2)
         return method.class_logits(every, novel).mT.unflatten(1, classes), best
 
-    def _after_each(
-        self, method: Method, batch: SequenceBatch, first: int = 1
-    ) -> Iterator[tuple[Prediction, State]]:
+    def _after_each(self, method: Method, batch: SequenceBatch, first: int = 1) -> Iterator[tuple[Prediction, State]]:
         """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
         whole = self._of_every_image(method, batch) if method.every_image else None
-        step_by_step, state = whole is None and not self.supports_kept, None
+        step_by_step = whole is None and not self.supports_kept
+        state: State = None
         for t in range(1, self.sessions + 1):
             with answering(self.name, method):
                 if step_by_step:
@@ -169,7 +168,8 @@ class Sessions:
         statistics: list[Mapping[str, Tensor]] = []
         own = torch.arange(sessions * self.ways, device=batch.hidden.device)
         own = own.repeat_interleave(self.loader.sampler.queries)
-        for t, (prediction, state) in enumerate(self._after_each(method, batch), 1):
+        for t, answered in enumerate(self._after_each(method, batch), 1):
+            prediction, state = answered
             logits = prediction.logits
             statistics.append(prediction.statistics)
             best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
