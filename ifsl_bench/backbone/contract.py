@@ -45,7 +45,6 @@ class Card:
         corpora: the sets of images that it was pretrained on, as :mod:`ifsl_bench.protocol.contamination` names them;
             with :data:`UNKNOWN` among them where more may have been used.
         source: the address of its weights; "" where there is none.
-        licence: of the weights, as their source says; "" where it does not.
         endings: of the files that its weights come in, the likeliest first.
     """
 
@@ -56,7 +55,6 @@ class Card:
     std: tuple[float, ...]
     corpora: tuple[str, ...]
     source: str = ""
-    licence: str = ""
     endings: tuple[str, ...] = (".safetensors", ".pth")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -210,13 +210,6 @@ def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
     statistics = (centred(moments.means, pretrained.mean), moments.counts, moments.covariance)
     means, counts, covariance = (torch.from_numpy(x).float() for x in statistics)
     return Base(weight, bias, means, scale, counts, covariance)
-
-
-def images_of(
-    features: np.ndarray, labels: np.ndarray, mean: np.ndarray | None = None
-) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """Makes :attr:`Base.images` of the features and labels of base/train; ``mean`` as of :func:`centred`."""
-    return lambda: (torch.from_numpy(centred(np.array(features), mean)), torch.from_numpy(labels.astype(np.int64)))
 
 
 def centred(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:

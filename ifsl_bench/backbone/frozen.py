@@ -21,7 +21,14 @@ from ifsl_bench.backbone.contract import Card, Frozen, backbone_plugin, check_ba
 from ifsl_bench.backbone.device import choose_precision, describe_device
 from ifsl_bench.backbone.features import centred, compute_features
 from ifsl_bench.backbone.networks import FrozenNetwork, Normalise, channels_last, make_backbone, make_head
-from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, at_chance, features_key, pretraining_key
+from ifsl_bench.backbone.pretrained import (
+    HeadKind,
+    Pretrained,
+    at_chance,
+    features_key,
+    in_percent,
+    pretraining_key,
+)
 from ifsl_bench.backbone.weights import ENDINGS, read_tensors
 from ifsl_bench.common.building import read_or_made
 from ifsl_bench.common.checkpoint import CheckpointFolder, State, finished_info
@@ -105,8 +112,7 @@ def pretrain_frozen(
     def cached() -> Pretrained | None:
         """Reads the classifier on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
-        ended = state is not None and state.info.get("finished") is True and state.info.get("weights") == digest
-        return restored(state) if state and ended else None
+        return restored(state) if state and state.info.get("weights") == digest else None
 
     def restored(state: State) -> Pretrained:
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
@@ -215,8 +221,7 @@ def _trained(
     if not solve["converged"]:
         reporter.warn(f"{title}: not converged after {solve['steps']} steps, gradient {solve['gradient']:.1e}")
     accuracy = accuracies(head.cpu(), dataset, lambda name: centred(features(name), mean))
-    shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
-    reporter.say(f"{title}: {solve['steps']} steps of L-BFGS, {shown}")
+    reporter.say(f"{title}: {solve['steps']} steps of L-BFGS, {in_percent(accuracy)}")
     bf16 = device.type != "cpu" and choose_precision(device).bf16
     tensors = {f"head.{name}": value.detach() for name, value in head.state_dict().items()}
     return tensors | ({} if mean is None else {MEAN: torch.from_numpy(mean)}), {

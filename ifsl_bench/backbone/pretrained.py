@@ -265,6 +265,11 @@ def features_checksum(info: Mapping[str, Any]) -> str:
     return str(info.get("weights") or info.get("features_sha256") or own)
 
 
+def in_percent(accuracy: Mapping[str, float]) -> str:
+    """The accuracies in pools, as messages show them."""
+    return ", ".join(f"{pool} {100 * share:.2f}%" for pool, share in accuracy.items())
+
+
 DEVIATIONS = 2.0  # above what guessing gives, from which on it has
 
 
@@ -287,12 +292,11 @@ def at_chance(accuracy: Mapping[str, float], dataset: Dataset, then: str = "step
         variance += chance * (1 - chance) * len(pool)
     if not accuracy or hits > guessed + DEVIATIONS * math.sqrt(variance):
         return ""
-    shown = ", ".join(f"{name} {100 * share:.2f}%" for name, share in accuracy.items())
     classes = len(dataset.manifest["pools"]["base/train"]["classes"])
     first = (
         f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if len(dataset.shape) == 3 else "Look at"
     )
     return (
-        f"the base classifier is at chance ({shown}, of {classes} classes): what it and its backbone have learned does "
-        f"not hold for other images, and no method on them means anything. {first} {then}"
+        f"the base classifier is at chance ({in_percent(accuracy)}, of {classes} classes): what it and its backbone "
+        f"have learned does not hold for other images, and no method on them means anything. {first} {then}"
     )

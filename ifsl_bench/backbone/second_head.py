@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.backbone.base_head import TEMPERATURE, accuracies, fit_head, head_of
 from ifsl_bench.backbone.networks import CosineHead, Included
-from ifsl_bench.backbone.pretrained import Pretrained, pretraining_key
+from ifsl_bench.backbone.pretrained import Pretrained, in_percent, pretraining_key
 from ifsl_bench.common.building import read_or_made
 from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.cosine import unit
@@ -59,8 +59,7 @@ def second_head(
 
     def fit() -> Pretrained:
         head, info = _fitted(task, dataset, linear, features)
-        shown = ", ".join(f"{pool} {100 * value:.2f}%" for pool, value in info["accuracy"].items())
-        reporter.say(f"cosine head on the backbone of the linear one: {shown}")
+        reporter.say(f"cosine head on the backbone of the linear one: {in_percent(info['accuracy'])}")
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}
         more = {"key": key, "features_sha256": linear.sha256, "features": linear.key}
         return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **more})))

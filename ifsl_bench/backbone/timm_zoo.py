@@ -62,7 +62,6 @@ class Timm(Frozen):
             std=tuple(configuration["std"]),
             corpora=corpora(model),
             source=_address(configuration),
-            licence=configuration.get("license") or "",
             endings=(".safetensors", ".bin", ".pth"),
         )
 

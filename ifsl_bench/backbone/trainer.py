@@ -18,7 +18,7 @@ from ifsl_bench.backbone.device import Precision, choose_precision, describe_dev
 from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 from ifsl_bench.backbone.images import batches
 from ifsl_bench.backbone.networks import CosineHead, LinearHead
-from ifsl_bench.backbone.pretrained import Checkpoint, HeadKind, Pretrained, pretraining_key
+from ifsl_bench.backbone.pretrained import Checkpoint, HeadKind, Pretrained, in_percent, pretraining_key
 from ifsl_bench.backbone.processes import ALONE, World, share_norms
 from ifsl_bench.backbone.weights import adopt
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -172,8 +172,7 @@ class Trainer(Checkpoint):
         self.network.eval()
         self._round()
         accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self.held_out}
-        shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
-        reporter.say(f"{title}: accuracy {shown}")
+        reporter.say(f"{title}: accuracy {in_percent(accuracy)}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
         self.info["rounded"] = str(ROUNDED).removeprefix("torch.")
         self._save()

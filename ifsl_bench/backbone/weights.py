@@ -33,7 +33,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from ifsl_bench.backbone import pretrained
-from ifsl_bench.backbone.pretrained import NOTE, is_offered, pretrained_sha256, shipped_file
+from ifsl_bench.backbone.pretrained import NOTE, in_percent, is_offered, pretrained_sha256, shipped_file
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable, one_line
 from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, write_bytes
@@ -98,7 +98,7 @@ class Weights:
     @property
     def accuracies(self) -> str:
         """Accuracies of the base classifier, in percent."""
-        return ", ".join(f"{pool} {100 * value:.2f}%" for pool, value in self.info["accuracy"].items())
+        return in_percent(self.info["accuracy"])
 
     @property
     def of_features(self) -> bool:
@@ -106,7 +106,7 @@ class Weights:
         return bool(self.definition["pretraining"]["backbone"] == INCLUDED)
 
 
-def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], info: Mapping[str, Any]) -> Weights:
+def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], info: Mapping[str, Any]) -> None:
     """Writes a file that :func:`read_weights` takes.
 
     Args:
@@ -125,7 +125,6 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
     header = json.dumps({"__metadata__": metadata, **json.loads(plain)}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight
     write_bytes(path, len(header).to_bytes(8, "little") + header + content[8 + size :])
-    return Weights(json.loads(json.dumps(facts))["definition"], recorded)
 
 
 def read_facts(path: Path) -> Weights:

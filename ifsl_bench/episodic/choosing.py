@@ -109,9 +109,7 @@ def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
     }
 
 
-def write_trial(
-    file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]
-) -> None:  # fmt: skip
+def write_trial(file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]) -> None:
     """Keeps a trial, with the checksum of the backbone that it is of, and what tells its method from others."""
     about_it = {"file": file.name, "of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by}
     write_sealed(file, {**about_it, **asdict(tried)})

@@ -19,7 +19,7 @@ from ifsl_bench.backbone.device import free_memory
 from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
-from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocol import calibration
 from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
@@ -152,7 +152,6 @@ def evaluate(
     bias: Bias | None = None,
     at_once: bool = True,
     called: str = "accuracy",
-    supports_kept: bool = False,
 ) -> Evaluated:
     """Counts hits over these episodes of the loader's stream, or these sequences.
 
@@ -167,17 +166,17 @@ def evaluate(
         at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
             episodes are looked at often.
         called: what the reporter calls the accuracy so far.
-        supports_kept: whether each session is learned anew from all supports so far.
     """
     method.eval()
-    whole = episodes.stop if whole is None else whole
+    whole, size = episodes.stop if whole is None else whole, batch_size(loader, method)
+    first = episodes.start - episodes.start % size
+    blocks = [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
     parts: list[Evaluated] = []
     evaluated: Callable[[Method, Any, slice], Evaluated]
     if has_sessions(loader):
         from ifsl_bench.episodic.session_answers import Sessions
 
-        relearns = supports_kept or method.keeps_supports(method.__dict__.get("_made_with", {}))
-        sessions = Sessions(method, name, loader, relearns)
+        sessions = Sessions(method, name, loader, method.keeps_supports(method.__dict__.get("_made_with", {})))
         evaluated = partial(_of_sequences, sessions, bias=bias)
     else:
         evaluated = partial(_evaluated, name, loader.sampler.shape, bias=bias)
@@ -187,7 +186,7 @@ def evaluate(
 
     with (
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
-        closing(_answers(method, loader, _blocks(loader, method, episodes, whole), answered, at_once)) as answers,
+        closing(_answers(method, loader, blocks, answered, at_once)) as answers,
     ):
         right = done = 0.0
         for answer in answers:
@@ -201,15 +200,6 @@ def evaluate(
     return parts[0]
 
 
-def _blocks(
-    loader: EpisodeLoader | SequenceLoader, method: Method, episodes: range, whole: int
-) -> list[tuple[int, int]]:
-    """The first episode and the length of each block that some of the episodes are in."""
-    size = batch_size(loader, method)
-    first = episodes.start - episodes.start % size
-    return [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
-
-
 def _evaluated(
     name: str, spec: EpisodeSpec, method: Method, batch: Batch, asked: slice, bias: Bias | None
 ) -> Evaluated:
@@ -217,7 +207,7 @@ def _evaluated(
     prediction = predict(method, name, batch, numbers=False)
     outcome = hits(name, prediction, batch, spec.base_queries)
     counts: dict[str, Any] = {key: value[asked] for key, value in outcome.counts.items()}
-    statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}  # the batch may be overwritten
+    statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}  # a view would keep its batch
     plain = Counts(**counts, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
     if outcome.margins is None or outcome.pairs is None:
         return Evaluated(plain, statistics)
@@ -257,7 +247,7 @@ def _answers(
     answered: Callable[[Method, int, Any], Evaluated],
     at_once: bool,
 ) -> Generator[Evaluated]:
-    """Yields ``answered(method, start, batch)`` of each block, in their order.
+    """Yields ``answered(method, start, batch)`` of each block, a first episode and a length, in their order.
 
     On the CPU threads take a block each, with a copy of the method where its class declares that copies may run at
     once: a block is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits
@@ -265,24 +255,22 @@ def _answers(
     """
     cpu = loader.novel.features.device.type == "cpu"
     copies = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
-    several, queue = len(copies), SimpleQueue[tuple[Method, Room]]()
+    several, queue = len(copies), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with threads(1, share()) if cpu else nullcontext():
-            room = Room() if method.may_run_in_threads() else None  # anybody else's may keep what it was given
             for start, count in blocks:
-                yield answered(method, start, loader.batch(start, count, room))
+                yield answered(method, start, loader.batch(start, count))
         return
     for replica in copies:
-        queue.put((replica, Room()))
+        queue.put(replica)
 
     @torch.no_grad()
     def take(start: int, count: int) -> Evaluated:
-        mine = queue.get()
+        replica = queue.get()
         try:
-            replica, room = mine
-            return answered(replica, start, loader.batch(start, count, room))
+            return answered(replica, start, loader.batch(start, count))
         finally:
-            queue.put(mine)
+            queue.put(replica)
 
     with (
         threads(1, max(1, share() // several)),

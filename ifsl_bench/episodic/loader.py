@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,23 +50,6 @@ class Batch:
         )
 
 
-class Room:
-    """Memory that batches are put into one after the other: new memory costs the system a third of what gathering does.
-
-    Of one thread; a batch that lies there is overwritten by the next.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: dict[Hashable, np.ndarray] = {}
-
-    def array(self, name: Hashable, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 of this shape, with what happens to be in it."""
-        size = math.prod(shape)
-        if name not in self._arrays or self._arrays[name].size < size:
-            self._arrays[name] = np.empty(size, np.float32)
-        return self._arrays[name][:size].reshape(shape)
-
-
 class EpisodeLoader:
     """Batches of a stream of episodes, with features.
 
@@ -95,21 +76,18 @@ class EpisodeLoader:
         images = shape.base_queries + shape.ways * (shape.novel_queries + self.sampler.shots)
         return 4 * images * (self.novel.features.shape[1] + 2 * self.classes + self.ways)
 
-    def batch(self, start: int, count: int, room: Room | None = None) -> Batch:
-        """Episodes ``start`` to ``start + count - 1``.
-
-        Args:
-            room: where features and base logits may lie, until the next batch is put there.
-        """
+    def batch(self, start: int, count: int) -> Batch:
+        """Episodes ``start`` to ``start + count - 1``."""
         drawn = self.sampler.sample(start, count)
         support, query = self._views(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
-        places = None if self._compiled() else self._places(drawn.query_novel)
+        # A kernel gathers in one pass, and gives the same batches.
+        places = None if compiled.at_hand(self.novel.features) else self._places(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
             if places is None:
-                return self._by_kernel(name, support, room), self._by_kernel(name, query, room, drawn.query_novel)
+                return self._by_kernel(name, support), self._by_kernel(name, query, drawn.query_novel)
             return take_rows(getattr(self.novel, name), support), self._query(query, name, *places)
 
         if self.joint:
@@ -136,20 +114,12 @@ class EpisodeLoader:
         images = torch.where(drawn.query_novel, self.novel.images, self.base.images)
         return drawn.support + support * self.novel.images, drawn.query + query * images
 
-    def _compiled(self) -> bool:
-        """Returns whether a kernel gathers, in one pass. It gives the same batches."""
-        pools = (self.novel, self.base)
-        banks = [bank for pool in pools for bank in (pool.features, pool.base_logits)]
-        plain = all(bank.dtype == torch.float32 and bank.is_contiguous() for bank in banks)
-        return plain and all(compiled.at_hand(bank) for bank in banks)
-
-    def _by_kernel(self, name: str, rows: Tensor, room: Room | None, novel: Tensor | None = None) -> Tensor:
+    def _by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
         from ifsl_bench.kernels import gathering, threads
 
         ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
-        shape = (*rows.shape, ours.shape[1])
-        out = np.empty(shape, np.float32) if room is None else room.array((name, novel is None), shape)
+        out = np.empty((*rows.shape, ours.shape[1]), np.float32)
         at, there = rows.contiguous().numpy(), np.empty(len(rows), np.bool_)
         # On this thread alone: it is the one that gathers ahead while others compute.
         if novel is None or self.novel is self.base:
@@ -181,6 +151,11 @@ class EpisodeLoader:
         at = novel.to(torch.uint8).argsort(dim=1, stable=True)  # [E, Q], base queries first
         at = at + torch.arange(len(at), device=at.device).unsqueeze(1) * at.shape[1]
         return at[:, :base].flatten(), at[:, base:].flatten()
+
+
+def take_images(pool: FeaturePool, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and base logits of images [E, R] of a pool."""
+    return take_rows(pool.features, rows), take_rows(pool.base_logits, rows)
 
 
 def take_rows(bank: Tensor, rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.adam import adam
 
-from ifsl_bench.common.checkpoint import CheckpointFolder, State
+from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.processor import share, threads
@@ -28,14 +28,12 @@ from ifsl_bench.plugin.method import (
     NonFinite,
     Prediction,
     Query,
+    State,
     Support,
     answering,
     check_form,
     check_prediction,
     masked_logits,
-)
-from ifsl_bench.plugin.method import (
-    State as SessionState,
 )
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training_choice import Training
@@ -162,9 +160,25 @@ class Course:
             raise CorruptFile(
                 f"{self.folder} was trained on the features of other weights: the backbone was trained again"
             )
-        _check_tensors(self.folder, state, self.parameters)
-        _restore(state.tensors, self.parameters, self.best, self.optimiser)
+        self._take(state.tensors)
         return state.info
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the tensors of a state; raises :class:`CorruptFile` where they are not those of these parameters."""
+        for key, value in self.parameters.items():
+            for part in ("last", "best", "adam.exp_avg", "adam.exp_avg_sq"):
+                found = tensors.get(name := f"{part}.{key}")
+                missing = found is None and not part.startswith("adam")  # a parameter without a gradient has no moments
+                if missing or (found is not None and found.shape != value.shape):
+                    raise CorruptFile(f"{self.folder} does not fit the method: {name} is missing or has another shape")
+        with torch.no_grad():
+            for key, value in self.parameters.items():
+                value.copy_(tensors[f"last.{key}"])
+                self.best[key] = tensors[f"best.{key}"].to(value.device)
+                names = {part: f"adam.{part}.{key}" for part in ("step", "exp_avg", "exp_avg_sq")}
+                moments = {part: tensors[name].to(value.device) for part, name in names.items() if name in tensors}
+                if moments:
+                    self.optimiser.state[key] = moments
 
     def _to_next_validation(self, stage: Stage) -> float:
         """Takes the steps up to the next validation; returns its accuracy."""
@@ -205,7 +219,7 @@ class Course:
                 answers = list(by_session(self.method, self.name, batch, self.training.sessions, numbers))
         except UserError as error:
             if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
-                raise _diverged(self.name, str(error), step, self.spec) from error
+                raise self._diverged(str(error), step) from error
             raise
         losses = [
             F.cross_entropy(masked_logits(prediction, batch.masked).flatten(0, 1), labels.flatten())
@@ -222,8 +236,15 @@ class Course:
         self.optimiser.step(self.spec.schedule.at(step, self.spec.steps))
         value = loss.item() if read else None
         if value is not None and not np.isfinite(value):
-            raise _diverged(self.name, f"the loss is {value}", step, self.spec)
+            raise self._diverged(f"the loss is {value}", step)
         return value
+
+    def _diverged(self, what: str, step: int) -> Diverged:
+        advice = f"a lower learning rate (now {self.spec.schedule.rate}) or another option may help"
+        if step == 0:
+            advice = "nothing was learned before: it is the method itself, or an option"
+        at = f"at step {step + 1} of {self.spec.steps}"
+        return Diverged(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
 
     def _record(self, accuracy: float) -> None:
         """Keeps the state of a validation, and the parameters if they are the best so far."""
@@ -231,7 +252,16 @@ class Course:
         info["history"] = {**info["history"], str(info["step"]): accuracy}
         if info["best"] is None or accuracy > info["history"][str(info["best"])]:
             info["best"], self.best = info["step"], self._copied()
-        _save(self.store, info, self.parameters, self.best, self.optimiser)
+        self._save()
+
+    def _save(self) -> None:
+        """Keeps the state on disk."""
+        tensors = {f"last.{key}": value for key, value in self.parameters.items()}
+        tensors |= {f"best.{key}": value for key, value in self.best.items()}
+        if not self.info["finished"]:
+            for key, state in self.optimiser.state.items():
+                tensors |= {f"adam.{part}.{key}": tensor for part, tensor in state.items()}
+        self.store.save(tensors, self.info)
 
     def _ended(self) -> Trained:
         step = self.spec.steps
@@ -261,7 +291,7 @@ def by_session(
         After session t: the answers to the queries of the classes met so far, and their labels [E, Q_t].
     """
     support, query = batch.support, batch.query
-    state: SessionState = None
+    state: State = None
     (episodes, classes), rows = support.hidden.shape, support.features.shape[1] // sessions
     for t in range(1, sessions + 1):
         at, met = slice((t - 1) * rows, t * rows), batch.labels < classes + t * method.ways  # [E, Q], equally many each
@@ -275,54 +305,3 @@ def by_session(
         shape = episodes, queries.features.shape[1], classes + t * method.ways
         checked = (check_prediction if numbers else check_form)(name, prediction, *shape)
         yield checked, batch.labels[met].unflatten(0, (episodes, -1))
-
-
-def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:
-    advice = f"a lower learning rate (now {spec.schedule.rate}) or another option may help"
-    if step == 0:
-        advice = "nothing was learned before: it is the method itself, or an option"
-    return Diverged(f"meta-training of {name!r} diverged: {what} at step {step + 1} of {spec.steps}; {advice}")
-
-
-def _save(
-    store: CheckpointFolder,
-    info: Mapping[str, Any],
-    parameters: Mapping[str, Tensor],
-    best: Mapping[str, Tensor],
-    optimiser: Adam,
-) -> None:
-    tensors = {f"last.{key}": value for key, value in parameters.items()}
-    tensors |= {f"best.{key}": value for key, value in best.items()}
-    if not info["finished"]:
-        for key, state in optimiser.state.items():
-            tensors |= {f"adam.{part}.{key}": tensor for part, tensor in state.items()}
-    store.save(tensors, info)
-
-
-def _check_tensors(folder: Path, state: State, parameters: Mapping[str, Tensor]) -> None:
-    """Raises :class:`CorruptFile` where the tensors of a state are not those of these parameters."""
-    for key, value in parameters.items():
-        needed = (f"last.{key}", f"best.{key}")
-        moments = [name for part in ("exp_avg", "exp_avg_sq") if (name := f"adam.{part}.{key}") in state.tensors]
-        for name in (*needed, *moments):
-            if name not in state.tensors or state.tensors[name].shape != value.shape:
-                raise CorruptFile(f"{folder} does not fit the method: {name} is missing or has another shape")
-
-
-def _restore(
-    tensors: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor],
-    best: dict[str, Tensor],
-    optimiser: Adam,
-) -> None:
-    with torch.no_grad():
-        for key, value in parameters.items():
-            value.copy_(tensors[f"last.{key}"])
-            best[key] = tensors[f"best.{key}"].to(value.device)
-            moments = {
-                part: tensors[f"adam.{part}.{key}"]
-                for part in ("step", "exp_avg", "exp_avg_sq")
-                if f"adam.{part}.{key}" in tensors
-            }
-            if moments:
-                optimiser.state[key] = {part: tensor.to(value.device) for part, tensor in moments.items()}

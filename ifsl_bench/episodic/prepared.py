@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +18,10 @@ from ifsl_bench.backbone.features import (
     Moments,
     bank_folder,
     base_classifier,
+    centred,
     class_moments,
     compute_features,
     feature_pool,
-    images_of,
     recorded,
 )
 from ifsl_bench.backbone.networks import Included
@@ -165,13 +166,14 @@ class PreparedTask:
             parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
             return base_classifier(self.pretrained, Moments(**parts))
         folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)
-        starts = self.dataset.pool(name).starts
+        features, pool, mean = self.features(name), self.dataset.pool(name), self.pretrained.mean
         with threads(host_threads(HOST)):
-            moments = class_moments(folder, self.features(name), starts, self.work.reporter)
-        return replace(
-            base_classifier(self.pretrained, moments),
-            images=images_of(self.features(name), self.dataset.pool(name).labels, self.pretrained.mean),
-        )
+            moments = class_moments(folder, features, pool.starts, self.work.reporter)
+
+        def images() -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.from_numpy(centred(np.array(features), mean)), torch.from_numpy(pool.labels.astype(np.int64))
+
+        return replace(base_classifier(self.pretrained, moments), images=images)
 
     def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
         """The features of a pool, copied to the device once."""
@@ -183,22 +185,17 @@ class PreparedTask:
 
     def sampler(self, side: Side, device: torch.device = HOST) -> Sampler | SequenceSampler:
         """The episodes or sequences of a side; raises :class:`UserError` where they cannot be drawn."""
-        pool = self.dataset.pool
-        return task_stream(
-            self.task,
-            side,
-            self.seed,
-            lambda name: pool(name).starts,
-            device,
-            lambda name: pool(name).classes,
-            self.order,
-        )
+        return task_stream(self.task, side, self.seed, self._starts, device, self._classes, self.order)
 
     def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
         """See :func:`~ifsl_bench.protocol.episodes.training_sampler`."""
-        pool = self.dataset.pool
-        args = (lambda name: pool(name).starts), device, (lambda name: pool(name).classes)
-        return training_sampler(self.task, sessions, self.seed, *args)
+        return training_sampler(self.task, sessions, self.seed, self._starts, device, self._classes)
+
+    def _starts(self, pool: str) -> np.ndarray:
+        return self.dataset.pool(pool).starts
+
+    def _classes(self, pool: str) -> Sequence[str]:
+        return self.dataset.pool(pool).classes
 
     @cached_property
     def order(self) -> np.ndarray | None:

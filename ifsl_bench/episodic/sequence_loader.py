@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.features import FeaturePool
-from ifsl_bench.episodic.loader import Batch, Room, take_rows
+from ifsl_bench.episodic.loader import Batch, take_images
 from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocol.sequences import SequenceSampler
 
@@ -47,7 +47,7 @@ class SequenceBatch:
     @cached_property
     def novel(self) -> Query:
         """Queries of the novel classes, [E, T N q, D]."""
-        return Query(*(take_rows(bank, self.novel_rows) for bank in (self.pool.features, self.pool.base_logits)))
+        return Query(*take_images(self.pool, self.novel_rows))
 
     @cached_property
     def supports(self) -> list[Support]:
@@ -60,8 +60,7 @@ class SequenceBatch:
         return self._supports(self.support_rows.flatten(0, 1), self.hidden.repeat_interleave(sessions, 0))
 
     def _supports(self, rows: Tensor, hidden: Tensor) -> Support:
-        bank = self.support_pool
-        features, base_logits = take_rows(bank.features, rows), take_rows(bank.base_logits, rows)
+        features, base_logits = take_images(self.support_pool, rows)
         return Support(features, self.labels.expand(len(rows), -1), hidden, base_logits)
 
     def __len__(self) -> int:
@@ -81,9 +80,8 @@ class SequenceBatch:
         They are those of the pool of supports, but for the sequence's queries where these are of the same pool.
         """
         starts = torch.from_numpy(self.support_pool.starts).to(self.support_rows.device)
-        first = (
-            self.support_rows[at].flatten()[:: int((self.labels == 0).sum())].contiguous()
-        )  # one image of each class
+        shots = int((self.labels == 0).sum())
+        first = self.support_rows[at].flatten()[::shots].contiguous()  # one image of each class
         classes = torch.searchsorted(starts, first, right=True) - 1
         bounds = self.support_pool.starts.tolist()
         rows = [torch.arange(bounds[c], bounds[c + 1], device=starts.device) for c in classes.tolist()]
@@ -92,8 +90,7 @@ class SequenceBatch:
             rows = [of[~torch.isin(of, queries)] for of in rows]
         counts = torch.tensor(list(map(len, rows)), device=starts.device)
         labels = torch.arange(len(rows), device=starts.device).repeat_interleave(counts)
-        bank, flat = self.support_pool, torch.cat(rows)[None]
-        features, base_logits = take_rows(bank.features, flat), take_rows(bank.base_logits, flat)
+        features, base_logits = take_images(self.support_pool, torch.cat(rows)[None])
         return Support(features, labels[None], self.hidden[at : at + 1], base_logits)
 
     def queries(self, sessions: int) -> Query:
@@ -128,7 +125,7 @@ class SequenceLoader:
         novel = shape.classes * self.sampler.queries
         return 4 * (novel * (width + 2 * self.classes) + 2 * (novel + len(self.sampler.base_query)) * shape.classes)
 
-    def batch(self, start: int, count: int, room: Room | None = None) -> SequenceBatch:
+    def batch(self, start: int, count: int) -> SequenceBatch:
         """Sequences ``start`` to ``start + count - 1``."""
         drawn, shape = self.sampler.sample(start, count), self.sampler.shape
         device = drawn.classes.device

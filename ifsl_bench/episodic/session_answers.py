@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,20 +76,9 @@ class Sessions:
         Raises:
             UserError, NonFinite: as :meth:`answered`.
         """
-        query, state = batch.queries(self.sessions), None
-        with answering(self.name, method):
-            if method.every_image:
-                prediction = self._of_every_image(method, batch)
-            elif self.supports_kept:
-                prediction = with_ways(method, self.sessions * self.ways)(batch.together(self.sessions), query)
-            else:
-                for support in batch.supports:
-                    state = method.learn(support, state).state
-                prediction = method.answer(state, query)
-        shape = len(batch), query.features.shape[1], self.classes + self.sessions * self.ways
-        logits = check_form(self.name, prediction, *shape).logits
-        self._check((logits,), len(batch))
-        return masked_logits(Prediction(logits), batch.hidden).argmax(-1)
+        ((prediction, _),) = self._after_each(method, batch, self.sessions)
+        self._check((prediction.logits,), len(batch))
+        return masked_logits(prediction, batch.hidden).argmax(-1)
 
     def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Best base logits [E, B] before any session, and whether they are those of the queries' classes."""
@@ -150,28 +139,38 @@ class Sessions:
         best = of_base.unflatten(0, (count, *classes)).amax(2)
         return method.class_logits(every, novel).mT.unflatten(1, classes), best
 
+    def _after_each(self, method: Method, batch: SequenceBatch, first: int = 1) -> Iterator[tuple[Prediction, State]]:
+        """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
+        whole = self._of_every_image(method, batch) if method.every_image else None
+        step_by_step = whole is None and not self.supports_kept
+        state: State = None
+        for t in range(1, self.sessions + 1):
+            with answering(self.name, method):
+                if step_by_step:
+                    learned = method.learn(batch.supports[t - 1], state)
+                    state = learned.state
+                if t < first:
+                    continue
+                query = batch.queries(t)
+                queries, classes = query.features.shape[1], self.classes + t * self.ways
+                if whole is not None:
+                    prediction = Prediction(whole.logits[:, :queries, :classes], whole.statistics)
+                elif self.supports_kept:
+                    prediction = with_ways(method, t * self.ways)(batch.together(t), query)
+                else:
+                    answer = method.answer(state, query)
+                    prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
+            yield check_form(self.name, prediction, len(batch), queries, classes), state
+
     def _by_session(self, method: Method, batch: SequenceBatch) -> Answered:
         count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
-        state: State = None
         base, base_right, novel, novel_right = [], [], [], []
         statistics: list[Mapping[str, Tensor]] = []
         own = torch.arange(sessions * self.ways, device=batch.hidden.device)
         own = own.repeat_interleave(self.loader.sampler.queries)
-        whole = self._of_every_image(method, batch) if method.every_image else None
-        for t in range(1, sessions + 1):
-            query = batch.queries(t)
-            with answering(self.name, method):
-                if whole is not None:
-                    shape = query.features.shape[1], self.classes + t * self.ways
-                    prediction = Prediction(whole.logits[:, : shape[0], : shape[1]], whole.statistics)
-                elif self.supports_kept:
-                    prediction = with_ways(method, t * self.ways)(batch.together(t), query)
-                else:
-                    learned = method.learn(batch.supports[t - 1], state)
-                    state, answer = learned.state, method.answer(learned.state, query)
-                    prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
-            queries, classes = query.features.shape[1], self.classes + t * self.ways
-            logits = check_form(self.name, prediction, count, queries, classes).logits
+        for t, answered in enumerate(self._after_each(method, batch), 1):
+            prediction, state = answered
+            logits = prediction.logits
             statistics.append(prediction.statistics)
             best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
             best_novel, novel_at = logits[..., self.classes :].max(-1)
@@ -193,10 +192,11 @@ class Sessions:
             torch.stack(novel_right, 1).unflatten(-1, (sessions, -1)),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
-        final_state: State = state if not self.supports_kept else _of_supports(batch.together(sessions))
         if method.every_image:
             return Answered(answers, _statistics(statistics), _bytes(_of_supports(batch.every_image(0)), 1))
-        return Answered(answers, _statistics(statistics), _bytes(final_state, count))
+        if self.supports_kept:
+            state = _of_supports(batch.together(sessions))
+        return Answered(answers, _statistics(statistics), _bytes(state, count))
 
     def _of_every_image(self, method: Method, batch: SequenceBatch) -> Prediction:
         """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""

@@ -117,7 +117,7 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
     fast = tensors(seen[-1])[part][0, :, :size]
     ids = drawn.classes[0].tolist()
     by_way = [[row] for row in centres(batch)[0]]
-    classes = loader.sampler.classes(min(LOOKED, job.task.evaluation.episodes))
+    classes = loader.sampler.class_draws(min(LOOKED, job.task.evaluation.episodes)).array()
     for episode in np.flatnonzero(np.isin(classes, ids).any(1)):
         if int(episode) == index or min(map(len, by_way)) >= EPISODES:
             continue

@@ -163,9 +163,8 @@ class Method(nn.Module, ABC):
             methods are marked, and ranked by themselves.
         parallel_copies: whether copies (``copy.deepcopy``) of a method may answer in several threads at once, which is
             faster on a CPU. Only where copies share nothing that an answer changes or draws from: no random generator
-            of PyTorch's or NumPy's, no hook, no attribute of the class or the module. Nor may a method keep what it was
-            given: that memory is used for the next episodes. It holds for the class that says it, not for its
-            subclasses, which may do more.
+            of PyTorch's or NumPy's, no hook, no attribute of the class or the module. It holds for the class that says
+            it, not for its subclasses, which may do more.
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
         every_image: whether, in sessions, it is given all training images of the novel classes in place of their k
             supports, of all sessions at once: an upper bound, which no few-shot method is.

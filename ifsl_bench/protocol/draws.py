@@ -6,6 +6,9 @@ may be drawn.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -107,6 +110,19 @@ def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.nda
         taken = (rows - base[labels]) % 2 == {"even": 0, "odd": 1}[parity]
         rows, labels = rows[taken], labels[taken]
     return rows, labels
+
+
+def table(values: np.ndarray, device: torch.device | str) -> Tensor:
+    """Whole numbers as a tensor of 64-bit integers on a device."""
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
+
+
+def digest_of(parts: Iterable[Tensor]) -> str:
+    """SHA-256 over the whole numbers of all parts, in their order."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(part.to("cpu", torch.int64).numpy().astype("<i8").tobytes())
+    return sha.hexdigest()
 
 
 def remedy(option: str, value: int) -> str:

@@ -7,8 +7,7 @@ and any slice can be recomputed.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.class_draws import OF_CLASSES, ClassDraws, stream_key
-from ifsl_bench.protocol.draws import admissible, below, distinct, random_words, remedy
+from ifsl_bench.protocol.draws import admissible, below, digest_of, distinct, random_words, remedy, table
 from ifsl_bench.protocol.task import EpisodeSpec, Side, Task
 
 if TYPE_CHECKING:
@@ -107,13 +106,9 @@ class Sampler:
             lack = f"{shape.base_queries:,} base queries, {pools[1]} has {worst} images for them"
             enough = int(worst * shape.novel_queries // shape.base_queries)  # both kinds change in proportion
             raise UserError(f"episodes of {stream[0]} need {lack}{remedy('queries', enough)}")
-
-        def table(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
-
-        self.novel_starts, self.novel_counts = table(novel[:-1]), table(counts)
-        self.base_rows, self.base_labels = table(rows), table(labels)
-        self.base_starts, self.base_counts = table(allowed[:-1]), table(np.diff(allowed))
+        self.novel_starts, self.novel_counts = table(novel[:-1], device), table(counts, device)
+        self.base_rows, self.base_labels = table(rows, device), table(labels, device)
+        self.base_starts, self.base_counts = table(allowed[:-1], device), table(np.diff(allowed), device)
         self.base_classes = len(base) - 1
 
     def _random(self, index: Tensor, purpose: int, count: int) -> Tensor:
@@ -159,10 +154,6 @@ class Sampler:
         """The draws of novel classes for the first ``count`` episodes."""
         return ClassDraws(count, self.shape.ways, len(self.novel_counts), self.key)
 
-    def classes(self, count: int) -> np.ndarray:
-        """The novel classes of the first ``count`` episodes, int64 [count, N], as labels of the novel pool."""
-        return self.class_draws(count).array()
-
     def _base_places(self, index: Tensor, classes: Tensor) -> Tensor:
         """[E, B] places in the list of admissible base images, for episodes ``index`` [E] of ``classes`` [E, N]."""
         count = self.shape.base_queries
@@ -179,13 +170,13 @@ class Sampler:
 
     def digest(self, count: int, batch: int = 500) -> str:
         """SHA-256 over class and image ids of the first ``count`` episodes: equal digests, equal episodes."""
-        sha = hashlib.sha256()
-        for start in range(0, count, batch):
-            drawn = self.sample(start, min(batch, count - start))
-            parts = (drawn.classes, drawn.support, drawn.query, drawn.query_labels)
-            rows = torch.cat(parts, 1).to("cpu", torch.int64).numpy()
-            sha.update(rows.astype("<i8").tobytes())
-        return sha.hexdigest()
+
+        def rows() -> Iterator[Tensor]:
+            for start in range(0, count, batch):
+                drawn = self.sample(start, min(batch, count - start))
+                yield torch.cat([drawn.classes, drawn.support, drawn.query, drawn.query_labels], 1)
+
+        return digest_of(rows())
 
 
 def task_sampler(
@@ -193,18 +184,10 @@ def task_sampler(
     side: Side,
     seed: int,
     starts: Callable[[str], np.ndarray],
-    device: torch.device | str = "cpu",
-    classes: Callable[[str], Sequence[str]] = lambda pool: (),
+    device: torch.device | str,
+    classes: Callable[[str], Sequence[str]],
 ) -> Sampler:
-    """The episodes of a task's side: training episodes follow the training seed, the others are the task's own.
-
-    Args:
-        starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
-        classes: of a pool by name, what errors call its classes.
-
-    Raises:
-        UserError: the pools have too few classes or images.
-    """
+    """The episodes of a task's side, as of :func:`task_stream`."""
     novel = task.pool(side, "novel")
     base = task.pool(side, "base") if task.kind.has_base else "base/train"  # for the number of base classes
     return Sampler(
@@ -232,7 +215,7 @@ def training_sampler(
     """The training episodes of a task, each with the novel classes and the base queries of so many.
 
     Args:
-        seed, starts, device, classes: as of :func:`task_sampler`.
+        seed, starts, device, classes: as of :func:`task_stream`.
 
     Raises:
         UserError: the pools have too few classes or images; says for how many sessions they have enough.
@@ -273,8 +256,11 @@ def task_stream(
 ) -> Sampler | SequenceSampler:
     """The stream of a task's side: its episodes, or its sequences of sessions; training is on episodes always.
 
+    Training episodes follow the training seed, the others are the task's own.
+
     Args:
-        seed, starts, device, classes: as of :func:`task_sampler`.
+        starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+        classes: of a pool by name, what errors call its classes.
         order: [T N] labels of novel/test, that of a published list.
 
     Raises:

@@ -158,16 +158,18 @@ _OF_VARIANTS = {
     "variants.[name].queries": "episode.novel_queries",
     "variants.[name].pretraining_steps": "pretraining.steps",
 }
+# What a key of that name may be, in [pretraining] and of a variant.
+_OF_BACKBONES = {
+    "weights": task_limits.WEIGHTS_RULE,
+    "pretrained_on": task_limits.CORPORA_RULE,
+    "centre": '"mean" or "none"',
+}
 
 
 def _range(path: str, of: Any) -> str:
     """Says in words what a key may be, from where it is checked."""
-    if path in ("pretraining.weights", "variants.[name].weights"):
-        return task_limits.WEIGHTS_RULE
-    if path.endswith(".pretrained_on"):
-        return task_limits.CORPORA_RULE
-    if path.endswith(".centre"):
-        return '"mean" or "none"'
+    if (name := path.rpartition(".")[2]) in _OF_BACKBONES:
+        return _OF_BACKBONES[name]
     if isinstance(of, msgspec.inspect.LiteralType):
         return " or ".join(toml(value) for value in sorted(of.values, key=str))
     field = path.removeprefix("tasks.[name].")

@@ -7,8 +7,7 @@ images by the sequence's: so the R sequences of an order share nothing but the o
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +17,15 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.class_draws import OF_CLASSES, ClassDraws, stream_key
-from ifsl_bench.protocol.draws import admissible, distinct, distinct_of_few, random_words, remedy
+from ifsl_bench.protocol.draws import (
+    admissible,
+    digest_of,
+    distinct,
+    distinct_of_few,
+    random_words,
+    remedy,
+    table,
+)
 from ifsl_bench.protocol.task import SUPPORT, SessionSpec, Side, Task
 
 _OF_IMAGES = 2  # the purpose of the words that choose images
@@ -90,18 +97,12 @@ class SequenceSampler:
         rows, labels = admissible(pools.base, parity)
         self._check_classes(pools, np.bincount(labels, minlength=len(pools.base) - 1))
         self.queries = self._queries(pools, len(labels) // (len(pools.base) - 1))
-        self.base_query, self.base_labels = self._table(rows), self._table(labels)
         self.base_classes, self.novel_classes = len(pools.base) - 1, len(pools.novel) - 1
-        self.novel_starts, self.novel_counts = self._table(pools.novel[:-1]), self._table(np.diff(pools.novel))
-        support = pools.novel if pools.support is None else pools.support
-        self.support_starts, self.support_counts = self._table(support[:-1]), self._table(np.diff(support))
-        self.apart, self.order = (
-            pools.support is not None,
-            None if order is None else self._table(order[: shape.classes]),
-        )
-
-    def _table(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
+        self.apart, support = pools.support is not None, pools.novel if pools.support is None else pools.support
+        self.base_query, self.base_labels = table(rows, device), table(labels, device)
+        self.novel_starts, self.novel_counts = table(pools.novel[:-1], device), table(np.diff(pools.novel), device)
+        self.support_starts, self.support_counts = table(support[:-1], device), table(np.diff(support), device)
+        self.order = None if order is None else table(order[: shape.classes], device)
 
     def _check_classes(self, pools: Pools, base_queries: np.ndarray) -> None:
         shape, classes, base = self.shape, len(pools.novel) - 1, len(pools.base) - 1
@@ -204,20 +205,16 @@ class SequenceSampler:
         orders = -(-count // self.shape.supports)
         return ClassDraws(orders, self.shape.classes, self.novel_classes, self.key)
 
-    def classes(self, count: int) -> np.ndarray:
-        """The novel classes of these orders, int64 [orders, C], as labels of the novel pool."""
-        draws = self.class_draws(count)
-        return draws.array() if isinstance(draws, ClassDraws) else draws
-
     def digest(self, count: int, batch: int = 100) -> str:
         """SHA-256 over base queries and the first ``count`` sequences: equal digests, equal sequences."""
-        sha = hashlib.sha256()
-        _update(sha, self.base_query, self.base_labels)
-        for start in range(0, count, batch):
-            drawn = self.sample(start, min(batch, count - start))
-            rows = (drawn.classes, drawn.support.flatten(1), drawn.query.flatten(1))
-            _update(sha, torch.cat(rows, 1))
-        return sha.hexdigest()
+
+        def rows() -> Iterator[Tensor]:
+            yield from (self.base_query, self.base_labels)
+            for start in range(0, count, batch):
+                drawn = self.sample(start, min(batch, count - start))
+                yield torch.cat([drawn.classes, drawn.support.flatten(1), drawn.query.flatten(1)], 1)
+
+        return digest_of(rows())
 
 
 def task_sequences(
@@ -225,9 +222,9 @@ def task_sequences(
     side: Side,
     shape: SessionSpec,
     starts: Callable[[str], np.ndarray],
-    device: torch.device | str = "cpu",
-    classes: Callable[[str], Sequence[str]] = lambda pool: (),
-    order: np.ndarray | None = None,
+    device: torch.device | str,
+    classes: Callable[[str], Sequence[str]],
+    order: np.ndarray | None,
 ) -> SequenceSampler:
     """The sequences of a task's side; see :func:`ifsl_bench.protocol.episodes.task_stream`.
 
@@ -246,11 +243,6 @@ def task_sequences(
     parity = None if task.hides(side) else task.base_parity(side)
     stream, published = (task.name, side, task.evaluation.seed), order if side == "test" else None
     return SequenceSampler(stream, shape, task.shots, pools, task.hides(side), parity, published, device)
-
-
-def _update(sha: hashlib._Hash, *rows: Tensor) -> None:
-    for part in rows:
-        sha.update(part.to("cpu", torch.int64).numpy().astype("<i8").tobytes())
 
 
 def _called(label: int, classes: Sequence[str]) -> str:

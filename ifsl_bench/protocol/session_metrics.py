@@ -191,10 +191,6 @@ def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
     return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
 
 
-def _base(counts: SessionCounts) -> np.ndarray:
-    return counts.triangle()[:, :, 0]
-
-
 def _novel(counts: SessionCounts) -> np.ndarray:
     """The accuracy over all novel queries of the classes met so far, each query alike."""
     return _percent(counts._square[:, :, 1:].sum(2), _novel_queries(counts))
@@ -228,10 +224,6 @@ def _gacc(counts: SessionCounts) -> np.ndarray:
     return area
 
 
-def _learned(counts: SessionCounts) -> np.ndarray:
-    return np.diagonal(counts.triangle(), axis1=1, axis2=2)
-
-
 def _novel_as_base(counts: SessionCounts) -> np.ndarray:
     """The share of the novel queries met so far that go to base classes."""
     taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
@@ -246,11 +238,11 @@ def _base_as_novel(counts: SessionCounts) -> np.ndarray:
 
 _AFTER: dict[str, Callable[[SessionCounts], np.ndarray]] = {
     "acc": lambda counts: _percent(counts._square.sum(2), counts.queries.astype(np.int64).cumsum(1)),
-    "base": _base,
+    "base": lambda counts: counts.triangle()[:, :, 0],
     "novel": _novel,
     "harmonic": _harmonic,
     "gacc": _gacc,
-    "learned": _learned,
+    "learned": lambda counts: np.diagonal(counts.triangle(), axis1=1, axis2=2),
     "novel_as_base": _novel_as_base,
     "base_as_novel": _base_as_novel,
 }

@@ -25,6 +25,11 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """An unknown key, a missing one or one of the wrong type is an error that names it."""
 
 
+def _without_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The values but for those of these names that are None."""
+    return {name: part for name, part in value.items() if part is not None or name not in names}
+
+
 class DataSpec(Strict, frozen=True):
     """The data set of a task and how its images enter a network: ``(x / 255 - mean) / std`` for each channel."""
 
@@ -88,11 +93,7 @@ class Pretraining(Strict, frozen=True):
         """Everything that changes the weights, beside the seed."""
         value = msgspec.to_builtins(self)
         del value["seed"], value["pretrained_on"]
-        if self.weights is None:  # younger than the first pretrainings
-            del value["weights"]
-        if self.centre is None:
-            del value["centre"]
-        return value
+        return _without_none(value, "weights", "centre")  # younger than the first pretrainings
 
     def epoch(self, images: int) -> tuple[int, int]:
         """Images of a step and steps of an epoch, where base/train has so many images."""
@@ -230,26 +231,13 @@ class Task(Strict, frozen=True):
         value = msgspec.to_builtins(self)
         del value["title"], value["digest"], value["variant_of"]
         del value["dataset"]["obtain"], value["dataset"]["fingerprint"], value["dataset"]["partial"]
-        # Younger than the first stored results: absent where they change nothing.
-        if self.base_classes is None:
-            del value["base_classes"]
-        if self.base_order is None:
-            del value["base_order"]
-        if self.novel_from is None:
-            del value["novel_from"]
-        if self.sessions is None:
-            del value["sessions"]
-        elif self.sessions.memory == "supports":
+        if self.sessions and self.sessions.memory == "supports":
             del value["sessions"]["memory"]
-        if self.pretraining.seed is None:
-            del value["pretraining"]["seed"]
-        if self.pretraining.weights is None:
-            del value["pretraining"]["weights"]
-        if self.pretraining.pretrained_on is None:
-            del value["pretraining"]["pretrained_on"]
-        if self.pretraining.centre in (None, CENTRED):  # what backbones from elsewhere do, and no others can
-            del value["pretraining"]["centre"]
-        return value
+        if self.pretraining.centre == CENTRED:  # what backbones from elsewhere do, and no others can
+            value["pretraining"]["centre"] = None
+        # Younger than the first stored results: absent where they change nothing.
+        value["pretraining"] = _without_none(value["pretraining"], "seed", "weights", "pretrained_on", "centre")
+        return _without_none(value, "base_classes", "base_order", "novel_from", "sessions")
 
     @property
     def hash(self) -> str:

@@ -75,6 +75,13 @@ OTHER: dict[str, tuple[Callable[[float], bool], str]] = {
     "pretraining.schedule.rate": _POSITIVE,
     "meta_training.schedule.rate": _POSITIVE,
 }
+# Its texts: what each must look like, and the rule in words.
+TEXTS = {
+    "dataset.name": (NAME, RULE),
+    "novel_from": (NAME, RULE),
+    "pretraining.weights": (WEIGHTS, WEIGHTS_RULE),
+    "pretraining.pretrained_on": (CORPORA, CORPORA_RULE),
+}
 # And its lists.
 LISTS = {
     "dataset.mean": "as many as the images have channels, or one for all",
@@ -110,10 +117,9 @@ def check_task(task: Task, where: str) -> None:
         if not ok:
             raise UserError(f"{where}: task {task.name!r}: {message}")
 
-    need(bool(re.fullmatch(NAME, task.dataset.name)), f"dataset.name {task.dataset.name!r}: {RULE}")
-    need(
-        task.novel_from is None or bool(re.fullmatch(NAME, task.novel_from)), f"novel_from {task.novel_from!r}: {RULE}"
-    )
+    for field, (pattern, rule) in TEXTS.items():
+        text = attrgetter(field)(task)
+        need(text is None or bool(re.fullmatch(pattern, text)), f"{field} {text!r:.80}: {rule}")
     need(is_printable(task.title), "title must be one line of text that can be printed")
     # Sessions come first, since the number of sequences follows from them.
     for field, (least, most) in (OF_SESSIONS | WHOLE | OF_SESSIONS if task.sessions else WHOLE).items():
@@ -128,13 +134,8 @@ def check_task(task: Task, where: str) -> None:
         f"evaluation.episodes is {task.evaluation.episodes:,}; of {task.episode.ways:,} classes a result file holds "
         f"{most:,} episodes at most",
     )
-    backbone, weights = task.pretraining.backbone, task.pretraining.weights
+    backbone = task.pretraining.backbone
     need(bool(re.fullmatch(BACKBONE, backbone)), f"pretraining.backbone {backbone!r:.80} is no name of a backbone")
-    sound = weights is None or bool(re.fullmatch(WEIGHTS, weights))
-    need(sound, f"pretraining.weights {weights!r:.80}: {WEIGHTS_RULE}")
-    corpora = task.pretraining.pretrained_on
-    sound = corpora is None or bool(re.fullmatch(CORPORA, corpora))
-    need(sound, f"pretraining.pretrained_on {corpora!r:.80}: {CORPORA_RULE}")
     need(len(task.dataset.mean) == len(task.dataset.std), "dataset.mean and dataset.std must have equal lengths")
     need(len(task.dataset.mean) <= LONG, f"dataset.mean must have at most {LONG:,} entries")
     need(all(map(math.isfinite, task.dataset.mean)), "dataset.mean must be finite")

@@ -45,21 +45,17 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UserError: unknown name (with the nearest ones), or an impossible value.
         """
-        fields = {f.name: f for f in msgspec.structs.fields(cls)}
         for key in values:
-            if key not in fields:
-                raise unknown("training option", key, fields)
+            if key not in TAKES:
+                raise unknown("training option", key, TAKES)
             if isinstance(values[key], bool):
                 raise UserError(f"--train: {key} is not {values[key]}")
-        try:
-            training = msgspec.convert(dict(values), cls, strict=False)
-        except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half a character
-            for key, value in values.items():
-                try:
-                    msgspec.convert({key: value}, cls, strict=False)
-                except (msgspec.ValidationError, UnicodeError):
-                    raise UserError(f"--train: {key} takes {TAKES.get(key, 'another value')}, not {value!r}") from error
-            raise UserError(f"--train: {error}") from error
+        for key, value in values.items():
+            try:
+                msgspec.convert({key: value}, cls, strict=False)
+            except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half a character
+                raise UserError(f"--train: {key} takes {TAKES[key]}, not {value!r}") from error
+        training = msgspec.convert(dict(values), cls, strict=False)
         if "steps" in values and training.steps < 1:
             raise UserError("--train: steps must be at least 1; leave it out for the task's own")
         counts = training.episodes_per_step, training.views, training.sessions

@@ -86,7 +86,7 @@ def test_an_order_comes_with_several_support_sets():
     assert (orders == orders[:, :1]).all()
     assert len(orders[:, 0].unique(dim=0)) == SPEC.orders
     assert len(drawn.support.flatten(1).unique(dim=0)) == SPEC.sequences
-    assert (orders[:, 0].numpy() == sampler.classes(SPEC.sequences)).all(), "the NumPy version of the draws"
+    assert (orders[:, 0].numpy() == sampler.class_draws(SPEC.sequences).array()).all(), "the NumPy version of the draws"
     for e in range(SPEC.sequences):
         assert len(set(drawn.classes[e].tolist())) == 6
         images = torch.cat([drawn.support[e].flatten(), drawn.query[e].flatten()]).tolist()
