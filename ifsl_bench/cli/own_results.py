@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -53,10 +54,8 @@ def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | N
 
 def _time(when: str) -> datetime:
     """The time that ``--since`` means; raises :class:`UserError` where it means none."""
-    try:
+    with suppress(ValueError, OverflowError):
         return datetime.now(UTC) - timedelta(days=float(when))
-    except (ValueError, OverflowError):
-        pass
     try:
         return datetime.fromisoformat(when).astimezone(UTC)
     except ValueError as error:
