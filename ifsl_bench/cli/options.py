@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ifsl_bench.cli.completion import complete_methods, complete_options, complete_tasks
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.cli.completion import complete_methods, complete_options, complete_rows, complete_tasks
+from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
-            from ifsl_bench.common.errors import unknown
-
             see = f"{ctx.command_path} --help" if self.what == "command" else ""
             raise unknown(self.what, args[0], names, see=see)
         return super().resolve_command(ctx, args)
@@ -67,13 +65,15 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
 
 def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
     from ifsl_bench.board.render import FORMATS
-    from ifsl_bench.common.errors import unknown
 
     if value not in FORMATS:
         raise unknown("format", value, FORMATS)
     return value
 
 
+label_option = click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL",
+                            shell_complete=complete_rows,
+                            help="Only rows with these labels, comma-separated or repeated.")  # fmt: skip
 home_option = click.option("--home", metavar="DIR", help="Folder of caches [IFSL_BENCH_HOME, or the platform's].")
 results_option = click.option(
     "--results", "results_dir", metavar="DIR", help="Folder of results [the platform's, or results below the home]."
@@ -146,10 +146,7 @@ CHANGES = {  # of tasks: option -> what it takes, and its help
         "NAME",
         "What these weights have seen: base (the task's base/train alone), imagenet-1k, ... [unknown].",
     ),
-    "centre": (
-        "mean|none",
-        "Subtract the mean of base/train from the features of such a backbone, or nothing [mean].",
-    ),
+    "centre": ("mean|none", "Subtract the mean of base/train from the features of such a backbone, or nothing [mean]."),
 }
 
 
@@ -238,15 +235,12 @@ class Machine:
     def workspace(self, results: Path | None, device: str = "") -> Workspace:
         """The workspace; ``results`` and ``device`` hold where the options say nothing, and in their place."""
         from ifsl_bench.backbone.device import keep_freed_memory
+        from ifsl_bench.common.training_curves import curve_logs
         from ifsl_bench.episodic.prepared import workspace
 
         keep_freed_memory()
         reporter = reporter_for(self.quiet, self.verbose)
         work = workspace(self.home, self.results_dir or results, device or self.device, reporter)
-        if self.log is None and self.log_dir is None:
-            return work
-        from ifsl_bench.common.training_curves import curve_logs
-
         return dataclasses.replace(work, curves=curve_logs(self.log, self.log_dir, work.home))
 
 

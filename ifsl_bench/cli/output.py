@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ifsl_bench.common.errors import one_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -53,8 +55,6 @@ def prints_aside(style: str) -> Iterator[None]:
 
 def warn(notes: Iterable[str]) -> None:
     """Prints each of these once on standard error, where no program takes it for what it reads."""
-    from ifsl_bench.common.errors import one_line
-
     for note in dict.fromkeys(notes):
         click.echo(one_line(f"warning: {note}"), err=True)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from ifsl_bench.cli.completion import complete_rows, complete_tasks
-from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_options, names, style_option
+from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_options, label_option, style_option
 from ifsl_bench.cli.output import show_tables, warn
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task_limits import LARGEST_SEED
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
     from ifsl_bench.common.files import Home
 
 
-@click.group(
-    cls=Group,
-    epilog=examples("results list --since 7", "results remove lr.weight_decay=1 glyphs-5shot"),
-)
+@click.group(cls=Group, epilog=examples("results list --since 7", "results remove lr.weight_decay=1 glyphs-5shot"))
 def results() -> None:
     """List and remove your own results."""
 
@@ -34,8 +32,7 @@ def results() -> None:
     ),
 )
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
-@click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL", shell_complete=complete_rows,
-              help="Only rows with these labels, comma-separated or repeated.")  # fmt: skip
+@label_option
 @click.option("--since", metavar="WHEN", help="Only what was measured in the last N days, or since YYYY-MM-DD.")
 @folders_options
 @style_option
@@ -57,10 +54,8 @@ def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | N
 
 def _time(when: str) -> datetime:
     """The time that ``--since`` means; raises :class:`UserError` where it means none."""
-    try:
+    with suppress(ValueError, OverflowError):
         return datetime.now(UTC) - timedelta(days=float(when))
-    except (ValueError, OverflowError):
-        pass
     try:
         return datetime.fromisoformat(when).astimezone(UTC)
     except ValueError as error:

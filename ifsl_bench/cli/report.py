@@ -10,6 +10,7 @@ import click
 from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import examples, folders_options
 from ifsl_bench.cli.output import warn
+from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.common.files import Home
@@ -25,7 +26,6 @@ def report(tasks: tuple[str, ...], out: str, folders: Home) -> None:
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
     from ifsl_bench.board.claims import judged
-    from ifsl_bench.common.errors import UserError
     from ifsl_bench.common.files import check_out, write_out
     from ifsl_bench.page.gather import boards_with_variants, gather
     from ifsl_bench.page.html import page_html

@@ -20,7 +20,7 @@ from ifsl_bench.cli.options import (
     folders_of,
     folders_options,
     home_option,
-    names,
+    label_option,
     quiet_option,
     reporter_for,
     style_option,
@@ -35,12 +35,6 @@ from ifsl_bench.protocol.task_limits import LARGEST_SEED
 if TYPE_CHECKING:
     from ifsl_bench.board.boards import Board
     from ifsl_bench.common.files import Home
-
-
-label_option = click.option(
-    "--method", "labels", multiple=True, callback=names, metavar="LABEL",
-    shell_complete=complete_rows, help="Only rows with these labels, comma-separated or repeated.",
-)  # fmt: skip
 
 
 def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool, labels: Sequence[str]) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ifsl_bench.jobs.request import Request
     from ifsl_bench.protocol.task import Task
     from ifsl_bench.scheduler.cluster import ClusterSpec
+    from ifsl_bench.scheduler.executors import Executor
 
 FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options that name what is on this machine
 
@@ -136,14 +137,17 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
         return _evaluate(Path(how.checkpoint), request, work, how.style)
     jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
     files = {**narrowed.data, **{name: Path(path) for name, path in how.data.items()}}
-    from ifsl_bench.campaigns.run import check_data
+    from ifsl_bench.campaigns.run import check_data, workers_for
 
     check_data(files, tasks, work.home)
+    if how.dry_run and how.own_weights:
+        raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
+    executor = workers_for(jobs, work, machine.device, how.jobs, how.devices, cluster)
     if how.dry_run:
-        _plan(jobs, lacking, files, work, machine.device, how, cluster)
+        _plan(jobs, lacking, files, work, how, executor)
         return 0
     first = not any(work.home.results.glob("*/*.json"))
-    ended = _run(jobs, files, work, machine.device, how, cluster)
+    ended = _run(jobs, files, work, how, executor)
     _show_rows(tasks, ended, work, how)
     if first and ended.stored and how.style == "text":
         task = ended.stored[0].task.name
@@ -165,17 +169,13 @@ def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -
 
 
 def _plan(
-    jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, device: str, how: How,
-    cluster: ClusterSpec | None,
+    jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, how: How,
+    executor: Executor | None,
 ) -> None:  # fmt: skip
     from ifsl_bench.campaigns.plan import plan_of
-    from ifsl_bench.campaigns.run import workers_for
     from ifsl_bench.cli.campaigns import show_plan
 
-    if how.own_weights:
-        raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
-    executor = workers_for(jobs, work, device, how.jobs, how.devices, cluster)
-    count = executor.count if executor and not cluster else 1
+    count = executor.count if executor and not how.cluster else 1
     plan = plan_of(jobs, work, how.rerun, how.retrain, lacking=bool(files), workers=count, data=files)
     if how.cluster:
         work.reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
@@ -184,12 +184,9 @@ def _plan(
     show_plan(plan, how.style, how.full)
 
 
-def _run(
-    jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, device: str, how: How, cluster: ClusterSpec | None
-) -> Ended:
-    from ifsl_bench.campaigns.run import prepare_from, run_campaign, workers_for
+def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, how: How, executor: Executor | None) -> Ended:
+    from ifsl_bench.campaigns.run import prepare_from, run_campaign
 
-    executor = workers_for(jobs, work, device, how.jobs, how.devices, cluster)
     prepare_from(files, work)
     if how.own_weights:
         from ifsl_bench.jobs.pretraining import train_backbones

@@ -69,12 +69,8 @@ def unknown(kind: str, name: object, choices: Iterable[str], where: str = "", se
         see: the command that shows all of them, where they are many.
     """
     names = sorted(set(choices))
-    lower: dict[str, str] = {}
-    for name_of_list in names:  # whoever writes LR+A means lr+a
-        lower.setdefault(name_of_list.lower(), name_of_list)
-    near = [
-        lower[name_of_list] for name_of_list in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)
-    ]
+    lower = {choice.lower(): choice for choice in reversed(names)}  # whoever writes LR+A means lr+a
+    near = [lower[choice] for choice in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
     near = near[:1] if near and near[0].lower() == str(name).lower() else near
     shown = repr(name[:80] if isinstance(name, str) else name)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""

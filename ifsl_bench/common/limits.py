@@ -1,4 +1,4 @@
-"""Limits on files from strangers, each with its reason and its error.
+"""Limits on files from strangers, each with its error, and its reason above it.
 
 A limit is far above what honest files hold, and low enough that reading up to it takes seconds and well under 1 GB.
 """
@@ -20,7 +20,6 @@ class Limit:
 
     most: int  # the largest value that passes
     error: str  # what follows the name of the thing; `{value}` and `{most}` are filled in
-    why: str  # the reason for the bound, for people who change it
 
     def check(self, value: int, where: str, kind: type[Exception] = UserError) -> None:
         """Raises :class:`UserError` where a value is beyond the limit.
@@ -53,110 +52,81 @@ def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
 
 # -- archives
 
-MEMBERS = Limit(
-    1_500_000,
-    "holds {value} files, more than {most}; give a smaller folder or archive",
-    "ILSVRC-2012 has 1.43 million. The list of members is in memory, 600 bytes for each at the most.",
-)
+# ILSVRC-2012 has 1.43 million. The list of members is in memory, 600 bytes for each at the most.
+MEMBERS = Limit(1_500_000, "holds {value} files, more than {most}; give a smaller folder or archive")
+# PATH_MAX of Linux; no tool could unpack a longer one.
 PATH = Limit(
     4096,
     "holds a file whose path has {value} characters, more than {most}; it is damaged or not to be trusted, get another "
     "copy",
-    "PATH_MAX of Linux; no tool could unpack a longer one.",
 )
+# 1.5 million entries of 170 bytes. Python's reader has it in memory whole, whatever is in it.
 ZIP_LIST = Limit(
     1 << 28,
     "has a list of files of {value} bytes, more than {most}; give a smaller archive, or unpack it and give the folder",
-    "1.5 million entries of 170 bytes. Python's reader has it in memory whole, whatever is in it.",
 )
+# It holds a path, and perhaps what macOS adds to a file. Python before 3.11.10 takes time quadratic in its length.
 EXTENDED_HEADER = Limit(
     1 << 14,
     "holds an extended header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
-    "It holds a path, and perhaps what macOS adds to a file. Python before 3.11.10 takes time quadratic in its length.",
 )
+# Images and features expand 1 to 20 times; deflate can 1,032 times, bzip2 a million times.
 EXPANSION = Limit(
     200,
     "expands to more than {most} times its size, so it seems made to fill the memory; get another copy, or unpack it "
     "yourself and give the folder",
-    "Images and features expand 1 to 20 times; deflate can 1,032 times, bzip2 a million times.",
 )
 EXPANDED = 1 << 28  # bytes up to which anything may expand as it likes: a file of zeros is small and harmless
 
 # -- files that are read whole
 
-_IMAGE_WHY = "An encoded image is in memory whole, several at a time; photographs have 0.1 to 50 MB."
-SPLIT_FILE = Limit(
-    1 << 22,
-    "has more than {most} characters; a list of classes is shorter, is it the right file?",
-    "A line of 50 characters for each of 20,000 classes is 1 MB. All lines are in memory.",
-)
-TOML_FILE = Limit(
-    1 << 18,
-    "has more than {most} characters; such a file has a few thousand, is it the right one?",
-    "It is parsed whole, in Python.",
-)
-TOML_LINE = Limit(
-    200,
-    "has a line with {value} dots, more than {most}; break it into several",
-    "Python's parser takes memory that is quadratic in the parts of a key; 100,000 of them fill a machine.",
-)
-RESULT_FILE = Limit(
-    1 << 25,
-    "has more than {most} bytes; a result of 2,000 episodes has 20,000, is it the right file?",
-    "It is parsed whole. Whole numbers of 2 bytes make objects of 40: read up to here, a file of them takes 0.5 GB.",
-)
+# A line of 50 characters for each of 20,000 classes is 1 MB. All lines are in memory.
+SPLIT_FILE = Limit(1 << 22, "has more than {most} characters; a list of classes is shorter, is it the right file?")
+# It is parsed whole, in Python.
+TOML_FILE = Limit(1 << 18, "has more than {most} characters; such a file has a few thousand, is it the right one?")
+# Python's parser takes memory that is quadratic in the parts of a key; 100,000 of them fill a machine.
+TOML_LINE = Limit(200, "has a line with {value} dots, more than {most}; break it into several")
+# It is parsed whole. Whole numbers of 2 bytes make objects of 40: read up to here, a file of them takes 0.5 GB.
+RESULT_FILE = Limit(1 << 25, "has more than {most} bytes; a result of 2,000 episodes has 20,000, is it the right file?")
+# It is read whole, twice as large in memory. In half precision that is 500 million parameters.
 WEIGHTS_FILE = Limit(
     1 << 30,
     "has {value} bytes, more than {most}; the weights of a backbone have 2 to 50 million, is it the right file?",
-    "It is read whole, twice as large in memory. In half precision that is 500 million parameters.",
 )
+# A tensor takes 100 bytes there, a backbone has a few hundred. It is parsed whole, in Python.
 WEIGHTS_HEADER = Limit(
-    1 << 22,
-    "has a header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
-    "A tensor takes 100 bytes there, a backbone has a few hundred. It is parsed whole, in Python.",
+    1 << 22, "has a header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy"
 )
+# The largest vision transformers have 6 billion parameters, in half precision 12 GB; those in use have 1 to 2.
 GIVEN_WEIGHTS = Limit(
-    8 << 30,
-    "has {value} bytes, more than {most}; no network that fits one accelerator is that large",
-    "The largest vision transformers have 6 billion parameters, in half precision 12 GB; those in use have 1 to 2.",
+    8 << 30, "has {value} bytes, more than {most}; no network that fits one accelerator is that large"
 )
-GIVEN_TENSORS = Limit(
-    100_000, "holds {value} tensors, more than {most}; it is no file of weights", "Networks have thousands."
-)
-LABEL = Limit(
-    1000,
-    "has {value} characters, more than {most}; a label is shorter, is it the right file?",
-    "NumPy gives every text of an array the room of the longest.",
-)
+# Networks have thousands.
+GIVEN_TENSORS = Limit(100_000, "holds {value} tensors, more than {most}; it is no file of weights")
+# NumPy gives every text of an array the room of the longest.
+LABEL = Limit(1000, "has {value} characters, more than {most}; a label is shorter, is it the right file?")
+# Beside those that belong to long arrays. A byte of a pickle makes an object of 50 to 250 bytes.
 PICKLE_STEPS = Limit(
     3_500_000,
     "makes more than {most} values, which no data set has; it is damaged or not to be trusted, get another copy",
-    "Beside those that belong to long arrays. A byte of a pickle makes an object of 50 to 250 bytes.",
 )
+# Of strings up to 4 KiB and of lines of text, which are copied into memory.
 PICKLE_BYTES = Limit(
     1 << 28,
     "holds more than {most} bytes of names and numbers beside its arrays; it is damaged, not to be trusted, or in the "
     "text protocol (0), whose arrays are in memory whole: write it again in protocol 2 or later",
-    "Of strings up to 4 KiB and of lines of text, which are copied into memory.",
 )
+
 # -- images
 
-PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})", "A pixel takes 4 to 20 bytes.")
-SCANS = Limit(
-    500,
-    "has {value} scans, more than {most}; it is made to take hours to decode",
-    "A progressive JPEG has about 10. Each is a pass over all pixels: 20,000 of 14 bytes, on 49 million, took 98 s.",
-)
-TIFF_VALUES = Limit(
-    1_000_000,
-    "has {value} values in its header, more than {most}; it is made to take minutes to open",
-    "An image of 65,536 rows has two for each at the most. Pillow makes an object of each: 10 million took 25 s.",
-)
-SIDE = Limit(
-    1 << 16,
-    "has a side of {value} pixels, too many to decode (more than {most})",
-    "JPEG has no longer ones. Pillow takes 8 bytes a row: 2.4 GB for an image of 1 x 67 million.",
-)
+# A pixel takes 4 to 20 bytes.
+PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})")
+# A progressive JPEG has about 10. Each is a pass over all pixels: 20,000 of 14 bytes, on 49 million, took 98 s.
+SCANS = Limit(500, "has {value} scans, more than {most}; it is made to take hours to decode")
+# An image of 65,536 rows has two for each at the most. Pillow makes an object of each: 10 million took 25 s.
+TIFF_VALUES = Limit(1_000_000, "has {value} values in its header, more than {most}; it is made to take minutes to open")
+# JPEG has no longer ones. Pillow takes 8 bytes a row: 2.4 GB for an image of 1 x 67 million.
+SIDE = Limit(1 << 16, "has a side of {value} pixels, too many to decode (more than {most})")
 
 
 def image_bytes() -> Limit:
@@ -168,9 +138,9 @@ def image_bytes() -> Limit:
     setting = os.environ.get(IMAGE_SETTING, "256")
     if not (setting.isascii() and setting.isdigit() and int(setting[:9]) >= 1 and len(setting) < 10):
         raise UserError(f"{IMAGE_SETTING} is {setting[:40]!r}, expected a whole number of MB, 1 or more")
+    # An encoded image is in memory whole, several at a time; photographs have 0.1 to 50 MB.
     return Limit(
         int(setting) * 10**6,
         "has {value} bytes, more than {most}: too large for an encoded image; if it is one, set the environment "
         f"variable {IMAGE_SETTING} to more MB",
-        _IMAGE_WHY,
     )

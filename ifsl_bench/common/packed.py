@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import re
-import sys
 import zlib
 from collections.abc import Collection
 
@@ -73,8 +72,7 @@ def unpack(text: str, most: int, kinds: Collection[str] = KINDS) -> np.ndarray:
     planes = np.frombuffer(raw, dtype=np.uint8).reshape(each, n)
     if kind[0] == "u":
         return sum((planes[i].astype(np.int64) << 8 * i for i in range(each)), np.zeros(n, dtype=np.int64))
-    whole = np.ascontiguousarray(planes.T).view(f"<{kind}").reshape(n)
-    return whole if sys.byteorder == "little" else whole.astype(whole.dtype.newbyteorder("="))
+    return np.ascontiguousarray(planes.T).view(f"<{kind}").reshape(n).astype(kind, copy=False)
 
 
 def _words(text: str) -> tuple[str, str, str]:

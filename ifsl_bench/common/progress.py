@@ -30,10 +30,6 @@ def figures_in_words(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _nobody(amount: int, figures: Mapping[str, float]) -> None:
-    """Hears of an advance, and tells nobody."""
-
-
 class Stage:
     """A running stage; ``advance`` it as work gets done.
 
@@ -46,8 +42,9 @@ class Stage:
     """
 
     def __init__(
-        self, title: str = "", total: int = 0, done: int = 0, hear: Callable[[int, Mapping[str, float]], None] = _nobody
-    ) -> None:
+        self, title: str = "", total: int = 0, done: int = 0,
+        hear: Callable[[int, Mapping[str, float]], None] = lambda amount, figures: None,
+    ) -> None:  # fmt: skip
         self.title, self.total, self.done, self._hear = title, total, done, hear
         self.figures: dict[str, float] = {}
 
@@ -72,28 +69,6 @@ class Reporter:
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
         """A stage of ``total`` units of which ``done`` were finished by an earlier run."""
         yield Stage()
-
-
-class Relay(Reporter):
-    """Hands on to whoever is to hear at the time.
-
-    Attributes:
-        to: who that is now.
-    """
-
-    def __init__(self, to: Reporter) -> None:
-        self.to = to
-
-    def say(self, text: str) -> None:
-        self.to.say(text)
-
-    def warn(self, text: str) -> None:
-        self.to.warn(text)
-
-    @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
-        with self.to.stage(title, total, done) as stage:
-            yield stage
 
 
 class Mute(Reporter):

@@ -12,7 +12,7 @@ from typing import Any
 
 from ifsl_bench.common.errors import Lacking, UserError, unknown
 from ifsl_bench.common.files import Home, disk_errors, write_bytes
-from ifsl_bench.common.progress import RATE, Relay, Reporter, Stage
+from ifsl_bench.common.progress import RATE, Reporter, Stage
 
 COLUMNS = ("step", "loss", "accuracy", RATE, "validation accuracy")  # of CSV files; accuracy is in percent
 INSTALL = 'pip install "ifsl_bench[tensorboard]"'
@@ -103,15 +103,20 @@ def curve_logs(log: str | None, folder: str | Path | None, home: Home) -> CurveL
     return CurveLogs(log, Path(folder).expanduser().absolute() if folder is not None else home.logs / log)
 
 
-class Curves(Relay):
+class Curves(Reporter):
     """Writes the figures of trainings, stages that tell a loss, by step; hands everything on.
 
     A training that is resumed goes on in the same log, and what was told beyond the checkpoint is told once.
     """
 
     def __init__(self, logs: CurveLogs, training: str, to: Reporter) -> None:
-        super().__init__(to)
-        self.open, self.path = KINDS[logs.kind], logs.folder / training
+        self.open, self.path, self.to = KINDS[logs.kind], logs.folder / training, to
+
+    def say(self, text: str) -> None:
+        self.to.say(text)
+
+    def warn(self, text: str) -> None:
+        self.to.warn(text)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
@@ -126,7 +131,7 @@ class Curves(Relay):
             if writer and figures:
                 writer.add(stage.done, figures)
 
-        with super().stage(title, total, done) as told:
+        with self.to.stage(title, total, done) as told:
             stage = Stage(title, total, done, hear)
             try:
                 yield stage

@@ -32,13 +32,8 @@ EPISODES = 20  # in which a class is looked at, as in the paper
 LOOKED = 2000  # test episodes that these are sought in
 RING: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3, "markerfacecolor": "white",
                         "markeredgecolor": "#707070", "markeredgewidth": 0.5}  # fmt: skip
-PRODUCED: dict[str, Any] = {
-    "marker": "x",
-    "linestyle": "none",
-    "markersize": 3,
-    "color": "#707070",
-    "markeredgewidth": 0.6,
-}  # a shape that no class has
+PRODUCED: dict[str, Any] = {"marker": "x", "linestyle": "none", "markersize": 3, "color": "#707070",
+                            "markeredgewidth": 0.6}  # a shape that no class has  # fmt: skip
 FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
                         "markeredgewidth": 0.4}  # fmt: skip
 EDGE = 0.02  # of a panel: half of the widest symbol in its background

@@ -24,15 +24,7 @@ from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.episodic.prepared import Workspace, workspace
 from ifsl_bench.episodic.session_answers import Sessions
 from ifsl_bench.figures.models import check_trained, jobs_of, open_model
-from ifsl_bench.figures.style import (
-    drawn_beside,
-    heights,
-    legend_below,
-    lines_of_rows,
-    new_figure,
-    styled,
-    text_of,
-)
+from ifsl_bench.figures.style import drawn_beside, heights, legend_below, lines_of_rows, new_figure, styled, text_of
 from ifsl_bench.figures.texts import short_names
 from ifsl_bench.jobs.ready import Ready
 from ifsl_bench.plugin.method import Method, masked_logits

@@ -44,10 +44,9 @@ def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure,
     rows = by_accuracy(board)
     if len(rows) < 2:
         raise UserError(f"{board.name}: pairs need at least two rows, there is {len(rows)}")
-    enough = [row for row in rows if len(row.seeds) >= SEEDS or row.fixed]
-    out = []
-    if not named and len(enough) >= 2:
-        out, rows = [row for row in rows if not (len(row.seeds) >= SEEDS or row.fixed)], enough
+    few = [row for row in rows if len(row.seeds) < SEEDS and not row.fixed]
+    out = few if not named and len(rows) - len(few) >= 2 else []
+    rows = [row for row in rows if row not in out]
     names, count = [text_of(name) for name in names_of(rows)], len(rows)
     values, differs = differences(board, rows)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
@@ -78,9 +77,9 @@ def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure,
     bar = figure.colorbar(mesh, ax=axes, location="top", fraction=0.05, pad=0.02, aspect=30, extend=extend)
     bar.set_label("row minus column, points of Acc.\n(hatched: not significant)")
     bar.ax.spines[:].set_visible(False)
-    few = [name for name, row in zip(names, rows, strict=True) if len(row.seeds) < SEEDS and not row.fixed]
+    named_few = [name for name, row in zip(names, rows, strict=True) if row in few]
     notes = {
-        f"with fewer than {SEEDS} seeds, so that a difference says little about the method": few,
+        f"with fewer than {SEEDS} seeds, so that a difference says little about the method": named_few,
         f"left out, having fewer than {SEEDS} seeds (--method names them)": [row.full_name for row in out],
     }
     return figure, [f"{note}: {', '.join(which)}" for note, which in notes.items() if which]

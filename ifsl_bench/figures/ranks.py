@@ -13,16 +13,7 @@ from ifsl_bench.board.boards import Board
 from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import names_of
-from ifsl_bench.figures.style import (
-    DARK,
-    dots,
-    heights,
-    legend_below,
-    lines_of_rows,
-    new_panels,
-    styled,
-    text_of,
-)
+from ifsl_bench.figures.style import DARK, dots, heights, legend_below, lines_of_rows, new_panels, styled, text_of
 
 KEY = ("place by Acc.", "ranks it can have")
 

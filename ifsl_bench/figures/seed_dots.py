@@ -9,15 +9,7 @@ from matplotlib.patches import Rectangle
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.figures.rows import named_looks
-from ifsl_bench.figures.style import (
-    DARK,
-    heights,
-    legend_below,
-    lines_of_rows,
-    new_figure,
-    styled,
-    text_of,
-)
+from ifsl_bench.figures.style import DARK, heights, legend_below, lines_of_rows, new_figure, styled, text_of
 
 KEY = ("a seed", "mean", "95% over episodes")
 SPREAD = 0.22  # of a line's height, that the first and the last seed are above and below its middle

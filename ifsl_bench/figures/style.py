@@ -22,7 +22,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ifsl_bench.board.looks import look_of, looks_of
+from ifsl_bench.board.looks import Look, look_of, looks_of
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import check_out, write_out
 
@@ -147,8 +147,7 @@ def text_of(label: str) -> str:
 
 def drawn(label: str) -> dict[str, Any]:
     """The look of a method's line, with its marker."""
-    look = look_of(label)
-    return {"color": look.colour, "marker": look.marker, "linestyle": look.dash, "markeredgewidth": 0}
+    return _line(look_of(label)) | {"markeredgewidth": 0}
 
 
 def dots(label: str) -> dict[str, Any]:
@@ -161,12 +160,12 @@ def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dic
 
     Further rows of a method have a thin line, and marks that are half white.
     """
-    line_looks = []
-    for look in looks_of(labels, second):
-        line_look: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
-        half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
-        line_looks.append(line_look | (half if look.further else {"markeredgewidth": 0}))
-    return line_looks
+    half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
+    return [_line(look) | (half if look.further else {"markeredgewidth": 0}) for look in looks_of(labels, second)]
+
+
+def _line(look: Look) -> dict[str, Any]:
+    return {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
 
 
 def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], marks: Sequence[Mark] = ()) -> None:

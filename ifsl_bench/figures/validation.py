@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.measured import Row
+from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import by_accuracy, named_looks
 from ifsl_bench.figures.style import DARK, grid, legend_below, new_figure, styled
@@ -39,11 +39,12 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     figure = new_figure(2.0, wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
     for row, name, look in zip(rows, names, looks, strict=True):
-        seeds = _by_seed(row)
-        for seed, points in seeds.items() if len(seeds) > 1 else ():
-            axes.plot(*points, color=look["color"], linewidth=0.5, alpha=0.35, zorder=1, gid=f"seed {seed} of {name}")
-        steps = sorted(set.intersection(*(set(points[0]) for points in seeds.values())))
-        means = [np.mean([dict(zip(*points, strict=True))[step] for points in seeds.values()]) for step in steps]
+        seeds = {result.seed: _history(result) for result in row.results}
+        for seed, history in seeds.items() if len(seeds) > 1 else ():
+            axes.plot([*history], [*history.values()], color=look["color"], linewidth=0.5, alpha=0.35, zorder=1,
+                      gid=f"seed {seed} of {name}")  # fmt: skip
+        steps = sorted(set.intersection(*map(set, seeds.values())))
+        means = [np.mean([history[step] for history in seeds.values()]) for step in steps]
         axes.plot(steps, means, **look | {"markersize": 3.5}, zorder=2, gid=f"mean of {name}")
         kept_steps = [int(result.training.get("kept_step", 0)) for result in row.results]
         if (usual := max(sorted(set(kept_steps)), key=kept_steps.count)) in steps:
@@ -55,10 +56,6 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     return figure, []
 
 
-def _by_seed(row: Row) -> dict[int, tuple[list[int], list[float]]]:
-    """Steps and accuracies in percent, by seed."""
-    courses = {}
-    for result in row.results:
-        history = {int(step): float(value) for step, value in result.training["validation"].items()}
-        courses[result.seed] = sorted(history), [history[step] for step in sorted(history)]
-    return courses
+def _history(result: Result) -> dict[int, float]:
+    """Accuracies in percent by step."""
+    return dict(sorted((int(step), float(value)) for step, value in result.training["validation"].items()))

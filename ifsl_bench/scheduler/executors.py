@@ -1,6 +1,6 @@
 """Executors: the places where nodes run, each of which takes one node at a time; and how a node runs in a process.
 
-``submit(node)`` hands a node to an idle place and returns a future, ``end(node, future)`` tells what became of it.
+``submit(node)`` hands a node to an idle place and returns a future, ``end(node)`` tells what became of it.
 :class:`Here` has this process as its only place, :class:`ifsl_bench.scheduler.local_workers.LocalWorkers` has worker
 processes of loky on this machine, and :class:`ifsl_bench.scheduler.dask_workers.DaskWorkers` those of a cluster.
 """
@@ -82,7 +82,7 @@ class Executor(ABC):
             place.future.set_exception(error)
         return place.future
 
-    def end(self, node: Node, future: Any) -> Event:
+    def end(self, node: Node) -> Event:
         """Returns how a node ended ("done", "failed" or "lost"), and frees its place.
 
         Raises:
@@ -90,7 +90,7 @@ class Executor(ABC):
         """
         (place,) = (place for place in self.places if place.node is node)
         try:
-            event: Event = future.result()
+            event: Event = place.future.result()
         except Exception as error:
             event = self._lost(place, error)
         place.node, place.future, place.last = None, None, node.key

@@ -20,7 +20,7 @@ import msgspec
 from ifsl_bench.common.errors import UserError, one_line, plainly
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.owners import writer
-from ifsl_bench.common.progress import Relay, Reporter, Stage, figures_in_words
+from ifsl_bench.common.progress import Reporter, Stage, figures_in_words
 
 EVERY = 2.0  # seconds from one line of progress to the next
 BEGUN, DONE, FAILED, INTERRUPTED, LOST = "begun", "done", "failed", "interrupted", "lost"
@@ -106,15 +106,17 @@ class Tail:
         return events
 
 
-class Log(Relay):
+class Log(Reporter):
     """Writes what the stage that runs reports to the stage's log, and hands it on.
 
     Where it cannot be written, as in a home on a read-only disk, there is none.
+
+    Attributes:
+        to: whoever is to hear at the time.
     """
 
     def __init__(self, home: Home, to: Reporter) -> None:
-        super().__init__(to)
-        self.home, self.start = home, 0.0
+        self.home, self.to, self.start = home, to, 0.0
         self.file: IO[bytes] | None = None
 
     @contextmanager

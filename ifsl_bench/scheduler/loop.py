@@ -13,7 +13,6 @@ from bisect import insort
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from ifsl_bench.common.files import Home
 from ifsl_bench.scheduler.executors import Executor
@@ -73,7 +72,7 @@ class Loop:
         self.ready = sorted((key for key, needs in self.missing.items() if not needs), key=self._rank)
         self.running: set[str] = set()
         self.attempts: dict[str, _Attempts] = {}
-        self.ends: queue.SimpleQueue[tuple[Node, Any]] = queue.SimpleQueue()  # with the futures
+        self.ends: queue.SimpleQueue[Node] = queue.SimpleQueue()
 
     def run(self) -> list[Failure]:
         """Runs all nodes; returns the jobs without a result, in their order."""
@@ -87,7 +86,7 @@ class Loop:
             self._hand_out()
             if self.running or self.ready:
                 with suppress(queue.Empty):
-                    self._ended(*self.ends.get(timeout=LOOK))
+                    self._ended(self.ends.get(timeout=LOOK))
         return [self.failures[job] for job in sorted(self.failures)]
 
     def _rank(self, key: str) -> tuple[float, ...]:
@@ -119,7 +118,7 @@ class Loop:
         self.running.add(node.key)
         self.attempts.setdefault(node.key, _Attempts(Tail(log_path(self.home, node.key)))).count += 1
         self.hear(node, event_now(BEGUN))
-        self.executor.submit(node).add_done_callback(lambda future: self.ends.put((node, future)))
+        self.executor.submit(node).add_done_callback(lambda _: self.ends.put(node))
 
     def _listen(self, key: str) -> None:
         """Passes on what is new in a node's log; stages in this process report for themselves."""
@@ -130,8 +129,8 @@ class Loop:
             if event.kind not in (BEGUN, DONE, FAILED):  # of which the loop tells
                 self.hear(self.nodes[key], event)
 
-    def _ended(self, node: Node, future: Any) -> None:
-        end = self.executor.end(node, future)
+    def _ended(self, node: Node) -> None:
+        end = self.executor.end(node)
         self._listen(node.key)
         self.running.discard(node.key)
         if end.kind == LOST and not self.attempts[node.key].has_another():

@@ -252,7 +252,7 @@ def test_an_image_of_4_gb_is_refused_before_it_is_read(tmp_path, traced):
 
 
 def test_more_files_than_any_data_set_has_are_refused(tmp_path, monkeypatch):
-    few = limits.Limit(50, limits.MEMBERS.error, "")
+    few = limits.Limit(50, limits.MEMBERS.error)
     for module in ("file_tree", "zipped"):
         monkeypatch.setattr(f"ifsl_bench.data.read.{module}.MEMBERS", few)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:

@@ -78,8 +78,8 @@ class Pretend:
         kind = self.ends[node.key].pop(0) if self.ends.get(node.key) else "done"
         return event_now(kind, kind)
 
-    def end(self, node: Node, future: Future) -> Event:
-        del self.running[node.key]
+    def end(self, node: Node) -> Event:
+        _, future = self.running.pop(node.key)
         event = future.result()
         if event.kind == "done":
             self.done.add(node.key)
