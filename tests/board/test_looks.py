@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
-from ifsl_bench.board.looks import look_of, looks_of, method_of
+from ifsl_bench.board.looks import look_of, looks_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.printed_rows import rows
 
@@ -16,14 +14,6 @@ def test_methods_of_the_package_look_different():
     assert len({(look.colour, look.marker) for look in looks}) == len(rows())
     named = {"attractor": "lr+a", "static-attractor": "lr+s", "ridge": "lr"}
     assert {named.get(name, name) for name in registry.names(registry.METHODS)} <= set(rows())
-
-
-@pytest.mark.parametrize(
-    "label", ["lr+a.gamma=1e-05", "lr+a@tuned-12", "lr+a+cal", "lr+a.gamma=0.001+cal", "lr+a (stored)"]
-)
-def test_options_do_not_change_a_look(label):
-    assert method_of(label) == "lr+a"
-    assert look_of(label) == look_of("lr+a")
 
 
 def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_as_everywhere():

@@ -26,6 +26,7 @@ from ifsl_bench.data.sets import cifar_sessions, cub_sessions
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
 from ifsl_bench.protocol.episodes import task_stream
 from ifsl_bench.protocol.task_files import packaged
+from tests.data.test_archive import add_files
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
 CIFAR, CUB = list(rows(cifar_sessions.LISTS)), list(rows(cub_sessions.LISTS))
@@ -245,9 +246,7 @@ def birds(tmp_path_factory) -> Path:
         for image in bird_names():
             out = io.BytesIO()
             Image.new("L", (30, 20), grey(image)).save(out, "PNG")
-            member = tarfile.TarInfo(f"CUB_200_2011/images/{image}")
-            member.size = len(out.getvalue())
-            archive.addfile(member, io.BytesIO(out.getvalue()))
+            add_files(archive, {f"CUB_200_2011/images/{image}": out.getvalue()})
     return path
 
 

@@ -229,19 +229,6 @@ def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_h
         assert 2 * x * y / (x + y) == pytest.approx(np.full(len(x), float(gid.removeprefix("harmonic "))))
 
 
-@pytest.mark.parametrize("kind", ["ranks", "seeds", "validation", "tradeoff"])
-def test_legends_say_what_marks_are(kind, board):
-    figure, _ = drawing(kind, board)
-    (legend,) = figure.legends
-    texts = {text.get_text() for text in legend.get_texts()}
-    assert {
-        "ranks": {"place by Acc.", "ranks it can have"},
-        "seeds": {"a seed", "mean", "95% over episodes"},
-        "validation": {"a seed", "step kept"},
-        "tradeoff": {"with one bias (cal.)", "equal Acc.", "equal harmonic mean"},
-    }[kind] <= texts
-
-
 @pytest.mark.parametrize(("kind", "wide"), [*((kind, False) for kind in KINDS), ("pairs", True)])
 def test_no_text_is_smaller_than_promised_and_widths_are_those_of_columns(kind, wide, board):
     figure, _ = drawing(kind, board, wide)

@@ -25,11 +25,6 @@ TASK = "glyphs-5shot"
 HOSTILE = "<script>alert(1)</script>"
 
 
-@pytest.fixture(autouse=True)
-def empty_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def pandas():
     return pytest.importorskip("pandas", reason='the extra is not installed: pip install "ifsl_bench[pandas]"')
@@ -90,7 +85,7 @@ def test_rows_and_episodes_are_those_of_the_files(pandas):
 
 
 @pytest.fixture
-def one_seed_of_mine(empty_home):
+def one_seed_of_mine():
     """The user's own lr, as the tutorial's command stores it: one seed, beside the five stored ones."""
     folder = Home.locate().results / TASK
     folder.mkdir(parents=True)
