@@ -31,8 +31,9 @@ def ticked(text: str) -> set[str]:
 def test_every_data_set_every_task_and_a_command_for_each_importer_are_in_the_document():
     tasks = packaged()
     assert {*OURS, *tasks, *(task.dataset.name for task in tasks.values())} <= ticked(DOCUMENT)
-    importers = [name for name in OURS if datasets.dataset_source(name).forms]
-    assert {f"data prepare {name} --from" for name in importers} <= {c.rpartition(" ")[0] for c in COMMANDS}
+    for name in OURS:
+        shown = any(command.startswith(f"data prepare {name} --from ") for command in COMMANDS)
+        assert shown or not datasets.dataset_source(name).forms, name
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -266,22 +266,6 @@ def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_pa
     assert mpl.rcParams["figure.facecolor"] == "red", "the user's settings are gone"
 
 
-@pytest.mark.parametrize("kind", ["tradeoff", "validation"])
-def test_a_row_of_ones_own_is_told_from_the_stored_one(kind, board):
-    own_row = board.row("acastle")
-    stored_row = replace(own_row, origin="stored")
-    figure, _ = drawing(kind, replace(board, rows=(stored_row, own_row), compared=(stored_row, own_row)))
-    (legend,) = figure.legends
-    looks = {
-        text.get_text(): (line.get_linewidth(), line.get_fillstyle(), line.get_color())
-        for text, line in zip(legend.get_texts(), legend.legend_handles, strict=True)
-    }
-    stored_look, own_look = looks["acastle (stored)"], looks["acastle (yours)"]
-    assert stored_look[2] == own_look[2] == look_of("acastle").colour
-    assert own_look[0] < stored_look[0]
-    assert own_look[1] == "left" != stored_look[1]
-
-
 def test_names_of_strangers_are_text(board, tmp_path, task):
     row = board.row("imprint")
     name = "_$x^2$<b>&\\frac"

@@ -159,20 +159,6 @@ def test_a_result_that_somebody_changes_is_as_it_was_when_it_is_loaded_again():
         assert again.provenance
 
 
-def test_what_shows_itself_is_short_and_says_what_it_is():
-    result = ifsl_bench.load("lr", TASK)[0]
-    assert len(repr(result)) < 120
-    assert f"lr on {TASK}, seed 0: Acc. {result.summary['acc']['mean']:.2f}" in repr(result)
-    every = ifsl_bench.load_all()
-    assert len(repr(every).splitlines()) <= 32
-    assert "more" in repr(every)
-    table = repr(ifsl_bench.table(TASK))
-    assert table.startswith(TASK)
-    assert len(table.splitlines()) <= 36
-    for item in (result, every, ifsl_bench.table(TASK), ifsl_bench.leaderboard(TASK)):
-        assert item._repr_html_().startswith("<")
-
-
 def test_html_escapes_what_is_somebody_elses(tmp_path):
     raw = json.loads((packaged_root() / TASK / "imprint.seed-0.json").read_text())
     raw |= {"label": HOSTILE, "method": HOSTILE}
