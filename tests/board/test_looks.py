@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from ifsl_bench.board.looks import look_of, looks_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.printed_rows import rows
@@ -28,19 +26,3 @@ def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_a
     mine, stored_look = looks_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
     assert stored_look == look_of("lr"), "whichever is first"
     assert mine.further
-
-
-def test_neighbours_differ_in_marker_and_dash_too():
-    """Colours alone do not tell methods apart for everybody, nor in print."""
-    looks = [look_of(name) for name in rows()]
-    for look, next_look in itertools.pairwise(looks):
-        assert look.marker != next_look.marker
-        assert look.dash != next_look.dash
-
-
-def test_a_strangers_method_takes_the_look_of_none_of_ours():
-    ours = {(look_of(name).colour, look_of(name).marker) for name in rows()}
-    for name in ("mine", "theirs", "x" * 300, "<b>"):
-        look = look_of(name)
-        assert (look.colour, look.marker) not in ours
-        assert look == look_of(name)

@@ -335,8 +335,7 @@ def in_sessions(tmp_path_factory) -> Path:
     return root / "report.html"
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_one_way_leads_to_both_protocols(size, chromium, in_sessions):
+def test_one_way_leads_to_both_protocols(chromium, in_sessions):
     """Protocol, data set and shots by keyboard; the address keeps what is shown, and filters hold on the way."""
     ways = [
         ("episodes", None, "tiny-features-5shot"),
@@ -348,7 +347,7 @@ def test_one_way_leads_to_both_protocols(size, chromium, in_sessions):
         ("data", "tiny-features", "tiny-features-sessions"),
         ("episodes", None, "tiny-features-5shot"),
     ]
-    with Visit(chromium, in_sessions, size) as visit:
+    with Visit(chromium, in_sessions) as visit:
         page = visit.page
         visit.start("mini-sessions-published")
         page.fill("[name=search]", "lr")
