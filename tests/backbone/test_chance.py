@@ -43,10 +43,6 @@ def test_chance_ends_where_a_binomial_test_rejects_it(counts):
             assert "ifsl-bench data show d" in message
 
 
-def test_nothing_is_said_of_nothing():
-    assert at_chance({}, counted(5, 5)) == ""
-
-
 def test_a_run_says_so_each_time(here, call):
     text = (here / "clusters.toml").read_text().replace("steps = 60", "steps = 0")
     (here / "clusters.toml").write_text(text)

@@ -90,15 +90,12 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
                 raise KeyboardInterrupt
             return original(self, *arguments)
 
-        monkeypatch.setattr(Trainer, "_step", step)
-        while True:
-            try:
-                return pretrain(home, task, dataset, "linear", 0, CPU, Reporter()), steps["n"]
-            except KeyboardInterrupt:
-                continue
-            finally:
-                monkeypatch.setattr(Trainer, "_step", original)
-                monkeypatch.setattr(Trainer, "_step", step)
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_step", step)
+            for _ in stops:
+                with pytest.raises(KeyboardInterrupt):
+                    pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+            return pretrain(home, task, dataset, "linear", 0, CPU, Reporter()), steps["n"]
 
     whole, plain = run(Home.locate(clusters / "a"), ())
     broken, total = run(Home.locate(clusters / "b"), (9, 27))

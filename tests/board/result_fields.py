@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -26,10 +28,28 @@ PLAIN = {
 }  # fmt: skip
 
 
+def altered(path: Path, change: Callable[[dict], object]) -> Path:
+    """Changes what a result file says."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    return path
+
+
 def listed(result: Result) -> Result:
     """The same result with its counts as lists of numbers, for a test to change."""
     columns = {name: result.episodes.column(name).tolist() for name in EpisodeCounts.COLUMNS}
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
+
+
+def counted(label: str, seed: int, counts: Counts, classes: np.ndarray, **changes) -> Result:
+    """A result with these counts, of task "toy" unless ``changes`` say otherwise."""
+    fields = {
+        "schema": SCHEMA, "method": label, "label": label, "task": "toy", "task_hash": "h", "digest": "d",
+        "fingerprint": "f", "seed": seed, "episodes": counts_entry(counts, classes),
+        "summary": summary_entry(summarise(counts.per_episode())), "pretraining": {"key": f"k{seed}", "sha256": "s"},
+    }  # fmt: skip
+    return Result(**{**PLAIN, **fields, **changes})
 
 
 def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:
@@ -40,13 +60,8 @@ def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **
     counts = Counts(base * (queries > 0), base * (queries > 0), ten if queries else base, ten if queries else base,
                     queries, novel, 2 * base * ten if queries else None)  # fmt: skip
     classes = np.tile(np.arange(loaded_task.episode.ways), (len(base), 1))
-    fields = {
-        "schema": SCHEMA, "method": label, "label": label, "task": task,
-        "task_hash": loaded_task.hash, "digest": f"d{len(base)}", "fingerprint": "f", "seed": seed,
-        "episodes": counts_entry(counts, classes), "summary": summary_entry(summarise(counts.per_episode())),
-        "pretraining": {"key": f"k{seed}", "sha256": "s"},
-    }  # fmt: skip
-    return Result(**{**PLAIN, **fields, **changes})
+    of_task = {"task": task, "task_hash": loaded_task.hash, "digest": f"d{len(base)}"}
+    return counted(label, seed, counts, classes, **{**of_task, **changes})
 
 
 def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: float = 2.0, **changes) -> Row:

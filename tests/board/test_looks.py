@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
-
-from ifsl_bench.board.looks import look_of, looks_of, method_of
+from ifsl_bench.board.looks import look_of, looks_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.printed_rows import rows
 
@@ -16,14 +12,6 @@ def test_methods_of_the_package_look_different():
     assert len({(look.colour, look.marker) for look in looks}) == len(rows())
     named = {"attractor": "lr+a", "static-attractor": "lr+s", "ridge": "lr"}
     assert {named.get(name, name) for name in registry.names(registry.METHODS)} <= set(rows())
-
-
-@pytest.mark.parametrize(
-    "label", ["lr+a.gamma=1e-05", "lr+a@tuned-12", "lr+a+cal", "lr+a.gamma=0.001+cal", "lr+a (stored)"]
-)
-def test_options_do_not_change_a_look(label):
-    assert method_of(label) == "lr+a"
-    assert look_of(label) == look_of("lr+a")
 
 
 def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_as_everywhere():
@@ -38,19 +26,3 @@ def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_a
     mine, stored_look = looks_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
     assert stored_look == look_of("lr"), "whichever is first"
     assert mine.further
-
-
-def test_neighbours_differ_in_marker_and_dash_too():
-    """Colours alone do not tell methods apart for everybody, nor in print."""
-    looks = [look_of(name) for name in rows()]
-    for look, next_look in itertools.pairwise(looks):
-        assert look.marker != next_look.marker
-        assert look.dash != next_look.dash
-
-
-def test_a_strangers_method_takes_the_look_of_none_of_ours():
-    ours = {(look_of(name).colour, look_of(name).marker) for name in rows()}
-    for name in ("mine", "theirs", "x" * 300, "<b>"):
-        look = look_of(name)
-        assert (look.colour, look.marker) not in ours
-        assert look == look_of(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -22,7 +21,7 @@ from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.protocol.task_kind import COUNTS
 from ifsl_bench.store import check
 from ifsl_bench.store.check import check_file
-from tests.board.result_fields import listed
+from tests.board.result_fields import altered, listed
 from tests.board.test_hostile_results import cut
 
 NAME = "glyphs-5shot/lr.seed-1.json"  # it has options, what was tuned, a solver
@@ -34,13 +33,6 @@ def file(tmp_path) -> Path:
     path = tmp_path / NAME
     path.parent.mkdir()
     write(tmp_path, listed(parse(packaged_root() / NAME)))
-    return path
-
-
-def altered(path: Path, change) -> Path:
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
     return path
 
 
@@ -149,7 +141,6 @@ def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
 HOSTILE = {
     "a number of 5,000 digits": (b'{"schema": ' + b"9" * 5000 + b"}", "is not valid JSON ("),
     "not a number": (b'{"schema": NaN}', "is not valid JSON ("),
-    "infinity": (b'{"schema": -Infinity}', "is not valid JSON ("),
     "beyond all bounds": (b'{"schema": 1e999}', "is not valid JSON (Number out of range"),
     "half a character": (b'{"schema": "\\ud800"}', "is not valid JSON ("),
     "nested too deep for the parser": (b'{"schema": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is not valid JSON"),
@@ -206,11 +197,7 @@ def test_a_task_whose_results_could_not_be_read_is_refused(minimal_task):
 DAMAGE = {
     "cut episode lists": lambda path: write(path.parents[1], cut(parse(path), 3)),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:900]),
-    "empty": lambda path: path.write_bytes(b""),
     "a number for a list": lambda path: altered(path, lambda v: v["episodes"].update(base_joint=5)),
-    "a text for a number": lambda path: altered(path, lambda v: v.update(seed="1")),
-    "a list for an object": lambda path: altered(path, lambda v: v.update(training=[])),
-    "a text for counts of solves": lambda path: altered(path, lambda v: v["training"].update(solves="x")),
     "beyond the limit": lambda path: os.truncate(path, RESULT_FILE.most + 1),
     "a folder": lambda path: path.unlink() or path.mkdir(),
 }

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import tarfile
 import tracemalloc
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -47,25 +45,6 @@ def python2() -> Callable[[Any], bytes]:
 def home(tmp_path: Path) -> Home:
     """A cache with nothing in it."""
     return Home.locate(tmp_path / "home")
-
-
-@pytest.fixture
-def packed(tmp_path: Path) -> Callable[[Path, str], Path]:
-    """Makes an archive of a folder, under its name: ``zip``, ``stored.zip`` (not compressed), ``tar`` or ``tar.gz``."""
-
-    def pack(folder: Path, kind: str) -> Path:
-        path = tmp_path / f"packed.{kind}"
-        if kind.endswith("zip"):
-            method = zipfile.ZIP_STORED if kind.startswith("stored") else zipfile.ZIP_DEFLATED
-            with zipfile.ZipFile(path, "w", method) as archive:
-                for file in sorted(folder.iterdir()):
-                    archive.write(file, f"{folder.name}/{file.name}")
-        else:
-            with tarfile.open(path, "w:gz" if kind.endswith("gz") else "w") as archive:
-                archive.add(folder, folder.name)
-        return path
-
-    return pack
 
 
 @pytest.fixture

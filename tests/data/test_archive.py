@@ -44,15 +44,19 @@ def make_zip(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFL
     return path
 
 
+def add_files(archive: tarfile.TarFile, files: dict[str, bytes], prefix: str = "") -> None:
+    for name, content in files.items():
+        member = tarfile.TarInfo(prefix + name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+
+
 def make_tar(path: Path, files: dict[str, bytes], mode: str = "w", prefix: str = "") -> Path:
     with tarfile.open(path, mode) as archive:
         folder = tarfile.TarInfo(prefix + "top")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
-        for name, content in files.items():
-            member = tarfile.TarInfo(prefix + name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+        add_files(archive, files, prefix)
     return path
 
 
@@ -66,10 +70,7 @@ def make_tar_of_tars(path: Path, files: dict[str, bytes]) -> Path:
     for folder, members in inner.items():
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
-            for name, content in members.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+            add_files(archive, members)
         outer[f"top/{folder}.tar"] = buffer.getvalue()
     return make_tar(path, outer)
 
@@ -261,14 +262,10 @@ def test_what_is_no_archive_is_called_what_it_is(content, words, tmp_path):
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"just text " * 1000, "a file of no known kind"), (pickle.dumps({"a": 1}), "a Python pickle")],
-)
 @pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)])
-def test_compressed_things_that_are_no_tar_archive(tmp_path, content, words, name, pack):
-    (tmp_path / "x").write_bytes(pack(content))
-    inside = f"is compressed by {name}, but what is inside is no tar archive but {words}"
+def test_compressed_things_that_are_no_tar_archive(tmp_path, name, pack):
+    (tmp_path / "x").write_bytes(pack(pickle.dumps({"a": 1})))
+    inside = f"is compressed by {name}, but what is inside is no tar archive but a Python pickle"
     with open_tree(tmp_path / "x") as tree, pytest.raises(UserError, match=inside):
         _ = tree.entries
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import hashlib
 import pickle
 import tarfile
@@ -20,11 +19,11 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.published_splits import columns
 from ifsl_bench.data.sets import cifar_fs
 from ifsl_bench.data.source import Count
 
-with open(Path(__file__).parents[2] / "tasks" / "cifar-fs.csv", newline="") as _file:
-    SIDES = {row["class"]: row["split"] for row in csv.DictReader(_file)}
+SIDES = columns("cifar-fs.csv", "class", "split")
 NAMES = sorted(SIDES)  # as CIFAR-100 numbers them
 PER = {"train": 9, "test": 3}  # images of a class in each of the two files
 COUNTS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import random
 import tarfile
@@ -17,11 +16,12 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.published_splits import rows
 from ifsl_bench.data.sets import cub
 from ifsl_bench.data.source import Count
+from tests.data.test_archive import add_files
 
-with open(Path(__file__).parents[2] / "tasks" / "cub.csv", newline="") as _file:
-    LISTED = list(csv.DictReader(_file))
+LISTED = list(rows("cub.csv"))
 SIDES = {row["class"]: row["split"] for row in LISTED}
 EACH = 10
 COUNTS = {
@@ -64,10 +64,7 @@ def archive(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("cub") / "CUB_200_2011.tgz"
     files = members()
     with tarfile.open(path, "w:gz", compresslevel=1) as packed:
-        for name in random.Random(0).sample(sorted(files), len(files)):
-            member = tarfile.TarInfo(name)
-            member.size = len(files[name])
-            packed.addfile(member, io.BytesIO(files[name]))
+        add_files(packed, {name: files[name] for name in random.Random(0).sample(sorted(files), len(files))})
     return path
 
 

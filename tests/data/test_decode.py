@@ -72,9 +72,8 @@ def test_16_bit_greyscale_that_would_become_black_is_refused(form):
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(wide + 256), form), EXACT), 1)
 
 
-@pytest.mark.parametrize("scale", [1, 257, 100_000])
-def test_32_bit_greyscale_has_no_known_range(scale):
-    wide = Image.fromarray(picture()[..., 0].astype(np.int32) * scale)
+def test_32_bit_greyscale_has_no_known_range():
+    wide = Image.fromarray(picture()[..., 0].astype(np.int32) * 257)
     assert wide.mode == "I"
     with pytest.raises(BadImage, match="its pixels are 32-bit numbers of unknown range"):
         decode(encoded(wide, "TIFF"), ImageSpec(24, upright=True))
@@ -142,11 +141,8 @@ def test_cubic_without_averaging_agrees_with_pytorch(height, width):
         (lambda: encoded(picture())[:90], "cannot be decoded"),
         (lambda: encoded(Image.fromarray(picture()[..., 0].astype(np.float32)), "TIFF"), "floating-point"),
         (lambda: b"\x89PNG\r\n\x1a\n" + bytes(100), "no image|cannot be decoded"),
-        (lambda: encoded(Image.new("1", (13000, 13000))), "too many to decode"),
-        (lambda: encoded(Image.new("1", (20000, 20000))), "too many pixels"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_what_cannot_be_decoded_says_why(content, reason):
     with pytest.raises(BadImage, match=reason):
         decode(content(), ImageSpec(24, "stretch"))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ifsl_bench.common.arrays import create_array
 from ifsl_bench.data.read import decode as one_module
@@ -16,19 +14,7 @@ from ifsl_bench.data.read import decode_many as module
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.decode import Budget, ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
-
-EXACT = ImageSpec(24)
-
-
-def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:
-    """A colour image, uint8 [H, W, 3]."""
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def encoded(pixels: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return out.getvalue()
+from tests.data.test_decode import EXACT, encoded, picture
 
 
 def item(row: int, content: bytes):

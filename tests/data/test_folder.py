@@ -168,8 +168,7 @@ def test_split_files_as_people_write_them(tmp_path):
         (BIRDS, 12, "a tenth of each base class's images makes 14 in 14 classes"),
     ],
 )
-def test_too_little_is_said(tmp_path, names, images, message):
-    home = Home.locate(tmp_path / "home")
+def test_too_little_is_said(tmp_path, names, images, message, home):
     with pytest.raises(UserError, match=message):
         prepare(home, "birds", write_birds(tmp_path / "photos", names, images), False, Reporter())
     assert [p.name for p in home.data.iterdir() if p.suffix != ".lock"] == []
@@ -211,10 +210,9 @@ def into_train_and_val(root: Path) -> None:
     ],
     ids=["stray", "one class", "html", "train and val", "no images"],
 )  # fmt: skip
-def test_wrong_layouts_are_named(tmp_path, make, message):
+def test_wrong_layouts_are_named(tmp_path, make, message, home):
     source = write_birds(tmp_path / "photos", images=30)
     make(source)
-    home = Home.locate(tmp_path / "home")
     with pytest.raises(UserError, match=message):
         prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
     assert not (home.data / "birds").exists()
@@ -250,8 +248,7 @@ def test_names_that_are_not_utf8_are_refused(tmp_path):
         prepare(Home.locate(tmp_path / "home"), "birds", source, False, Reporter())
 
 
-def test_names_and_options_that_do_not_fit(birds, features_folder, tmp_path):
-    home = Home.locate(tmp_path / "home")
+def test_names_and_options_that_do_not_fit(birds, features_folder, home):
     message = (
         r"there is a task 'tiered-1shot' already, on data set 'tiered-imagenet', which 'ifsl-bench data prepare "
         r"tiered-imagenet' makes; for a data set of your own choose another name"

@@ -201,14 +201,9 @@ def judgements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str,
     for i, (content, _) in enumerate(ARCHIVES.values()):
         (folder / str(i)).write_bytes(content)
         paths.append(str(folder / str(i)))
+    command = [sys.executable, "-c", CHILD]
     process = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        input=json.dumps(paths),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        check=True,
+        command, input=json.dumps(paths), capture_output=True, text=True, cwd=ROOT, timeout=120, check=True
     )
     return dict(zip(ARCHIVES, map(json.loads, process.stdout.splitlines()), strict=True))
 

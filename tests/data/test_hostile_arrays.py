@@ -23,6 +23,7 @@ from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.unpickle import load
+from tests.data.test_archive import add_files
 from tests.data.test_hostile import zeros_deflated, zipped
 
 MB = 1 << 20
@@ -165,10 +166,7 @@ def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(
     for mode in ("w", "w:gz"):
         path = tmp_path / f"x.{mode[-1]}"
         with tarfile.open(path, mode) as archive:
-            for name, content in (("a.png", good), ("b.png", large), ("c.png", good)):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
+            add_files(archive, {"a.png": good, "b.png": large, "c.png": good})
         with open_tree(path) as tree:
             out = np.zeros((3, 8, 8, 3), np.uint8)
             outcome = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop"))
@@ -183,14 +181,21 @@ def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(
         assert not decode_into(out, tree_items(tree, ["b.png"]), ImageSpec(8, "crop")).bad
 
 
-@pytest.mark.parametrize("size", [(1, 1 << 20), (1 << 20, 1), (1 << 16, (1 << 10) + 1)])
-def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(size, traced):
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((1, 1 << 20), "pixels, too many to decode"),
+        ((1 << 16, (1 << 10) + 1), "pixels, too many to decode"),
+        ((1 << 15, 1 << 15), "too many pixels to decode"),
+    ],
+)
+def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(size, message, traced):
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     start = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 6, 0, 0, 0))
     content = b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(MB))) + chunk(b"IEND", b"")
-    with traced() as memory, pytest.raises(BadImage, match="pixels, too many to decode"):
+    with traced() as memory, pytest.raises(BadImage, match=message):
         decode(content, ImageSpec(8, "crop"))
     assert memory.peak < 5e6
 

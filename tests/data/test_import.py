@@ -61,30 +61,9 @@ class ToySource(DatasetSource):
         return "toy 1"
 
 
-class OtherSource(ToySource):
-    name = "other-toy"
-    forms = ()
-
-
-ELSEWHERE = f"""
-import os, resource, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from test_import import ToySource
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import datasets, image_pools
-from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.plugin import registry
-registry.names = lambda group: {{"toy": None}}
-datasets.dataset_source = lambda name: ToySource()
-"""  # the beginning of a script that has the data set, for a process of its own
-
-
 @pytest.fixture
 def toy(tmp_path, monkeypatch) -> Path:
-    """A folder of toys, and the data sets ``toy`` and ``other-toy`` as if a package had registered them."""
+    """A folder of toys, and the data set ``toy`` as if a package had registered it."""
     generator = np.random.default_rng(0)
     for pool in POOLS:
         for c in SIDES["base" if pool.startswith("base") else pool]:
@@ -93,16 +72,15 @@ def toy(tmp_path, monkeypatch) -> Path:
                 image = Image.fromarray(generator.integers(0, 256, (8, 8, 3), dtype=np.uint8))
                 image.save(tmp_path / "toys" / pool / c / f"{i}.png")
     (tmp_path / "toys" / "toy.txt").write_text("")
-    sources = {"toy": ToySource, "other-toy": OtherSource}
-    monkeypatch.setattr(registry, "names", lambda group: dict.fromkeys(sources))
-    monkeypatch.setattr(registry, "load", lambda group, name: registry.Plugin(name, "tests", sources[name]))
-    monkeypatch.setattr(datasets, "dataset_source", lambda name: sources[name]())
+    monkeypatch.setattr(registry, "names", lambda group: {"toy": None})
+    monkeypatch.setattr(registry, "load", lambda group, name: registry.Plugin(name, "tests", ToySource))
+    monkeypatch.setattr(datasets, "dataset_source", lambda name: ToySource())
     return tmp_path / "toys"
 
 
-def test_pools_hold_the_pixels(toy, tmp_path):
+def test_pools_hold_the_pixels(toy, home):
     log = io.StringIO()
-    dataset = prepare(Home.locate(tmp_path / "home"), "toy", toy, False, LogReporter(log))
+    dataset = prepare(home, "toy", toy, False, LogReporter(log))
     for name in POOLS:
         pool = dataset.pool(name)
         paths = sorted((toy / name).glob("*/*.png"))
@@ -114,20 +92,7 @@ def test_pools_hold_the_pixels(toy, tmp_path):
     assert not [p for p in dataset.folder.iterdir() if "side" in p.name or "progress" in p.name]
 
 
-def test_files_of_another_data_set_are_recognised(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(OtherSource, "forms", (type("Never", (Toy,), {"recognises": lambda self, tree: False})(),))
-    with pytest.raises(UserError, match=r"makes data set 'toy' .*ifsl-bench data prepare toy --from"):
-        prepare(Home.locate(tmp_path / "home"), "other-toy", toy, False, Reporter())
-
-
-def test_unknown_files_are_described(toy, tmp_path):
-    (toy / "toy.txt").unlink()
-    with pytest.raises(UserError, match=r"it holds base/test/a/0\.png, .*\.\.; known are: toy files"):
-        prepare(Home.locate(tmp_path / "home"), "toy", toy, False, Reporter())
-
-
-def test_partial_data_say_so_everywhere(toy, tmp_path):
-    home = Home.locate(tmp_path / "home")
+def test_partial_data_say_so_everywhere(toy, home):
     (toy / "novel/val/d/3.png").unlink()
     with pytest.raises(
         UserError, match="novel/val should have 1 classes with 4 images and has 1 classes with 3 images"
@@ -143,9 +108,8 @@ def test_partial_data_say_so_everywhere(toy, tmp_path):
     assert "toy is prepared already (partial)" in log.getvalue()
 
 
-def test_an_interrupted_import_goes_on(toy, tmp_path, interrupted):
+def test_an_interrupted_import_goes_on(toy, tmp_path, interrupted, home):
     """Stopped in the third pool: nothing is there, and the next run decodes the last four pools alone."""
-    home = Home.locate(tmp_path / "home")
     whole = prepare(Home.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
     decoded = interrupted(image_pools, "decode_into", 3)
     with pytest.raises(KeyboardInterrupt):
@@ -164,8 +128,7 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, interrupted):
 
 
 @pytest.mark.parametrize("change", ["files", "images", "side", "missing"])
-def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, interrupted, change):
-    home = Home.locate(tmp_path / "home")
+def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, interrupted, change, home):
     decoded = interrupted(image_pools, "decode_into", 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
@@ -184,8 +147,7 @@ def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, inte
     assert dataset.fingerprint == fresh.fingerprint
 
 
-def test_another_source_is_not_ignored(toy, tmp_path):
-    home = Home.locate(tmp_path / "home")
+def test_another_source_is_not_ignored(toy, tmp_path, home):
     first = prepare(home, "toy", toy, False, Reporter())
     moved = Path(shutil.copytree(toy, tmp_path / "elsewhere" / "toys"))
     packed = [
@@ -204,8 +166,7 @@ def test_another_source_is_not_ignored(toy, tmp_path):
     assert prepare(home, "toy", moved, False, Reporter()).fingerprint != first.fingerprint
 
 
-def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, monkeypatch, write_features):
-    home = Home.locate(tmp_path / "home")
+def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, monkeypatch, write_features, home):
     mine = write_features(tmp_path / "features")
     sets = {"toy": prepare(home, "toy", toy, False, Reporter()), "mine": prepare(home, "mine", mine, False, Reporter())}
     monkeypatch.setattr(
@@ -215,8 +176,7 @@ def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, m
     assert prepare(home, "mine", mine, False, Reporter()).fingerprint == sets["mine"].fingerprint
 
 
-def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
-    home = Home.locate(tmp_path / "home")
+def test_a_running_import_is_no_interrupted_one(toy, home):
     (home.data / ".partial-toy").mkdir(parents=True)
 
     def state() -> str:
@@ -230,7 +190,18 @@ def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
 
 def test_a_killed_import_leaves_nothing_half_made(toy, tmp_path):
     """SIGKILL in the middle of the fourth pool, in a process of its own; then the same again."""
-    script = f"""{ELSEWHERE}
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_import import ToySource
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import datasets, image_pools
+from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.plugin import registry
+registry.names = lambda group: {{"toy": None}}
+datasets.dataset_source = lambda name: ToySource()
 original, calls = image_pools.decode_into, []
 def killing(out, *arguments):
     calls.append(1)
@@ -261,11 +232,10 @@ def _files_of(*pools: str) -> set[str]:
     return {"progress.json", *(f"{pool.replace('/', '-')}.{part}.npy" for pool in pools for part in parts)}
 
 
-def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted):
+def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted, home):
     """Strict, it fails for two images, in the first and the last pool; allowed to leave them out, it does those two."""
     (toy / "novel/test/e/2.png").write_bytes(b"<html>")
     (toy / "base/train/a/1.png").write_bytes(b"")
-    home = Home.locate(tmp_path / "home")
     for count in (6, 2):
         decoded = interrupted(image_pools, "decode_into", 0)
         with pytest.raises(UserError) as caught:
@@ -290,8 +260,7 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted):
     assert _left(home) == {path.name for path in fresh.folder.iterdir()}
 
 
-def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp_path, interrupted):
-    home = Home.locate(tmp_path / "home")
+def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, interrupted, home):
     for force, at, count in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
         decoded = interrupted(image_pools, "decode_into", at)
         with contextlib.suppress(KeyboardInterrupt):
@@ -300,8 +269,7 @@ def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp
     assert (home.data / "toy/manifest.json").exists()
 
 
-def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, tmp_path, interrupted):
-    home = Home.locate(tmp_path / "home")
+def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, interrupted, home):
     interrupted(image_pools, "decode_into", 1)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
@@ -312,15 +280,15 @@ def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, tmp_path, i
     assert not (home.data / ".partial-toy").exists()
 
 
-def test_a_mistake_in_a_plugin_is_not_hidden(toy, tmp_path, monkeypatch, messages):
+def test_a_mistake_in_a_plugin_is_not_hidden(toy, monkeypatch, messages, home):
     monkeypatch.setattr(image_pools, "note_duplicates", lambda *_: {}["no such key"])
     with pytest.raises(KeyError, match="no such key"):
-        prepare(Home.locate(tmp_path / "home"), "toy", toy, False, messages)
+        prepare(home, "toy", toy, False, messages)
     assert re.match("Complete and kept: base/train, .*; the same command,", messages.warned[-1])
 
 
 @pytest.mark.parametrize("kind", ["zip archive", "folder"])
-def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, messages, kind):
+def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, messages, kind, home):
     """A member of an archive whose content has another checksum, and a file that nobody may read."""
     if kind == "folder":
         if not Path("/proc/self/mem").exists():
@@ -338,7 +306,6 @@ def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, message
         content[start + 80] ^= 1
         source.write_bytes(content)
         why = r"novel/val/d/1\.png in .*toys\.zip: its content is damaged \(Bad CRC-32 .*\); get it again"
-    home = Home.locate(tmp_path / "home")
     regex = rf"1 of 36 images cannot be used: .*{why}\. Get these files again, or add --allow-partial"
     with pytest.raises(UserError, match=regex):
         prepare(home, "toy", source, False, messages)

@@ -226,13 +226,6 @@ def test_what_cannot_be_right_is_refused_in_one_line(work, change, message):
     assert not (work.home.data / "mine").exists()
 
 
-def test_the_same_image_on_two_sides_is_told(work):
-    sides = make()
-    sides[2].images[0] = sides[0].images[5]
-    dataset = ifsl_bench.from_learn2learn(sides, name="mine", work=work)
-    assert dataset.manifest["about"]["duplicates"]["across_sides"] == 1
-
-
 # -- learn2learn's own wrappers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.preparing import catalogue
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.reach import out_of_reach
 from ifsl_bench.data.read.archive import open_tree
@@ -26,17 +26,17 @@ SMALL = OwnOptions(size=16)
 COMPOSED, APART = (unicodedata.normalize(form, "Größe ü") for form in ("NFC", "NFD"))
 
 
-def write_photos(root: Path, names: list[str] = CLASSES, images: int = 20) -> Path:
-    for c, name in enumerate(names):
+def written(root: Path, folders: list[str] = CLASSES, images: int = 20, size: int = 16) -> Path:
+    for number, name in enumerate(folders):
         (root / name).mkdir(parents=True)
         for i in range(images):
-            Image.new("RGB", (16, 16), (c * 9, i * 11, 7)).save(root / name / f"{i}.png")
+            Image.new("L", (size, size + i % 2), (number * 7 + i * 3) % 256).save(root / name / f"{i}.png")
     return root
 
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
-    return write_photos(tmp_path / "photos")
+    return written(tmp_path / "photos")
 
 
 def touched(root: Path, *names: str) -> Path:
@@ -172,40 +172,34 @@ def test_files_of_several_data_sets_are_sent_to_each(home, tmp_path):
 CHARACTERS = [f"alphabet {a}/character {c}" for a in range(6) for c in range(5)]
 
 
-def written(root: Path, folders: list[str], images: int = 20, size: int = 16) -> Path:
-    for number, name in enumerate(folders):
-        (root / name).mkdir(parents=True)
-        for i in range(images):
-            Image.new("L", (size, size + i % 2), (number * 7 + i * 3) % 256).save(root / name / f"{i}.png")
-    return root
-
-
 def by_side(sides: dict[str, int]) -> dict[str, list[str]]:
-    return {side: [f"{side} {i}" for i in range(count)] for side, count in sides.items()}
+    return {side: [f"{side}/{side.lower()} {i}" for i in range(count)] for side, count in sides.items()}
 
 
-USUAL = {"train": 25, "val": 5, "test": 6}
-FOUR = {"base": 30, "novel-train": 7, "novel-val": 5, "novel-test": 6}
+def names(folders: list[str]) -> list[str]:
+    return [folder.partition("/")[2] for folder in folders]
 
 
-@pytest.mark.parametrize("write", [str.lower, str.upper, str.capitalize], ids=["lower", "upper", "capital"])
-def test_folders_called_train_val_and_test_are_the_division(write, tmp_path, home, messages):
-    named = by_side(USUAL)
-    root = written(tmp_path / "x" / "images", [f"{write(side)}/{name}" for side in named for name in named[side]])
+USUAL = by_side({"train": 25, "val": 5, "test": 6})
+
+
+def test_folders_called_train_val_and_test_are_the_division(tmp_path, home, messages):
+    sides = by_side({"Train": 25, "VAL": 5, "test": 6})
+    root = written(tmp_path / "x" / "images", [*chain(*sides.values())])
     dataset = prepare(home, "mine", root.parent, False, messages, own=SMALL)
-    for pool, side in (("base/train", "train"), ("novel/val", "val"), ("novel/test", "test")):
-        assert list(dataset.pool(pool).classes) == named[side]
+    for pool, side in (("base/train", "Train"), ("novel/val", "VAL"), ("novel/test", "test")):
+        assert list(dataset.pool(pool).classes) == names(sides[side])
     assert not dataset.has("novel/train")
     assert any("divide the classes: 25 on base, 5 on novel/val, 6 on novel/test" in line for line in messages.said)
     assert find("mine-5shot", home=home)[0].protocol == "shared"
 
 
 def test_four_folders_make_the_separate_protocol(tmp_path, home, messages):
-    named = by_side(FOUR)
-    root = written(tmp_path / "x", [f"{side}/{name}" for side in named for name in named[side]], images=20)
+    sides = by_side({"base": 30, "novel-train": 7, "novel-val": 5, "novel-test": 6})
+    root = written(tmp_path / "x", [*chain(*sides.values())])
     dataset = prepare(home, "mine", root, False, messages, own=SMALL)
     assert [len(dataset.pool(pool).classes) for pool in POOLS] == [30, 30, 30, 7, 5, 6]
-    assert list(dataset.pool("novel/train").classes) == named["novel-train"]
+    assert list(dataset.pool("novel/train").classes) == names(sides["novel-train"])
     assert find("mine-5shot", home=home)[0].protocol == "separate"
 
 
@@ -214,7 +208,7 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(novel, i
     """Ten images of a class are too few for five shots and as many queries as a base class has: a tenth of 60, 6."""
     sides = by_side({"train": 20, "val": 5, "test": novel})
     for side in sides:
-        written(tmp_path / "x", [f"{side}/{name}" for name in sides[side]], images if side == "test" else 60)
+        written(tmp_path / "x", sides[side], images if side == "test" else 60)
     dataset = prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
     tasks = {task.name: task for task in own(home).values()}
     assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
@@ -236,9 +230,7 @@ def test_the_same_classes_in_train_and_val_are_no_division_of_classes(tmp_path, 
 
 def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home, messages):
     """It would be a class, and the sides classes too."""
-    named = by_side(USUAL)
-    folders = [f"{side}/{name}" for side in named for name in named[side]]
-    root = written(tmp_path / "images", [*folders, "extra/x"], images=2)
+    root = written(tmp_path / "images", [*chain(*USUAL.values()), "extra/x"], images=2)
     with pytest.raises(UserError, match=r"sides of a data set \(test, train, val\), and beside them extra; move these"):
         prepare(home, "mine", root, False, messages, own=SMALL)
     plain = written(tmp_path / "plain", ["test", *(f"class {i}" for i in range(30))])  # a class may be called that
@@ -247,17 +239,16 @@ def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home, messages):
 
 
 def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
-    named = by_side(USUAL)
-    root = written(tmp_path / "x", [f"{side}/{name}" for side in named for name in named[side]])
+    root = written(tmp_path / "x", [*chain(*USUAL.values())])
     dataset = prepare(home, "seeded", root, False, messages, own=OwnOptions(size=16, split_seed=4))
-    sides = seeded_sides(sorted(name for names in named.values() for name in names), 4)
+    sides = seeded_sides(sorted(names([*chain(*USUAL.values())])), 4)
     assert set(dataset.pool("novel/test").classes) == {name for name, side in sides.items() if side == "novel/test"}
     assert any("--split-seed divides the classes, not the folders test, train, val" in line for line in messages.warned)
     lines = [f"{name},{'test' if side == 'val' else 'val' if side == 'test' else 'base'}"
-             for side, names in named.items() for name in names]  # fmt: skip
+             for side, folders in USUAL.items() for name in names(folders)]  # fmt: skip
     (tmp_path / "split.csv").write_text("\n".join(["class,split", *lines]))
     dataset = prepare(home, "listed", root, False, messages, own=OwnOptions(tmp_path / "split.csv", size=16))
-    assert list(dataset.pool("novel/test").classes) == named["val"]
+    assert list(dataset.pool("novel/test").classes) == names(USUAL["val"])
 
 
 # -- folders of classes
@@ -272,23 +263,18 @@ def test_classes_that_hold_folders_alone_are_told(tmp_path, home, messages):
     assert warning.endswith("add --depth 2")
 
 
-def test_with_depth_the_inner_folders_are_the_classes(tmp_path, home, call):
+def test_with_depth_the_inner_folders_are_the_classes(tmp_path, home, call, messages):
     root = written(tmp_path / "x", CHARACTERS)
     status, out, err = call("data", "prepare", "mine", "--from", str(root), "--size", "16", "--depth", "2",
                             "--home", str(home.cache))  # fmt: skip
     assert status == 0, err
     assert "folders alone" not in err
     assert "alphabet 0/character" in out
-    dataset = prepare(home, "mine", root, False, Silent(), own=OwnOptions(size=16, depth=2))
-    names = [name for pool in POOLS[2:] if dataset.has(pool) for name in dataset.pool(pool).classes]
-    assert sorted(names) == sorted(CHARACTERS)
+    dataset = prepare(home, "mine", root, False, messages, own=OwnOptions(size=16, depth=2))
+    classes = [name for pool in POOLS[2:] if dataset.has(pool) for name in dataset.pool(pool).classes]
+    assert sorted(classes) == sorted(CHARACTERS)
     with pytest.raises(UserError, match="with other settings"):
-        prepare(home, "mine", root, False, Silent(), own=SMALL)
-
-
-class Silent:
-    def __getattr__(self, name: str) -> object:
-        return lambda *_: None
+        prepare(home, "mine", root, False, messages, own=SMALL)
 
 
 # -- enlarged
@@ -304,10 +290,3 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
     assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11" in warning
     pools = dataset.manifest["pools"].values()
     assert sum(pool["enlarged"]["images"] for pool in pools) == 24 * 20 + 1
-
-
-def test_names_on_a_contact_sheet_break_at_strokes_where_they_can():
-    assert catalogue._lines("Malay_(Jawi_Arabic)/character01", 4) == ["Malay_(Jawi_", "Arabic)/", "character01"]
-    assert catalogue._lines("Balinese/character01", 4) == ["Balinese/", "character01"]
-    assert catalogue._lines("a red/fox", 4) == ["a red/fox"]
-    assert "".join(catalogue._lines("x" * 40, 4)) == "x" * 40

@@ -11,7 +11,7 @@ import pytest
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.common.sealed import write_sealed
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import ensure, prepare
@@ -77,7 +77,7 @@ def test_a_truncated_or_missing_file_is_named_on_opening(tmp_path, file, damage,
         open_dataset(tmp_path / "toy")
 
 
-def test_changed_header_is_named_on_opening_and_changed_byte_by_verify(tmp_path):
+def test_a_changed_byte_is_named_by_verify(tmp_path):
     make(tmp_path / "toy")
     path = tmp_path / "toy" / "base-val.images.npy"
     content = bytearray(path.read_bytes())
@@ -86,24 +86,6 @@ def test_changed_header_is_named_on_opening_and_changed_byte_by_verify(tmp_path)
     dataset = open_dataset(tmp_path / "toy")
     with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
         verify(dataset)
-    path.write_bytes(content.replace(b"(12, 4, 5, 3)", b"(12, 5, 4, 3)"))
-    with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
-        open_dataset(tmp_path / "toy")
-
-
-@pytest.mark.parametrize(
-    "change", [{"format": 99}, {"pools": None}, "cut", {"pools": {}}, {"pools": [1]}, {"pools": {"base/train": {}}}]
-)
-def test_broken_manifest_is_refused(tmp_path, change):
-    make(tmp_path / "toy")
-    path = tmp_path / "toy" / "manifest.json"
-    if change == "cut":
-        path.write_text(path.read_text()[:-20])
-    else:
-        manifest = json.loads(path.read_text()) | change
-        path.write_text(json.dumps({k: v for k, v in manifest.items() if v is not None}))
-    with pytest.raises(CorruptFile, match=str(tmp_path / "toy")):
-        open_dataset(tmp_path / "toy")
 
 
 def test_sides_must_be_disjoint(tmp_path):
@@ -131,9 +113,6 @@ def test_bad_pools_are_refused(tmp_path, labels, classes, message):
 
 
 def test_embedded_data_are_rebuilt_when_damaged_or_outdated(glyph_home, tmp_path):
-
-    from ifsl_bench.common.progress import LogReporter
-
     home = Home.locate(glyph_home)
     spec = DataSpec(name="glyphs")
     fingerprint = ensure(home, spec, Reporter()).fingerprint

@@ -201,26 +201,6 @@ def test_wrong_image_files_are_named(dump, message, home, tmp_path, python2, exa
         prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
 
 
-@pytest.mark.slow("reads a long list")
-def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch, traced):
-    classes = VAL[:3]
-    generator = np.random.default_rng(0)
-    labels = np.repeat(np.arange(3, dtype=np.int32), 1000)
-    images = [generator.integers(0, 256, (84, 84, 3)).astype(np.uint8) for _ in range(50)]
-    noise = [png(image) for image in images]  # 21 kB each, as they do not compress
-    content = values() | {
-        "val": (images[0][None], {"label_specific": labels, "label_specific_str": [*map(called, classes)]})
-    }
-    folder = write_release(tmp_path / "files", python2, content=content)
-    with open(folder / "val_images_png.pkl", "wb") as file:
-        pickle.dump([noise[i % 50].copy() for i in range(3000)], file, 4)  # 64 MB
-    monkeypatch.setattr(tiered, "COUNTS", COUNTS | {"novel/val": Count(3, 3000)})
-    with traced() as memory:
-        dataset = prepare(home, "tiered-imagenet", folder, False, Reporter())
-    assert memory.peak < 60e6  # less than the list alone, and than its decoded images: neither is ever in memory
-    np.testing.assert_array_equal(dataset.pool("novel/val").images[2999], images[2999 % 50])
-
-
 # -- the files of 2018
 
 

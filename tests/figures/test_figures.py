@@ -229,19 +229,6 @@ def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_h
         assert 2 * x * y / (x + y) == pytest.approx(np.full(len(x), float(gid.removeprefix("harmonic "))))
 
 
-@pytest.mark.parametrize("kind", ["ranks", "seeds", "validation", "tradeoff"])
-def test_legends_say_what_marks_are(kind, board):
-    figure, _ = drawing(kind, board)
-    (legend,) = figure.legends
-    texts = {text.get_text() for text in legend.get_texts()}
-    assert {
-        "ranks": {"place by Acc.", "ranks it can have"},
-        "seeds": {"a seed", "mean", "95% over episodes"},
-        "validation": {"a seed", "step kept"},
-        "tradeoff": {"with one bias (cal.)", "equal Acc.", "equal harmonic mean"},
-    }[kind] <= texts
-
-
 @pytest.mark.parametrize(("kind", "wide"), [*((kind, False) for kind in KINDS), ("pairs", True)])
 def test_no_text_is_smaller_than_promised_and_widths_are_those_of_columns(kind, wide, board):
     figure, _ = drawing(kind, board, wide)
@@ -277,22 +264,6 @@ def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_pa
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
     assert mpl.rcParams["figure.facecolor"] == "red", "the user's settings are gone"
-
-
-@pytest.mark.parametrize("kind", ["tradeoff", "validation"])
-def test_a_row_of_ones_own_is_told_from_the_stored_one(kind, board):
-    own_row = board.row("acastle")
-    stored_row = replace(own_row, origin="stored")
-    figure, _ = drawing(kind, replace(board, rows=(stored_row, own_row), compared=(stored_row, own_row)))
-    (legend,) = figure.legends
-    looks = {
-        text.get_text(): (line.get_linewidth(), line.get_fillstyle(), line.get_color())
-        for text, line in zip(legend.get_texts(), legend.legend_handles, strict=True)
-    }
-    stored_look, own_look = looks["acastle (stored)"], looks["acastle (yours)"]
-    assert stored_look[2] == own_look[2] == look_of("acastle").colour
-    assert own_look[0] < stored_look[0]
-    assert own_look[1] == "left" != stored_look[1]
 
 
 def test_names_of_strangers_are_text(board, tmp_path, task):

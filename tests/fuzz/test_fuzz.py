@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -108,24 +106,3 @@ def test_hostile_files_end_in_success_or_in_one_line():
     if CI:
         assert set(outcome.cases) == set(CHOSEN)
         assert all(outcome.cases[name] >= 2 for name in RUNS), outcome.cases
-
-
-COMPUTES = """
-import os, signal, tests.fuzz.__main__, torch
-wide = torch.ones(400, 400)
-(wide * wide).exp().sum()
-if os.fork() == 0:
-    signal.alarm(60)
-    (wide * wide).exp().sum()
-    os._exit(0)
-os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-def test_cases_can_compute_though_the_process_that_they_are_forks_of_has():
-    """Threads of OpenMP do not live on in a fork, which would wait for them for ever."""
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    process = subprocess.run(
-        [sys.executable, "-c", COMPUTES], cwd=Path(__file__).parents[2], env=environment, check=False
-    )
-    assert process.returncode == 0

@@ -20,19 +20,16 @@ from paper_shapes import Episodes
 
 from ifsl_bench.backbone.features import _forward, compute_features
 from ifsl_bench.backbone.trainer import pretrain
-from ifsl_bench.board import result_file
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.views import some_base_classes
 from ifsl_bench.jobs.training import MetaTrain, fresh
-from ifsl_bench.learners import compiled
-from ifsl_bench.plugin.episode_contract import Asked, differs
-from ifsl_bench.plugin.method import FEW, masked_logits
+from ifsl_bench.plugin.method import FEW
 from ifsl_bench.protocol.task_files import find
 from tests.product import test_pretend as pretend
-from tests.product.test_pretend import CPU, _job, _other_home, _prepared, episodes, on, seeded_method, variants
+from tests.product.test_pretend import CPU, _job, _other_home, _prepared, on, seeded_method, variants
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here, or hidden: see --cuda")
 DEVICE = torch.device("cuda", 0)
@@ -40,28 +37,8 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.mark.parametrize(("name", "options"), variants())
 def test_every_method_gives_the_answers_and_gradients_of_the_cpu(name, options, monkeypatch):
-    base, support, query = episodes()
     monkeypatch.setattr(F, "dropout", lambda x, *_, **__: x)  # each device draws its own
-    ours = seeded_method(name, options, base)
-    theirs = seeded_method(name, options, on(base, DEVICE)).to(DEVICE)
-    theirs.load_state_dict(ours.state_dict())
-    answers, gradients = [], []
-    with compiled.batched():  # the CPU by kernels may find another minimum
-        for method, device in ((ours, CPU), (theirs, DEVICE)):
-            with torch.no_grad():
-                prediction = method.eval()(on(support, device), on(query, device))
-            assert prediction.logits.device == device
-            answers.append(masked_logits(prediction, support.hidden.to(device)).cpu())
-            if parameters := [p for p in method.parameters() if p.requires_grad]:
-                logits = method.train()(on(support, device), on(query, device)).logits
-                F.cross_entropy(logits[:, 0], torch.full((pretend.E,), pretend.K, device=device)).backward()
-                gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
-    searches = any(key.startswith("solver_") for key in prediction.statistics)
-    assert not differs(Asked(name, ours, support, query, support.hidden, searches), answers[1], answers[0])
-    if gradients:
-        # without a search: float32 sums forward and backward, in another order
-        close = F.cosine_similarity(*gradients, dim=0)
-        assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+    pretend.check_answers_and_gradients(name, options, DEVICE)
 
 
 @pytest.mark.parametrize("name", ["lwof", "imprint", "protonet", "lr+a", "mlp+a"])
@@ -98,11 +75,7 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
         batch = theirs.batch(5, 9)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    same = ours.batch(5, 9)
-    for part in ("support", "query"):
-        for key, value in vars(getattr(same, part)).items():
-            torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
-    assert torch.equal(batch.labels.cpu(), same.labels)
+    pretend.check_batches(batch, ours.batch(5, 9))
 
 
 @pytest.mark.parametrize("name", sorted(pretend.SEQUENCES))
@@ -148,14 +121,7 @@ def test_a_whole_run_says_where_it_was_made_and_counts_what_the_cpu_does(call, h
     (folder / "pretrained").symlink_to(here / "home" / "pretrained")
     status, _, err = call(*command, "--device", "cpu", "--results", "other", "--home", str(folder))
     assert status == 0, err
-    files = sorted((here / "home" / "results").rglob("*.seed-0.json"))
-    assert len(files) == 3
-    for path in files:
-        ours = result_file.read(path)
-        theirs = result_file.read(here / "other" / path.relative_to(here / "home" / "results"))
-        for key in ("base_joint", "base_alone", "novel_joint", "novel_alone"):
-            a, b = np.array(getattr(ours.episodes, key)), np.array(getattr(theirs.episodes, key))
-            assert (a != b).mean() <= 0.05, (path.name, key)
+    for ours in pretend.compared(here, 3):
         assert ours.places["evaluation"].startswith("cuda")
         assert ours.provenance["device"] == torch.cuda.get_device_name(DEVICE)
         if ours.training:
@@ -191,25 +157,11 @@ def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, mo
 @pytest.mark.slow("torch.compile, and commands of their own")
 @pytest.mark.parametrize("how", ["plain", "--compile", "torchrun"])
 def test_the_command_pretrains(glyph_home, how):
-    command = [sys.executable, "-m", "ifsl_bench"]
-    if how == "torchrun":
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "1",
-            "-m",
-            "ifsl_bench",
-        ]
-    command += ["pretrain", "--task", f"{glyph_home.parent / 'few.toml'}:few-1shot", "--home", str(glyph_home)]
-    process = subprocess.run(
-        command + ["--compile"] * (how == "--compile"),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "IFSL_BENCH_HOME": ""},
-    )
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"] if how == "torchrun" else []
+    command = [sys.executable, *torchrun, "-m", "ifsl_bench", "pretrain", "--home", str(glyph_home), "--task"]
+    command += [f"{glyph_home.parent / 'few.toml'}:few-1shot"] + ["--compile"] * (how == "--compile")
+    environment = {**os.environ, "IFSL_BENCH_HOME": ""}
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert process.returncode == 0, process.stderr
     (path,) = glyph_home.glob("pretrained/*/checkpoint.json")
     info = json.loads(path.read_text())

@@ -29,8 +29,6 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "audi
 def module(name: str) -> ModuleType:
     """A file of docs/ as a module."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     result = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(result)
     return result

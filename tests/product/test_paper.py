@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import lzma
 import pickle
 import zipfile
 from pathlib import Path
@@ -18,17 +16,17 @@ from PIL import Image
 from ifsl_bench.board.beside import beside_tables, pairs_of
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.result_folder import packaged_root
+from ifsl_bench.data.published_splits import columns
 from ifsl_bench.protocol.task_files import find, packaged
 
 NINE = ["protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a"]
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
-TASKS = Path(__file__).parents[2] / "tasks"
 FEW = ("--task", "mini-1shot,tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2", "--queries", "2",
        "--episodes", "4", "--seeds", "1")  # fmt: skip
 
 
 def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():
-    page = (TASKS.parent / "docs" / "paper.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
     for task in ("mini-pack-1shot", "mini-pack-5shot"):
         (table,) = beside_tables([load_board(find(task)[0], packaged_root())])
         (order,) = (note for note in table.notes if note.startswith("Pairs of rows"))
@@ -38,18 +36,11 @@ def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():
 @pytest.fixture
 def printed(tmp_path, monkeypatch):
     """Published rows of a task whose measured ones are stored: one near, one far, one without a band."""
-    rows = {
-        "glyphs-5shot": {
-            "lr": [80.0, 0.2, -7.0],
-            "lwof": [70.0],
-            "imprint": [79.0],
-            "protonet": [95.0],
-            "other": [99.0],
-        }
-    }
+    of_methods = {"lr": [80.0, 0.2, -7.0], "lwof": [70.0], "imprint": [79.0], "protonet": [95.0], "other": [99.0]}
     bands = {"glyphs-5shot": {"lr": 1.5, "lwof": 1.5, "protonet": 1.5}}
     (tmp_path / "published").mkdir()
-    content = {"title": "t", "source": "s", "columns": ["acc", "plus_minus_as_printed", "delta"], "rows": rows}
+    content = {"title": "t", "source": "s", "columns": ["acc", "plus_minus_as_printed", "delta"]}
+    content["rows"] = {"glyphs-5shot": of_methods}
     (tmp_path / "published" / "theirs.json").write_text(json.dumps({**content, "bands": bands, "interval": "unknown"}))
     monkeypatch.setattr("ifsl_bench.board.published.packaged_root", lambda: tmp_path)
 
@@ -86,14 +77,9 @@ def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call
     assert pair.apart == "a variant of glyphs-5shot"
 
 
-def column(path: Path, key: str, value: str) -> dict[str, str]:
-    with lzma.open(path, "rt") if path.suffix == ".xz" else open(path) as file:
-        return {row[key]: row[value] for row in csv.DictReader(file)}
-
-
 def write_mini(folder: Path, images: dict[str, list[bytes]]) -> None:
     """The five files, of photographs of mini-ImageNet's classes: as few as episodes of 5 shots and 2 queries need."""
-    sides = column(TASKS / "mini-imagenet.csv", "wnid", "split")
+    sides = columns("mini-imagenet.csv", "wnid", "split")
     parts: dict[str, list[tuple[str, bytes]]] = {}
     for wnid, photos in sorted(images.items()):
         if sides.get(wnid) == "train":
@@ -113,7 +99,7 @@ def write_mini(folder: Path, images: dict[str, list[bytes]]) -> None:
 
 def write_tiered(path: Path, images: dict[str, list[bytes]], names: dict[str, list[str]]) -> None:
     """The photographs of tiered-ImageNet's classes, few of each pool, as ILSVRC-2012 has them."""
-    phases = column(TASKS / "tiered-imagenet-train-a-images.csv.xz", "image", "phase")
+    phases = columns("tiered-imagenet-train-a-images.csv.xz", "image", "phase")
     with zipfile.ZipFile(path, "w") as archive:
         for wnid, photos in images.items():
             counts: dict[str, int] = {}

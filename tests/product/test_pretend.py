@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,54 @@ def episodes() -> tuple[Base, Support, Query]:
     return base, support, Query(q, F.linear(q, base.weight, base.bias))
 
 
+def check_answers_and_gradients(name: str, options: dict, other: torch.device) -> None:
+    """Holds what a method gives on another device against what it gives on the CPU."""
+    base, support, query = episodes()
+    ours = seeded_method(name, options, base)
+    theirs = seeded_method(name, options, on(base, other)).to(other)
+    theirs.load_state_dict(ours.state_dict())
+    answers, gradients = [], []
+    with compiled.batched():  # the CPU by kernels may find another minimum
+        for method, device in ((ours, CPU), (theirs, other)):
+            with torch.no_grad():
+                prediction = method.eval()(on(support, device), on(query, device))
+            answers.append(masked_logits(prediction, support.hidden.to(device)).cpu())
+            assert prediction.logits.device == device
+            if parameters := [p for p in method.parameters() if p.requires_grad]:
+                torch.manual_seed(0)  # of dropout
+                logits = method.train()(on(support, device), on(query, device)).logits
+                F.cross_entropy(logits[:, 0], torch.full((E,), K, device=device)).backward()
+                gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
+    searches = any(key.startswith("solver_") for key in prediction.statistics)
+    assert not differs(Asked(name, ours, support, query, support.hidden, searches), answers[1], answers[0])
+    if gradients:
+        # without a search: float32 sums forward and backward, in another order
+        close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
+        assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def check_batches(batch, same) -> None:
+    """Holds a batch on another device against the CPU's."""
+    for part in ("support", "query"):
+        for key, value in vars(getattr(same, part)).items():
+            torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
+    assert torch.equal(batch.labels.cpu(), same.labels)
+    assert torch.equal(batch.novel.cpu(), same.novel)
+
+
+def compared(folder: Path, count: int) -> Iterator[result_file.Result]:
+    """Yields so many results of the home, each held against that in the folder ``other``, which the CPU made."""
+    files = sorted((folder / "home" / "results").rglob("*.seed-0.json"))
+    assert len(files) == count
+    for path in files:
+        ours = result_file.read(path)
+        theirs = result_file.read(folder / "other" / path.relative_to(folder / "home" / "results"))
+        for key in ("base_joint", "base_alone", "novel_joint", "novel_alone"):
+            a, b = np.array(getattr(ours.episodes, key)), np.array(getattr(theirs.episodes, key))
+            assert (a != b).mean() <= 0.05, (path.name, key)
+        yield ours
+
+
 # The device itself
 
 
@@ -199,30 +248,9 @@ def test_many_tensors_come_to_the_host_in_one_wait():
 
 @pytest.mark.parametrize(("name", "options"), variants())
 def test_every_method_gives_the_same_answers_and_gradients(name, options):
-    base, support, query = episodes()
-    ours = seeded_method(name, options, base)
-    with accelerator() as counts, compiled.batched():  # the CPU by kernels may find another minimum
-        theirs = seeded_method(name, options, on(base, DEVICE)).to(DEVICE)
-        theirs.load_state_dict(ours.state_dict())
-        answers, gradients = [], []
-        for method, device in ((ours, CPU), (theirs, DEVICE)):
-            with torch.no_grad():
-                prediction = method.eval()(on(support, device), on(query, device))
-            answers.append(masked_logits(prediction, support.hidden.to(device)).cpu())
-            assert prediction.logits.device == device
-            if parameters := [p for p in method.parameters() if p.requires_grad]:
-                torch.manual_seed(0)  # of dropout
-                logits = method.train()(on(support, device), on(query, device)).logits
-                F.cross_entropy(logits[:, 0], torch.full((E,), K, device=device)).backward()
-                gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
-        searches = any(key.startswith("solver_") for key in prediction.statistics)
+    with accelerator() as counts:
+        check_answers_and_gradients(name, options, DEVICE)
         assert counts.launches
-    case = Asked(name, ours, support, query, support.hidden, searches)
-    assert not differs(case, answers[1], answers[0])
-    if gradients:
-        # without a search: float32 sums forward and backward, in another order
-        close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
-        assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
 
 
 def _paper(name: str, count: int) -> tuple[Method, Episodes]:
@@ -277,12 +305,7 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
         batch = theirs.batch(5, 9)
         assert 0 < counts.launches.total() <= 350
         assert not counts.waits
-        same = ours.batch(5, 9)
-        for part in ("support", "query"):
-            for key, value in vars(getattr(same, part)).items():
-                torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
-        assert torch.equal(batch.labels.cpu(), same.labels)
-        assert torch.equal(batch.novel.cpu(), same.novel)
+        check_batches(batch, ours.batch(5, 9))
 
 
 @pytest.mark.parametrize("name", ["protonet", "imprint", "lwof"])
@@ -446,14 +469,7 @@ def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call
     _other_home(here, "cpu-home")
     status, _, err = call(*command, "--device", "cpu", "--results", "other", "--home", str(here / "cpu-home"))
     assert status == 0, err
-    files = sorted((here / "home" / "results").rglob("*.seed-0.json"))
-    assert len(files) == 2
-    for path in files:
-        ours = result_file.read(path)
-        theirs = result_file.read(here / "other" / path.relative_to(here / "home" / "results"))
-        for key in ("base_joint", "base_alone", "novel_joint", "novel_alone"):
-            a, b = np.array(getattr(ours.episodes, key)), np.array(getattr(theirs.episodes, key))
-            assert (a != b).mean() <= 0.05, (path.name, key)
+    for ours in compared(here, 2):
         assert ours.places["evaluation"].startswith("meta: ")
         assert ours.provenance["device"] == "a pretend accelerator"
         if ours.training:

@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from ifsl_bench.board.result_file import read
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -89,10 +87,3 @@ def test_a_page_whose_tables_cannot_be_made_stays_as_it_is(text, reason, tmp_pat
     assert process.returncode == 2
     assert reason in process.stderr
     assert page.read_text() == text
-
-
-def accuracies(label: str, task: str) -> np.ndarray:
-    """Percent of right queries by seed and episode, [3, 2000], from the stored counts."""
-    files = [ROOT / "results" / task / f"{label}.seed-{seed}.json" for seed in range(5)]
-    episodes = [read(file).episodes for file in files]
-    return np.array([e.column("base_joint") + e.column("novel_joint") for e in episodes]) * 2.0  # of 50 queries

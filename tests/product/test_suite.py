@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import threadpoolctl
 import torch
 
@@ -31,19 +27,3 @@ def test_benchmark_commands_run_in_one_process():
     assert named
     for line in COMMANDS + named:
         assert "--benchmark-enable -n 0" in line, line
-
-
-@pytest.mark.parametrize("command", COMMANDS[:1])
-@pytest.mark.slow("runs pytest in pytest")
-def test_a_benchmark_command_times_something(command):
-    words = shlex.split(command)
-    settings = dict(word.split("=") for word in words[: words.index("pytest")])
-    # A worker's environment would tell pytest-benchmark that it is in one.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | settings
-    tiny = ["-k", "test_sampler", "--benchmark-max-time=0.01", "--benchmark-min-rounds=1", "-p", "no:cacheprovider"]
-    line = [sys.executable, "-m", *words[words.index("pytest") :], *tiny]
-    process = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert process.returncode == 0, process.stdout + process.stderr
-    row = re.search(r"^Name \(time in \w+\) .* Mean .*\n-+\ntest_sampler_on_one_core +([\d.,]+)", process.stdout, re.M)
-    assert row, process.stdout
-    assert float(row[1].replace(",", "")) > 0
