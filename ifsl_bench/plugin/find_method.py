@@ -61,8 +61,8 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
     """
     if isinstance(reference, type):
         method = _checked(reference, repr(reference))
-        return Chosen(_name_of(method), method, getattr(sys.modules.get(method.__module__), FROM, "")
-                      and f"{getattr(sys.modules[method.__module__], FROM)}:{method.__name__}"), {}  # fmt: skip
+        file = getattr(sys.modules.get(method.__module__), FROM, "")
+        return Chosen(_name_of(method), method, file and f"{file}:{method.__name__}"), {}
     if not isinstance(reference, str):
         raise UserError(
             f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {reference!r}"
@@ -79,13 +79,13 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
         name, method, meant = registry.resolve(reference)
         return Chosen(name, method), meant
     try:
-        file = Path(f"{path}.py").expanduser().absolute()
+        where = Path(f"{path}.py").expanduser().absolute()
     except RuntimeError as error:  # ~nobody
         raise UserError(f"cannot read the method in {path}.py: {error}") from error
     from ifsl_bench.plugin.method_file import class_in
 
-    method = _checked(class_in(file, wanted), f"{wanted} in {file}")
-    return Chosen(_name_of(method), method, f"{file}:{wanted or method.__name__}"), {}
+    method = _checked(class_in(where, wanted), f"{wanted} in {where}")
+    return Chosen(_name_of(method), method, f"{where}:{wanted or method.__name__}"), {}
 
 
 def _name_of(method: type) -> str:
@@ -94,9 +94,8 @@ def _name_of(method: type) -> str:
     for point in points.values():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
             return point.name
-    if method.__name__.lower() in {
-        name.lower() for name in (*points, *registry.all_shorthands())
-    }:  # file names may not tell cases apart
+    taken = {name.lower() for name in (*points, *registry.all_shorthands())}  # file names may not tell cases apart
+    if method.__name__.lower() in taken:
         raise UserError(f"class {method.__qualname__} has the name of a registered method, {method.__name__.lower()} "
                         f"('ifsl-bench methods'); rename the class")  # fmt: skip
     return method.__name__

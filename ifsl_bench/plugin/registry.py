@@ -103,12 +103,10 @@ def load(group: str, name: str) -> Plugin:
             if not is_installed(module):
                 return _lacking(name, package, module, install)
         return Plugin(name, package, value=value)
-    except ImportError as error:
-        missing = getattr(error, "name", None)
-        if point.extras and isinstance(error, ModuleNotFoundError) and missing and not missing.startswith("ifsl_bench"):
-            return _lacking(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
-        return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if point.extras and missing and not missing.startswith("ifsl_bench"):
+            return _lacking(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
         return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
 
 
