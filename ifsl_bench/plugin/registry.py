@@ -142,13 +142,10 @@ def method(name: str) -> type[Method]:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
     from ifsl_bench.plugin.class_contract import check_method
-    from ifsl_bench.plugin.method import Method
 
-    value = get(METHODS, "method", name)
-    if not (isinstance(value, type) and issubclass(value, Method)):
-        raise UserError(f"method {name!r} is {value!r}, which is not a subclass of ifsl_bench.Method")
-    check_method(value)
-    return value
+    kind: type[Method] = get(METHODS, "method", name)
+    check_method(kind, f"method {name!r} is {kind!r}, which")
+    return kind
 
 
 def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
