@@ -102,10 +102,10 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     work = replace(work, curves=curve_logs(log, log_dir, work.home) or work.curves)
     if progress:
         work = replace(work, reporter=progress_here())
-    _check_call(method, task, seed, seeds)
+    _check_seeds(seed, seeds)
+    methods, tasks = (list(said) if isinstance(said, (list, tuple)) else [said] for said in (method, task))
     request = Request(
-        [method] if isinstance(method, (str, type)) else method, [task] if isinstance(task, str) else task,
-        options or {}, {} if train is None else train, tune, seed, seeds, episodes, calibrate,
+        methods, tasks, options or {}, {} if train is None else train, tune, seed, seeds, episodes, calibrate,
         make_change(change or {}),
     )  # fmt: skip
     jobs = make_jobs(request if single else _expanded(request, work), work.home)
@@ -120,13 +120,8 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     return Results(result_file.read(job.result_path(work.home)) for job in ended.stored)
 
 
-def _check_call(method: Any, task: Any, seed: Any, seeds: Any) -> None:
-    """Raises :class:`UserError` for arguments of a wrong type."""
-    lists = (list, tuple)
-    if (isinstance(method, lists) and not method) or not isinstance(method, (str, type, *lists)):
-        raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {method!r}")
-    if (isinstance(task, lists) and not task) or not isinstance(task, (str, *lists)):
-        raise UserError(f"a task is a name or path/to/my.toml, not {task!r}")
+def _check_seeds(seed: Any, seeds: Any) -> None:
+    """Raises :class:`UserError` for seeds that are no numbers."""
     if type(seed) is not int:
         raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {[seed]}")
     if seeds is not None and (type(seeds) is not int or seeds < 1):

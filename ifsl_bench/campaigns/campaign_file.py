@@ -38,10 +38,6 @@ PLAIN = [
 ]
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="kebab"):
-    pass
-
-
 _Run = msgspec.defstruct(
     "_Run",
     [
@@ -53,15 +49,14 @@ _Run = msgspec.defstruct(
         ("train", dict[str, Many], {}),
         *((key, kind | list[kind], default) for key, kind, default in PLAIN),  # type: ignore[valid-type]
     ],
-    bases=(_Table,),
     frozen=True,
-    kw_only=True,
+    forbid_unknown_fields=True,
     rename="kebab",
 )
 """One ``[[run]]``; the keys are the options of ``ifsl-bench run``, and a list of values multiplies."""
 
 
-class _File(_Table, frozen=True):
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: list[_Run]  # type: ignore[valid-type]  # its fields are made above
     results: str = ""
     data: dict[str, str] = {}

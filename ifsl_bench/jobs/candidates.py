@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -36,21 +36,17 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
     Args:
         accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
     """
+    default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
+    sessions = job.task.sessions is not None
     rounds: list[list[Candidate]] = []
     finished: list[list[tuple[Point, float]]] = []
-    while points := _points(job, finished):
+    while points := settings.points(job.method, job.fixed_options, job.trials, default, finished, sessions):
         rounds.append([_candidate(job, point) for point in points])
         accuracies = [accuracy(candidate) for candidate in rounds[-1]]
         if any(value is None for value in accuracies):
             break
         finished.append([(point, value) for point, value in zip(points, accuracies, strict=True) if value is not None])
     return rounds
-
-
-def _points(job: Job, finished: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
-    default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
-    sessions = job.task.sessions is not None
-    return settings.points(job.method, job.fixed_options, job.trials, default, finished, sessions)
 
 
 def _candidate(job: Job, point: Point) -> Candidate:

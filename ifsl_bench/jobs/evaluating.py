@@ -12,16 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ifsl_bench._version import __version__
 from ifsl_bench.backbone.contract import libraries_of
-from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.board.choices import Calibration
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.result_file import SCHEMA, Result, SessionResult, summary_entry
 from ifsl_bench.common.errors import one_line
-from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import joined
 from ifsl_bench.episodic.prepared import Workspace
@@ -56,9 +52,6 @@ class Evaluate(EvaluationStage):
         from ifsl_bench.jobs.ranges import ranges_of
 
         return ranges_of(self.job, self.model)
-
-    def cached(self, home: Home) -> bool:
-        return False  # where a result is stored nobody asks for its stages
 
     def amount(self, data: Outline, work: Workspace) -> Amount:
         if in_ranges(self.job):
@@ -106,7 +99,7 @@ class Evaluate(EvaluationStage):
                 counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
         sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
         libraries = *job.method.requires, *libraries_of(job.task.pretraining)
-        measured = provenance(self.command, ready.place.device, libraries)
+        device = " and ".join(dict.fromkeys(part.device for part in parts))
         kind: Any = SessionResult if job.task.sessions else Result
         result: Result = kind(
             schema=SCHEMA,
@@ -133,8 +126,7 @@ class Evaluate(EvaluationStage):
                 "episodes_per_second": round(job.episodes / seconds, 1),
             },
             provenance={
-                **measured,
-                "device": " and ".join(dict.fromkeys(part.device for part in parts)),
+                **provenance(self.command, device, libraries),
                 **job.identity,
                 "checkpoint": ready.folder,
             },
@@ -152,7 +144,7 @@ class Evaluate(EvaluationStage):
         return result
 
 
-def provenance(command: str, device: torch.device, requires: Iterable[str] = ()) -> dict[str, object]:
+def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, object]:
     """Command, version, commit, device, library versions and time (UTC).
 
     Args:
@@ -166,7 +158,7 @@ def provenance(command: str, device: torch.device, requires: Iterable[str] = ())
         "command": one_line(command),  # a name of a file that is no text could not be written
         "version": __version__,
         "commit": commit(),
-        "device": describe_device(device),
+        "device": device,
         "python": platform.python_version(),
         "libraries": libraries,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from ifsl_bench.backbone.contract import is_frozen
-from ifsl_bench.backbone.device import Place
+from ifsl_bench.backbone.device import Kind, Place
 from ifsl_bench.backbone.features import BATCH, bank_folder, recorded
 from ifsl_bench.backbone.pretrained import (
     HeadKind,
@@ -49,10 +49,12 @@ class Stage(ABC):
     Attributes:
         kind: of stage, in a word.
         trains: whether it trains a method, or tries a trained one.
+        placed_as: kind of work, by which its place is chosen.
     """
 
     kind: ClassVar[str]
     trains: ClassVar[bool] = False
+    placed_as: ClassVar[Kind] = "data"
 
     def __str__(self) -> str:
         return self.told("" if self.shown_seed is None else f", seed {self.shown_seed}")
@@ -83,13 +85,13 @@ class Stage(ABC):
         """The models and trials that it makes, with their files or folders."""
         return []
 
-    @abstractmethod
     def cached(self, home: Home) -> bool:
-        """Tells whether the artefact is there."""
+        """Tells whether the artefact is there; never, where it leaves none."""
+        return False
 
-    @abstractmethod
     def place(self, work: Workspace) -> Place:
         """Says where it runs, and why there."""
+        return work.place(self.placed_as)
 
     def threads(self) -> int:
         """The threads that it keeps busy on the host's processor; :func:`cores` of them are the whole machine."""
@@ -134,9 +136,6 @@ class PrepareData(Stage):
         if self.sessions > 1 and data.starts:
             training_sampler(self.task, self.sessions, 0, data.starts.__getitem__)
 
-    def place(self, work: Workspace) -> Place:
-        return work.place("data")
-
     def threads(self) -> int:
         return cores()
 
@@ -174,12 +173,6 @@ class CheckEpisodes(Stage):
     def inputs(self) -> Sequence[Stage]:
         return [PrepareData(self.task)]
 
-    def cached(self, home: Home) -> bool:
-        return False  # nothing but the check itself says that it holds
-
-    def place(self, work: Workspace) -> Place:
-        return work.place("data")
-
     def amount(self, data: Outline, work: Workspace) -> Amount | None:
         return Amount(self.kind, f"{self.task.name}/cpu", 1.0, 1.0)
 
@@ -191,7 +184,7 @@ class CheckEpisodes(Stage):
 class Pretrain(Stage):
     """The backbone and its base classifier. ``seed`` is that of training."""
 
-    kind = "pretraining"
+    kind = placed_as = "pretraining"
     task: Task
     head: HeadKind
     seed: int
@@ -225,9 +218,6 @@ class Pretrain(Stage):
     def cached(self, home: Home) -> bool:
         return self.weights(home) is not None
 
-    def place(self, work: Workspace) -> Place:
-        return work.place("pretraining")
-
     def threads(self) -> int:
         return cores()
 
@@ -260,7 +250,7 @@ class Pretrain(Stage):
 class Features(Stage):
     """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each."""
 
-    kind = "features"
+    kind = placed_as = "features"
     backbone: Pretrain
     pool: str
     views: int
@@ -281,9 +271,6 @@ class Features(Stage):
     def cached(self, home: Home) -> bool:
         there, weights = recorded(home.features / self.key(home)), features_sha256(home, self.backbone.key(home))
         return weights is not None and there.get("pretraining_sha256") == weights
-
-    def place(self, work: Workspace) -> Place:
-        return work.place("features")
 
     def threads(self) -> int:
         return cores()

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.common.building import remove
-from ifsl_bench.common.checkpoint import CheckpointFolder
-from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.checkpoint import finished_info
 from ifsl_bench.common.files import Home, sha256_json, write_bytes
 from ifsl_bench.common.own_code import own_code
 from ifsl_bench.common.progress import Mute
@@ -60,11 +59,8 @@ class KeptStage(EvaluationStage):
             return None
         trained = ""
         if self.model is not None or job.trains:
-            try:
-                info = CheckpointFolder(self.model or MetaTrain(job).folder(home)).info()
-            except CorruptFile:
-                return None
-            if info is None or info.get("finished") is not True or info.get("pretraining_sha256") != weights:
+            info = finished_info(self.model or MetaTrain(job).folder(home), pretraining_sha256=weights)
+            if info is None:
                 return None
             trained = info["tensors"]["sha256"]
         code = [job.identity, own_code(), torch.__version__]
@@ -91,8 +87,7 @@ class Calibrate(KeptStage):
 
     def read(self, home: Home) -> tuple[Bias | None, str] | None:
         """Reads the bias that was found, if it is there and of the same method; a damaged one is found again."""
-        fields = _read(self.file(home), self.made_of(home))
-        if fields is None:
+        if (fields := _read(self.file(home), self.made_of(home))) is None:
             return None
         bias = _fields(fields, "bias.")
         return Bias(**bias) if bias else None, fields["why"].item()

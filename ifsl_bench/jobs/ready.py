@@ -11,7 +11,7 @@ from ifsl_bench.backbone.device import Place, describe_device
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate, has_sessions, predict
+from ifsl_bench.episodic.evaluation import Evaluated, evaluate, has_sessions
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Trained, load_trained
@@ -69,8 +69,7 @@ class Ready:
         loader = self.loader("test")
         count = min(FIRST, self.job.episodes)
         first = loader.episodes(count) if has_sessions(loader) else loader.batch(0, FIRST)
-        predict(self.method.eval(), self.job.name, first)
-        return Asked(self.job.name, self.method, first.support, first.query, first.masked)
+        return Asked(self.job.name, self.method.eval(), first.support, first.query, first.masked).looked_at()
 
     def check_sessions(self) -> None:
         """Holds a method that learns session by session against the contract, on the first sequences."""
@@ -112,6 +111,7 @@ class Ready:
 class EvaluationStage(JobStage):
     """A stage that evaluates a job's method."""
 
+    placed_as = "evaluation"
     model: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
 
     def key(self, home: Home) -> str:
@@ -119,9 +119,6 @@ class EvaluationStage(JobStage):
         job = self.job
         how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
         return f"{key_of(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
-
-    def place(self, work: Workspace) -> Place:
-        return work.place("evaluation")
 
     def ready(self, work: Workspace, reporter: Reporter) -> Ready:
         """The method, trained if need be; the reporter hears what was chosen."""

@@ -14,7 +14,6 @@ from ifsl_bench.protocol.variants import Change, make_change
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
 
-NO_CHANGE = Change()
 MOST_JOBS = 10_000  # of a campaign: all are listed, and their results looked for, before the first begins
 
 
@@ -31,7 +30,7 @@ class Request:
     seeds: int | Sequence[int] | None = None  # how many there are, or all of them
     episodes: int | None = None  # the first so many test episodes
     calibrate: bool = False  # whether rows have the bias on novel logits that is best on validation episodes
-    change: Change = NO_CHANGE  # of every task, beside what their names say
+    change: Change = field(default_factory=Change)  # of every task, beside what their names say
     where: str = ""  # how errors begin; "" for what a command or a call says
 
     @property
@@ -70,9 +69,6 @@ class Request:
             raise UserError(f"{self.where}: {error}") from error
 
 
-NOTHING = Request()
-
-
 @dataclass(frozen=True)
 class Campaign:
     """The requests of one command."""
@@ -80,4 +76,5 @@ class Campaign:
     requests: Sequence[Request]
     results: Path | None = None  # where results go; None for the usual place
     data: Mapping[str, Path] = field(default_factory=dict)  # data set -> the path that it is made from
-    only: Request = NOTHING  # its methods and tasks select some of the campaign's; all are run where it names none
+    # Its methods and tasks select some of the campaign's; all are run where it names none.
+    only: Request = field(default_factory=Request)

@@ -301,12 +301,8 @@ def kept_choice(job: Job, home: Home) -> Job | None:
     if not job.searched:
         return job
     accuracy = kept_accuracies(home)
-    accuracies = {
-        candidate.name: (accuracy(candidate), candidate.job)
-        for candidate in itertools.chain.from_iterable(rounds_of(job, accuracy))
-    }
-    accuracy_of = {name: value for name, (value, _) in accuracies.items() if value is not None}
-    best = max(accuracy_of, key=accuracy_of.__getitem__, default="")
-    if len(accuracy_of) < len(accuracies) or accuracy_of[best] == -math.inf:
+    candidates = list(itertools.chain.from_iterable(rounds_of(job, accuracy)))
+    accuracies = [value for candidate in candidates if (value := accuracy(candidate)) is not None]
+    if len(accuracies) < len(candidates) or max(accuracies) == -math.inf:
         return None
-    return replace(accuracies[best][1], seed=job.seed)
+    return replace(candidates[accuracies.index(max(accuracies))].job, seed=job.seed)

@@ -57,13 +57,9 @@ class Images(TorchDataset[Any]):
 
     def by_label(self) -> dict[int, list[int]]:
         """label -> images."""
-        images_by_label: dict[int, list[int]] = {}
-        row = 0
-        for pool in self.pools:
-            for count in np.diff(pool.starts).tolist():
-                images_by_label[len(images_by_label)] = list(range(row, row + count))
-                row += count
-        return images_by_label
+        counts = np.concatenate([np.diff(pool.starts) for pool in self.pools])
+        rows_of_labels = np.split(np.arange(len(self)), np.cumsum(counts)[:-1])
+        return {label: rows.tolist() for label, rows in enumerate(rows_of_labels)}
 
 
 class EpisodeTasks(Taskset):

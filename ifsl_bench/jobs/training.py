@@ -27,7 +27,7 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Features, PrepareData, Pretrain, Stage
 from ifsl_bench.jobs.rates import Amount
 from ifsl_bench.plugin.method import Base, Method
-from ifsl_bench.plugin.options import defaults, make_method
+from ifsl_bench.plugin.options import defaults, make_method, remade
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
 
 WIDE = 512  # features of an image at most, of the networks that come with the package
@@ -58,21 +58,21 @@ def fresh(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
     base = backbone_of(job).prepared(work).base
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("method", job.name, job.seed))
-        return moved(job, make_method(job.method, base, job.task.episode.ways, job.options), base, device)
+        return moved(make_method(job.method, base, job.task.episode.ways, job.options), base, device)
 
 
-def moved(job: Job, method: Method, base: Base, device: torch.device) -> Method:
+def moved(method: Method, base: Base, device: torch.device) -> Method:
     """The method on a device: made there anew, since not all that it holds need be its parameters."""
     if method.base.weight.device == device:
         return method
-    copy = make_method(job.method, base.to(device), job.task.episode.ways, job.options).to(device)
+    copy = remade(method, base.to(device), method.ways)
     copy.load_state_dict(method.state_dict())
     return copy.train(method.training)
 
 
 def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
     """The method where episodes are evaluated."""
-    return moved(job, method, backbone_of(job).prepared(work).base, work.place("evaluation").device)
+    return moved(method, backbone_of(job).prepared(work).base, work.place("evaluation").device)
 
 
 def training_place(job: Job, work: Workspace) -> Place:

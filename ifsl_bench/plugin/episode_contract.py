@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support, ask, check_prediction, masked_logits
+from ifsl_bench.plugin.method import Method, Prediction, Query, Support, ask, check_prediction, masked_logits
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
 TOLERANCE = 1e-4
@@ -37,32 +37,26 @@ class Asked:
     masked: Tensor  # [E, K], the base classes without a logit
     # whether its answers have `solver_*` statistics: an inner search found them, to its own tolerance
     searches: bool = False
-    make: Callable[[Base], Method] | None = None  # makes such a method on another base classifier
 
-    def answer(
-        self, support: Support | None = None, query: Query | None = None, method: Method | None = None
-    ) -> Prediction:
+    def answer(self) -> Prediction:
         """Checked for its form, see :func:`check_prediction`."""
-        support, query = support or self.support, query or self.query
-        prediction = ask(method or self.method, self.name, support, query)
-        (episodes, queries), classes = query.features.shape[:2], self.masked.shape[1] + self.method.ways
+        prediction = ask(self.method, self.name, self.support, self.query)
+        (episodes, queries), classes = self.query.features.shape[:2], self.masked.shape[1] + self.method.ways
         return check_prediction(self.name, prediction, episodes, queries, classes)
 
-    def logits(
-        self, support: Support | None = None, query: Query | None = None, method: Method | None = None
-    ) -> Tensor:
+    def logits(self) -> Tensor:
         """[E, Q, K + N]; -inf where ``masked``."""
-        return masked_logits(self.answer(support, query, method), self.masked)
+        return masked_logits(self.answer(), self.masked)
 
     def exactly(self) -> Asked:
         """The same question in double precision."""
         method = copy.deepcopy(self.method).double()
         method.base = method.base.to(dtype=torch.float64)
-        return replace(self, method=method, support=_each(self.support, _double), query=_each(self.query, _double))
+        return replace(self, method=method, support=each(self.support, _double), query=each(self.query, _double))
 
     def looked_at(self) -> Asked:
         """The same method asked, with what one answer says of :attr:`searches`."""
-        return replace(self, searches=any(key.startswith("solver_") for key in self.answer().statistics))
+        return replace(self, searches=comes_of_search(self.answer()))
 
     def part(self, episode: int) -> Asked:
         """One episode."""
@@ -70,10 +64,15 @@ class Asked:
         def cut(x: Tensor) -> Tensor:
             return x[episode : episode + 1]
 
-        return replace(self, support=_each(self.support, cut), query=_each(self.query, cut), masked=cut(self.masked))
+        return replace(self, support=each(self.support, cut), query=each(self.query, cut), masked=cut(self.masked))
 
 
-def _each(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+def comes_of_search(prediction: Prediction) -> bool:
+    """Returns whether an answer has `solver_*` statistics, so that an inner search has found it."""
+    return any(key.startswith("solver_") for key in prediction.statistics)
+
+
+def each(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
     """Support or query with a change of each tensor."""
     return type(rows)(*map(change, vars(rows).values()))
 
@@ -82,7 +81,7 @@ def _double(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def differs(asked: Asked, logits: Tensor, expected: Tensor) -> bool:
+def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     """Returns whether logits [E, Q, C] differ beyond rounding, or in most episodes beyond a search's tolerance."""
     there = torch.isfinite(expected)
     if not torch.equal(there, torch.isfinite(logits)):
@@ -92,7 +91,7 @@ def differs(asked: Asked, logits: Tensor, expected: Tensor) -> bool:
     mean = expected.masked_fill(~there, 0.0).flatten(1).sum(1) / count
     centred = (expected - mean[:, None, None]).masked_fill(~there, 0.0).flatten(1)
     spread = (centred.square().sum(1) / count).sqrt().clamp_min(1e-6)
-    if asked.searches:
+    if searches:
         return bool((apart > SEARCHED * spread).float().mean() > MOST_OTHERWISE)
     largest = expected.masked_fill(~there, 0.0).abs().flatten(1).amax(1)
     return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
@@ -103,7 +102,7 @@ def repeats(asked: Asked) -> str:
     first = asked.logits()
     asked.part(0).logits()
     broken = "a second call gives another answer: it draws at random or keeps something between calls"
-    return broken if differs(asked, asked.logits(), first) else ""
+    return broken if differs(asked.logits(), first, asked.searches) else ""
 
 
 def leaves_its_input(asked: Asked) -> str:
@@ -121,34 +120,27 @@ def sees_one_episode(asked: Asked) -> str:
     """An episode's answer does not depend on the other episodes of its batch."""
     whole = asked.logits()
     alone = torch.cat([asked.part(episode).logits() for episode in range(len(whole))])
-    return "the answer to an episode depends on the other episodes in its batch" if differs(asked, alone, whole) else ""
+    broken = "the answer to an episode depends on the other episodes in its batch"
+    return broken if differs(alone, whole, asked.searches) else ""
 
 
 def follows_the_queries(asked: Asked) -> str:
     """Queries in another order get the same answers in that order."""
-    q, count = asked.query, asked.query.features.shape[1]
-    order = torch.arange(count - 1, -1, -1, device=q.features.device)
-    turned = asked.logits(query=Query(q.features[:, order], q.base_logits[:, order]))
+    turned = replace(asked, query=each(asked.query, lambda x: x.flip(1))).logits()
     broken = "the answer to a query depends on its place among the queries"
-    return broken if differs(asked, turned[:, order], asked.logits()) else ""
+    return broken if differs(turned.flip(1), asked.logits(), asked.searches) else ""
 
 
 def sees_one_query(asked: Asked) -> str:
     """A query's answer does not depend on the other queries, unless the class declares that it is transductive."""
-    q = asked.query
     if asked.method.transductive:
         return ""
-    alone = asked.logits(query=Query(q.features[:, :1], q.base_logits[:, :1]))
-    return "the answer to a query depends on the other queries" if differs(asked, alone, asked.logits()[:, :1]) else ""
+    alone = replace(asked, query=each(asked.query, lambda x: x[:, :1])).logits()
+    broken = "the answer to a query depends on the other queries"
+    return broken if differs(alone, asked.logits()[:, :1], asked.searches) else ""
 
 
-IN_EVERY_RUN: tuple[Callable[[Asked], str], ...] = (
-    leaves_its_input,
-    repeats,
-    sees_one_episode,
-    follows_the_queries,
-    sees_one_query,
-)
+IN_EVERY_RUN = (leaves_its_input, repeats, sees_one_episode, follows_the_queries, sees_one_query)
 
 
 @torch.no_grad()
@@ -158,7 +150,6 @@ def check_answers(asked: Asked) -> Tensor:
     Raises:
         UserError: it breaks one; says which.
     """
-    asked = asked.looked_at()
     for rule in IN_EVERY_RUN:
         if (broken := rule(asked)) and not _rounding(rule, asked):
             raise UserError(f"method {asked.name!r} breaks the contract: {broken}")
@@ -172,8 +163,7 @@ def check_repeated(asked: Asked, answers: Tensor) -> None:
     Raises:
         UserError: the answers are others: the method keeps something between calls.
     """
-    asked = asked.looked_at()
-    if differs(asked, asked.logits(), answers):
+    if differs(asked.logits(), answers, asked.searches):
         raise UserError(f"method {asked.name!r} breaks the contract: after the evaluation it answers its first "
                         f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
 

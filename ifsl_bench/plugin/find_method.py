@@ -60,9 +60,9 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
             contract.
     """
     if isinstance(reference, type):
-        method = _checked(reference, repr(reference))
-        return Chosen(_name_of(method), method, getattr(sys.modules.get(method.__module__), FROM, "")
-                      and f"{getattr(sys.modules[method.__module__], FROM)}:{method.__name__}"), {}  # fmt: skip
+        check_method(reference, repr(reference))
+        file = getattr(sys.modules.get(reference.__module__), FROM, "")
+        return Chosen(_name_of(reference), reference, file and f"{file}:{reference.__name__}"), {}
     if not isinstance(reference, str):
         raise UserError(
             f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {reference!r}"
@@ -79,13 +79,14 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
         name, method, meant = registry.resolve(reference)
         return Chosen(name, method), meant
     try:
-        file = Path(f"{path}.py").expanduser().absolute()
+        where = Path(f"{path}.py").expanduser().absolute()
     except RuntimeError as error:  # ~nobody
         raise UserError(f"cannot read the method in {path}.py: {error}") from error
     from ifsl_bench.plugin.method_file import class_in
 
-    method = _checked(class_in(file, wanted), f"{wanted} in {file}")
-    return Chosen(_name_of(method), method, f"{file}:{wanted or method.__name__}"), {}
+    method = class_in(where, wanted)
+    check_method(method, f"{wanted} in {where}")
+    return Chosen(_name_of(method), method, f"{where}:{wanted or method.__name__}"), {}
 
 
 def _name_of(method: type) -> str:
@@ -94,19 +95,11 @@ def _name_of(method: type) -> str:
     for point in points.values():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
             return point.name
-    if method.__name__.lower() in {
-        name.lower() for name in (*points, *registry.all_shorthands())
-    }:  # file names may not tell cases apart
+    taken = {name.lower() for name in (*points, *registry.all_shorthands())}  # file names may not tell cases apart
+    if method.__name__.lower() in taken:
         raise UserError(f"class {method.__qualname__} has the name of a registered method, {method.__name__.lower()} "
                         f"('ifsl-bench methods'); rename the class")  # fmt: skip
     return method.__name__
-
-
-def _checked(kind: Any, where: str) -> type[Method]:
-    if not (isinstance(kind, type) and issubclass(kind, Method)) or kind is Method:
-        raise UserError(f"{where} is not a subclass of ifsl_bench.Method")
-    check_method(kind)
-    return kind
 
 
 def label_parts(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:

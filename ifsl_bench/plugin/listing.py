@@ -11,7 +11,7 @@ from typing import Any
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import Paper, of_method, printed
+from ifsl_bench.plugin.bibliography import of_method, printed
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of, trains
@@ -28,7 +28,6 @@ class Described:
     title: str
     facts: tuple[tuple[str, str], ...]  # what it is, name and text
     options: tuple[dict[str, str], ...]  # a row for each option, with what is searched
-    papers: tuple[Paper, ...]  # of the package's bibliography
     text: str  # the docstring without the section on options
 
 
@@ -98,7 +97,7 @@ def described(name: str) -> Described:
         if name not in rows():
             raise
         cite = [("cite", f"ifsl-bench cite {name}")] if papers else []
-        return Described(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), tuple(papers), "")
+        return Described(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), "")
     kind = chosen.method
     text, means = _sections((inspect.getdoc(kind) or "").replace("``", "`"))
     space, grid = space_of(kind), grid_of(kind)
@@ -130,7 +129,7 @@ def described(name: str) -> Described:
     facts += [("transductive", "an answer may depend on the other queries of its episode")] if kind.transductive else []
     facts += of_papers
     facts += [("cite", f"ifsl-bench cite {name}")] if papers or kind.bibtex else []
-    return Described(title, tuple(facts), tuple(options), tuple(papers), text)
+    return Described(title, tuple(facts), tuple(options), text)
 
 
 def _spread(values: Any) -> str:

@@ -51,12 +51,8 @@ class Base:
     images: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
-        def move(x: Tensor) -> Tensor:
-            return x.to(device=device, dtype=dtype)
-
-        counts, covariance = (None if x is None else move(x) for x in (self.counts, self.covariance))
-        parts = move(self.weight), move(self.bias), move(self.prototypes)
-        return Base(*parts, self.scale, counts, covariance, self.images)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: x.to(device=device, dtype=dtype) for name, x in tensors.items()})
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,6 @@ class Prediction:
 
 
 Memory = Literal["none", "supports"]  # of earlier sessions' images
-SUPPORTS: Memory = "supports"
 LEARNING = ("learn", "learn_classes")  # the methods that say how a session is learned
 State = Tree
 """What a method carries from session to session: tensors [E, ...], in dicts, lists and tuples."""
@@ -224,7 +219,7 @@ class Method(nn.Module, ABC):
     def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Returns whether sessions need the supports of earlier ones: where a class says how it answers an episode, not
         how it learns a session, or has an option ``memory`` that is ``supports``."""
-        if options.get("memory") == SUPPORTS:
+        if options.get("memory") == "supports":
             return True
         says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())
         return says.isdisjoint(LEARNING)
@@ -358,14 +353,11 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
     """
     if not isinstance(prediction, Prediction):
         raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
-    if not isinstance(prediction.logits, Tensor) or not prediction.logits.is_floating_point():
-        kind = (
-            f"of {prediction.logits.dtype}"
-            if isinstance(prediction.logits, Tensor)
-            else f"as {_shape(prediction.logits)}"
-        )
+    logits = prediction.logits
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        kind = f"of {logits.dtype}" if isinstance(logits, Tensor) else f"as {_shape(logits)}"
         raise UserError(f"method {name!r} returned logits {kind}, expected a torch.Tensor of floating point numbers")
-    shape, expected = tuple(prediction.logits.shape), (episodes, queries, classes)
+    shape, expected = tuple(logits.shape), (episodes, queries, classes)
     if shape != expected:
         raise UserError(
             f"method {name!r} returned logits of shape {list(shape)}, expected {list(expected)} "
@@ -373,9 +365,8 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
         )
     if not isinstance(prediction.statistics, Mapping):
         type_name = type(prediction.statistics).__name__
-        raise UserError(
-            f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; {{}} for none"
-        )
+        raise UserError(f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; "
+                        "{} for none")  # fmt: skip
     for key, value in prediction.statistics.items():
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
             raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")
@@ -404,8 +395,7 @@ def check_prediction(name: str, prediction: Any, episodes: int, queries: int, cl
         UserError: as :func:`check_form`.
     """
     check_form(name, prediction, episodes, queries, classes)
-    if not (prediction.logits < torch.inf).all():  # False for NaN too
-        check_numbers(name, int(bad_episodes(prediction).sum()), episodes)
+    check_numbers(name, int(bad_episodes(prediction).sum()), episodes)
     return prediction
 
 

@@ -6,6 +6,7 @@ import inspect
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,8 @@ class Option:
         return kinds.type_text(self.kind)
 
 
-def options_of(method: type[Method]) -> dict[str, Option]:
+@lru_cache(maxsize=256)  # who looks for a name goes through the options of all methods
+def options_of(method: type[Method]) -> Mapping[str, Option]:
     """The options that a method's constructor declares, in its order.
 
     Behind those of the base class where the constructor hands what it does not name to that, as in
@@ -41,16 +43,6 @@ def options_of(method: type[Method]) -> dict[str, Option]:
     Raises:
         UserError: an option without annotation or default.
     """
-    if method not in _options:
-        _options[method] = _read_options(method)
-    return dict(_options[method])
-
-
-# Who looks for a name goes through the options of all methods.
-_options: WeakKeyDictionary[type[Method], dict[str, Option]] = WeakKeyDictionary()
-
-
-def _read_options(method: type[Method]) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for constructor, parameter in _parameters(method):
         name, kind = parameter.name, _annotation(method, constructor, parameter)
@@ -155,20 +147,24 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
     return instance
 
 
+def remade(method: Method, base: Base, ways: int) -> Method:
+    """Another method with the same options, beside this base classifier and for so many ways, as initialised."""
+    return make_method(type(method), base, ways, method.__dict__["_made_with"]).to(base.weight.device)
+
+
 def with_ways(method: Method, ways: int) -> Method:
     """The method with its parameters, for episodes of so many ways.
 
     Raises:
         UserError: its parameters depend on the number of ways, or as :func:`make_method`.
     """
-    kind = type(method)
-    instance = make_method(kind, method.base, ways, method.__dict__["_made_with"]).to(method.base.weight.device)
+    instance = remade(method, method.base, ways)
     own, others = method.state_dict(), instance.state_dict()
     shapes = [{(name, getattr(value, "shape", None)) for name, value in state.items()} for state in (own, others)]
     if different := sorted({name for name, _ in shapes[0] ^ shapes[1]}):
         raise UserError(
-            f"{kind.__qualname__} has parameters for {method.ways} ways alone ({one_line(', '.join(different))}), and "
-            f"the supports of all sessions so far are of {ways}"
+            f"{type(method).__qualname__} has parameters for {method.ways} ways alone "
+            f"({one_line(', '.join(different))}), and the supports of all sessions so far are of {ways}"
         )
     instance.load_state_dict(own)
     return instance.train(method.training)

@@ -103,12 +103,10 @@ def load(group: str, name: str) -> Plugin:
             if not is_installed(module):
                 return _lacking(name, package, module, install)
         return Plugin(name, package, value=value)
-    except ImportError as error:
-        missing = getattr(error, "name", None)
-        if point.extras and isinstance(error, ModuleNotFoundError) and missing and not missing.startswith("ifsl_bench"):
-            return _lacking(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
-        return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if point.extras and missing and not missing.startswith("ifsl_bench"):
+            return _lacking(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
         return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
 
 
@@ -144,13 +142,10 @@ def method(name: str) -> type[Method]:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
     from ifsl_bench.plugin.class_contract import check_method
-    from ifsl_bench.plugin.method import Method
 
-    value = get(METHODS, "method", name)
-    if not (isinstance(value, type) and issubclass(value, Method)):
-        raise UserError(f"method {name!r} is {value!r}, which is not a subclass of ifsl_bench.Method")
-    check_method(value)
-    return value
+    kind: type[Method] = get(METHODS, "method", name)
+    check_method(kind, f"method {name!r} is {kind!r}, which")
+    return kind
 
 
 def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:

@@ -16,14 +16,14 @@ from torch import Tensor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, differs
 from ifsl_bench.plugin.method import Base, Method, Query, Support
-from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.options import make_method, remade
 
 COPIES = 3  # that answer at once, and twice as many answers
 
 
 def keeps_hidden_classes_out(asked: Asked) -> str:
     """The values of a hidden base class change no answer about the others."""
-    s, q, hidden = asked.support, asked.query, asked.support.hidden
+    hidden = asked.support.hidden
     if not hidden.any():
         return ""
     hidden_class = int(hidden.any(0).nonzero()[0])
@@ -32,30 +32,18 @@ def keeps_hidden_classes_out(asked: Asked) -> str:
     with torch.no_grad():
         for tensor in (base.weight, base.prototypes):
             tensor[hidden_class] += 5.0
-        method = _on(base, asked)
-        for parameter in method.parameters():
+        # Made anew, since it may keep what it has computed from the base classifier.
+        method = remade(asked.method, base, asked.method.ways).double().eval()
+        for parameter, before in zip(method.parameters(), asked.method.parameters(), strict=True):
+            parameter.copy_(before)
             if parameter.shape == base.weight.shape:  # a row for each base class
                 parameter[hidden_class] += 5.0
-    shifted = [x.clone() for x in (s.base_logits, q.base_logits)]
-    for x in shifted:
-        x[..., hidden_class] += 5.0
-    shifted_logits = asked.logits(replace(s, base_logits=shifted[0]), Query(q.features, shifted[1]), method)
+    shift = 5.0 * (torch.arange(hidden.shape[1]) == hidden_class)
+    s, q = (replace(rows, base_logits=rows.base_logits + shift) for rows in (asked.support, asked.query))
     # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
-    before, after = (logits[there].log_softmax(-1) for logits in (asked.logits(), shifted_logits))
-    return "a hidden base class leaves a trace in the answers" if differs(asked, after, before) else ""
-
-
-def _on(base: Base, asked: Asked) -> Method:
-    """The method with its parameters on another base classifier: made anew, if that can be done, since it may keep
-    what it has computed from the base classifier."""
-    if asked.make is None:
-        method = copy.deepcopy(asked.method)
-        method.base = base
-        return method
-    method = asked.make(base)
-    for mine, theirs in zip(method.parameters(), asked.method.parameters(), strict=True):
-        mine.copy_(theirs)
-    return method
+    shifted = replace(asked, support=s, query=q, method=method)
+    expected, found = (question.logits()[there].log_softmax(-1) for question in (asked, shifted))
+    return "a hidden base class leaves a trace in the answers" if differs(found, expected, asked.searches) else ""
 
 
 def ignores_the_order_of_support(asked: Asked) -> str:
@@ -64,7 +52,7 @@ def ignores_the_order_of_support(asked: Asked) -> str:
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
-    return broken if differs(asked, asked.logits(turned), asked.logits()) else ""
+    return broken if differs(replace(asked, support=turned).logits(), asked.logits(), asked.searches) else ""
 
 
 def copies_do_not_meet(asked: Asked) -> str:
@@ -75,11 +63,11 @@ def copies_do_not_meet(asked: Asked) -> str:
 
     @torch.no_grad()  # a thread has this setting for itself
     def answer(mine: Method) -> list[Tensor]:
-        return [asked.logits(method=mine) for _ in range(2)]
+        return [replace(asked, method=mine).logits() for _ in range(2)]
 
     with ThreadPoolExecutor(COPIES) as pool:
         copies_answers = pool.map(answer, [copy.deepcopy(asked.method) for _ in range(COPIES)])
-        wrong = any(differs(asked, logits, expected) for answers in copies_answers for logits in answers)
+        wrong = any(differs(logits, expected, asked.searches) for answers in copies_answers for logits in answers)
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else ""
 
 
@@ -90,7 +78,7 @@ def learns(asked: Asked) -> str:
     if not parameters:
         return ""
     with torch.enable_grad():
-        logits = asked.logits(method=method)
+        logits = replace(asked, method=method).logits()
         if not logits.requires_grad:
             return "no parameter gets a gradient: the logits are detached from all of them"
         classes = logits.shape[-1]
@@ -123,11 +111,8 @@ def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: in
         moments = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
         images = prototypes.repeat_interleave(len(within) // K, 0) + within[: len(within) // K * K]
         of_base = torch.arange(K).repeat_interleave(len(within) // K)
-
-        def make(base: Base) -> Method:
-            return make_method(kind, base, N, options).double().eval()
-
-        method = make(Base(weight, 0.1 * bias, prototypes, 9.0, *moments, lambda: (images, of_base)))
+        base = Base(weight, 0.1 * bias, prototypes, 9.0, *moments, lambda: (images, of_base))
+        method = make_method(kind, base, N, options).double().eval()
         means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
         of = labels, torch.arange(Q) % N
         x, q = (means[:, each] + 0.7 * torch.randn(E, len(each), D, dtype=torch.float64) for each in of)
@@ -139,7 +124,7 @@ def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: in
     if regular:
         logits = [torch.full_like(rows, -torch.inf) for rows in logits]
     masked = torch.ones_like(hidden) if regular else hidden
-    return Asked(name, method, Support(x, labels, hidden, logits[0]), Query(q, logits[1]), masked, make=make)
+    return Asked(name, method, Support(x, labels, hidden, logits[0]), Query(q, logits[1]), masked)
 
 
 @torch.no_grad()

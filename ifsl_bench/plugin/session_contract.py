@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.episode_contract import Asked, differs
+from ifsl_bench.plugin.episode_contract import comes_of_search, differs, each
 from ifsl_bench.plugin.method import Method, Query, State, Support, answering, check_prediction
 from ifsl_bench.plugin.rules import made_up
 from ifsl_bench.solve.tree import leaves
@@ -24,11 +24,10 @@ from ifsl_bench.solve.tree import leaves
 class Learner:
     """A method with two sessions that it has to learn one after the other."""
 
-    name: str
     method: Method
     supports: Sequence[Support]
     query: Query  # of the classes of both sessions
-    searches: bool = False  # whether an inner search finds its answers, to its own tolerance
+    searches: bool  # whether an inner search finds its answers, to its own tolerance
 
     def state(self, supports: Sequence[Support] | None = None) -> State:
         """The state that the method carries on after these sessions, both where not given."""
@@ -37,11 +36,9 @@ class Learner:
             state = self.method.learn(support, state).state
         return state
 
-    def differ(self, logits: Tensor, expected: Tensor) -> bool:
-        """Returns whether logits [E, Q, C] differ beyond rounding, or of a search beyond its tolerance."""
-        first = self.supports[0]
-        asked = Asked(self.name, self.method, first, self.query, first.hidden[: len(logits)], self.searches)
-        return differs(asked, logits, expected)
+    def logits(self, supports: Sequence[Support] | None = None) -> Tensor:
+        """The logits [E, Q, C] after these sessions."""
+        return self.method.answer(self.state(supports), self.query).logits
 
 
 def leaves_earlier_states(learner: Learner) -> str:
@@ -63,19 +60,17 @@ def carries_no_images(learner: Learner) -> str:
 
 def sees_one_sequence(learner: Learner) -> str:
     """The answer to a sequence does not depend on the others in its batch."""
-    whole = learner.method.answer(learner.state(), learner.query).logits
-    query = Query(learner.query.features[:1], learner.query.base_logits[:1])
-    alone = learner.method.answer(learner.state([_of_first(support) for support in learner.supports]), query).logits
+    supports = [each(support, lambda x: x[:1]) for support in learner.supports]
+    first = replace(learner, supports=supports, query=each(learner.query, lambda x: x[:1]))
     broken = "the answer to a sequence depends on the other sequences in its batch"
-    return broken if learner.differ(alone, whole[:1]) else ""
+    return broken if differs(first.logits(), learner.logits()[:1], learner.searches) else ""
 
 
 def begins_as_episode(learner: Learner) -> str:
     """One session is answered as the episode of the same support set."""
-    episode = learner.method(learner.supports[0], learner.query)
-    session = learner.method.answer(learner.state(learner.supports[:1]), learner.query)
+    episode = learner.method(learner.supports[0], learner.query).logits
     broken = "one session is answered otherwise than the same episode"
-    return broken if learner.differ(session.logits, episode.logits) else ""
+    return broken if differs(learner.logits(learner.supports[:1]), episode, learner.searches) else ""
 
 
 def keeps_order_free(learner: Learner) -> str:
@@ -83,11 +78,10 @@ def keeps_order_free(learner: Learner) -> str:
     if not learner.method.order_free:
         return ""
     ways = learner.method.ways
-    logits = learner.method.answer(learner.state(), learner.query).logits
-    turned = learner.method.answer(learner.state(learner.supports[::-1]), learner.query).logits
+    turned = learner.logits(learner.supports[::-1])
     base, first, second = turned.split([turned.shape[-1] - 2 * ways, ways, ways], -1)
     broken = "the answer depends on the order of sessions, against order_free"
-    return broken if learner.differ(torch.cat([base, second, first], -1), logits) else ""
+    return broken if differs(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else ""
 
 
 RULES = (leaves_earlier_states, carries_no_images, sees_one_sequence, begins_as_episode, keeps_order_free)
@@ -108,8 +102,7 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
         episode = method(supports[0], query)
         (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
         check_prediction(name, episode, episodes, queries, classes + method.ways)
-        searches = any(key.startswith("solver_") for key in episode.statistics)
-        learner = Learner(name, method, supports[:2], query, searches)
+        learner = Learner(method, supports[:2], query, comes_of_search(episode))
         answer = method.answer(learner.state(), query)
         check_prediction(name, answer, episodes, queries, classes + 2 * method.ways)
         for rule in RULES:
@@ -132,8 +125,7 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
     whole = asked.support
     later = replace(whole, features=whole.features.roll(1, 0), base_logits=whole.base_logits.roll(1, 0))
     with answering(name, asked.method):
-        searches = any(key.startswith("solver_") for key in asked.answer().statistics)
-        learner = Learner(name, asked.method, (whole, later), asked.query, searches)
+        learner = Learner(asked.method, (whole, later), asked.query, comes_of_search(asked.answer()))
         for rule in RULES:
             if rule is keeps_order_free and not asked.method.order_free:
                 continue
@@ -144,8 +136,3 @@ def _one_image(support: Support, ways: int) -> Support:
     """The first image of each class."""
     at = torch.arange(0, support.features.shape[1], support.features.shape[1] // ways)
     return Support(support.features[:, at], support.labels[:, at], support.hidden, support.base_logits[:, at])
-
-
-def _of_first(support: Support) -> Support:
-    """The first sequence."""
-    return Support(support.features[:1], support.labels[:1], support.hidden[:1], support.base_logits[:1])

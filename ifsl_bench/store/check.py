@@ -41,9 +41,8 @@ class Checked:
     @property
     def line(self) -> str:
         """A good file in one line."""
-        if self.result is None or self.failures:
-            raise ValueError("the file has failed")
         r = self.result
+        assert r is not None
         accuracy = with_interval(r.summary["acc"])
         text = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
         return f"{text} (not verified: {'; '.join(self.unverified)})" if self.unverified else text

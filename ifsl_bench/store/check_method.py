@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,8 +196,8 @@ def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
         yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
         return
     rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name))
-    candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
-    sizes = [len(candidates_of) for candidates_of in rounds]
+    candidates = {candidate.name: candidate for of_round in rounds for candidate in of_round}
+    sizes = [len(of_round) for of_round in rounds]
     if tried.keys() != candidates.keys() or result.rounds != sizes:
         reasons = [f"{setting} is none of the settings to try" for setting in tried if setting not in candidates][:1]
         reasons += [f"{setting} was not tried" for setting in candidates if setting not in tried][:1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ def kept_of(job: Job, home: Home) -> Kept:
     weights = weights_to_use(home, key)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
     rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
-    to_try = {candidate.name for candidate in itertools.chain.from_iterable(rounds)}
+    to_try = {candidate.name for candidates in rounds for candidate in candidates}
     compared = {
         "task": (result.task_hash, job.task.hash),
         "data": (result.fingerprint, fingerprint or result.fingerprint),

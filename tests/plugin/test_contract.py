@@ -91,11 +91,10 @@ def test_rounding_where_large_numbers_cancel_is_no_breach(sound, searched):
                 logits = logits - logits.mean(1, keepdim=True)
             return Prediction(logits, {"solver_steps": torch.zeros(len(logits))} if searched else {})
 
-    case = Asked(
-        "far", Far(base, 5), Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T), hidden
-    )
+    support, query = Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T)
     with torch.no_grad():
-        assert sees_one_query(case.looked_at()), "in single precision"
+        case = Asked("far", Far(base, 5), support, query, hidden).looked_at()
+        assert sees_one_query(case), "in single precision"
     if sound:
         check_answers(case)
     else:
