@@ -48,7 +48,7 @@ def coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: 
         placed.append(scaled + np.repeat(start, counts))
     after = np.concatenate([outline.after for outline in outlines]) + np.repeat(first, counts)
     image = np.repeat(np.arange(len(outlines), dtype=np.int64), counts)
-    return _fill(*placed, after, image, len(outlines), side)
+    return _fill(placed[0], placed[1], after, image, len(outlines), side)
 
 
 def _fill(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
