@@ -124,7 +124,6 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
     ("text", "message"),
     [
         (run(**ONE).replace("methods", "method"), "c.toml: it contains unknown field `method`; did you mean"),
-        (run(**ONE).replace("methods", "method"), "- at `run 1`"),
         ("result = 'x'\n" + run(**ONE), "did you mean 'results'"),
         (run(**ONE, seeds="true"), "got `bool` - at `run 1.seeds`"),
         (run(**ONE, set="{ gama = 1 }"), "c.toml: run 1: unknown option 'gama' of method 'lr+a'; did you"),
@@ -147,8 +146,6 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         ("results = 'r'", "missing required field `run`"),
         ("run = []", "it runs nothing"),
         ("[[run]", "c.toml is not valid TOML"),
-        ("x = " + "9" * 5000, "c.toml is not valid TOML"),
-        ("x." * 300 + "x = 1", "has a line with 300 dots"),
         ("#" * 300_000, "has more than 262,144 characters"),
     ],
 )  # fmt: skip

@@ -165,16 +165,6 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
     assert (parts.hits == whole.hits).all()
 
 
-@pytest.mark.parametrize("name", METHODS)
-@torch.no_grad()
-def test_one_session_is_the_episode_and_the_contract_holds(name, base):
-    method, loader = seeded_method(name, base), loader_of(base)
-    batch, episodes = loader.batch(0, 6), loader.episodes(6)
-    answer = method.answer(method.learn(batch.supports[0]).state, episodes.query)
-    assert torch.allclose(answer.logits, method(episodes.support, episodes.query).logits, rtol=1e-12, atol=1e-12)
-    check_sessions(name, method, batch.supports[:2], episodes.query)
-
-
 @torch.no_grad()
 def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixed(base):
     """SciPy on the objective written out: cross-entropy over base, earlier and new classes, plus the weight decay."""

@@ -404,6 +404,19 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("bias", [-1.0, 1.0, 0.5])
+def test_hits_with_a_bias_are_those_of_logits_with_it(bias):
+    """And AUSUC, which is a sweep over all biases, does not change."""
+    (prediction, batch), classes = _answers(), 7
+    plain = hits("x", prediction, batch, 6)
+    prediction.logits[..., classes:] += bias
+    biased = hits("x", prediction, batch, 6)
+    for side, right in zip(("base_joint", "novel_joint"), plain.margins.joint_hits(bias), strict=True):
+        np.testing.assert_array_equal(right, biased.counts[side])
+    assert not np.array_equal(plain.counts["novel_joint"], biased.counts["novel_joint"])
+    np.testing.assert_array_equal(plain.pairs, biased.pairs)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_the_kernel_that_counts_sees_numbers_that_are_none(value):
     for place in ((3, 0, 0), (3, 11, 9)):

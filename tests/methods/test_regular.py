@@ -158,8 +158,7 @@ def test_episodes_have_no_base_images(clusters, task, name, side):
 
 @pytest.mark.parametrize("name", ["regular", "regular-shared"])
 @pytest.mark.parametrize("method", ["imprint", "lr", "lwof", "lr+a"])
-def test_a_run_from_training_to_the_table(clusters, task, name, method):
-    work = api.workspace(clusters / "home", device="cpu")
+def test_a_run_from_training_to_the_table(task, name, method, work):
     options = {"weight_decay": 1e-3} if method == "lr" else {}
     result = api.run(method, task(name), options=options, train={"steps": 10}, work=work)
     assert (result.episodes.base_queries, result.episodes.novel_queries) == (0, 25)
@@ -178,9 +177,8 @@ def test_a_run_from_training_to_the_table(clusters, task, name, method):
         assert "elta" not in text or style in PROGRAMS
 
 
-def test_accuracy_is_that_of_a_plain_loop(clusters, task):
+def test_accuracy_is_that_of_a_plain_loop(clusters, task, work):
     """ProtoNet by hand: the nearest of five means."""
-    work = api.workspace(clusters / "home", device="cpu")
     result = api.run("protonet", task("regular"), work=work)
     drawn = PreparedTask(find(task("regular"))[0], "linear", 0, work).sampler("test").sample(0, 60)
     images = open_dataset(clusters / "home" / "data" / "clusters").pool("novel/test").images

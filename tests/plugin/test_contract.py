@@ -47,8 +47,7 @@ BREAKS = {
 
 
 @pytest.fixture
-def run(clusters, tmp_path):
-    work = api.workspace(clusters / "home", device="cpu")
+def run(clusters, tmp_path, work):
 
     def call(line):
         (tmp_path / "x.py").write_text(START.format(line))

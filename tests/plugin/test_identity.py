@@ -119,9 +119,7 @@ def test_a_second_module_that_changes_is_seen(strange, clusters, messages):
     assert again.episodes == first.episodes
 
 
-def test_a_raised_revision_trains_anew(clusters):
-    work = api.workspace(clusters / "home", device="cpu")
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+def test_a_raised_revision_trains_anew(work, task):
     kind = type("Again", (Means,), {"schedule": MetaTraining(steps=2, validate_every=2)})
     first = api.run(kind, task, work=work)
     kind.revision = 1

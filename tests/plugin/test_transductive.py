@@ -36,8 +36,7 @@ class Together(Method):
 
 
 @pytest.fixture
-def run(clusters, tmp_path):
-    work = api.workspace(clusters / "home", device="cpu")
+def run(clusters, tmp_path, work):
 
     def call(declared, broken="pass"):
         (tmp_path / "x.py").write_text(TOGETHER.format(declared=declared, broken=broken))

@@ -35,10 +35,9 @@ ELSEWHERE = {"device": "a processor far away"}
 
 
 @pytest.fixture
-def stored(clusters, tmp_path):
+def stored(clusters, tmp_path, task):
     """A meta-trained method in a file, and its stored result."""
     (tmp_path / "learned.py").write_text(LEARNED.format(scale=1.0))
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
     api.run(str(tmp_path / "learned.py"), task, work=api.workspace(clusters / "home", device="cpu"))
     return clusters / "home" / "results" / "clusters-5shot" / "Learned.seed-0.json"
 
@@ -156,10 +155,9 @@ def test_a_result_whose_method_is_not_here_is_the_users_mistake(call, stored, cl
     assert call("reproduce", "nothing.json")[0] == 2
 
 
-def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch):
+def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch, task):
     """All its seeds; of a file with tasks of the user's own."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
     api.run(["imprint"], [task], seeds=2, work=api.workspace(clusters / "home", device="cpu"))
     status, out, err = call("reproduce", "imprint", task, "--task", str(clusters / "clusters.toml"), "-q")
     assert (status, err) == (0, "")
@@ -194,8 +192,7 @@ class Weighed(Method):
         return Prediction(torch.cat([query.base_logits, novel], -1))
 
 
-def test_retrain_trains_again_and_keeps_the_old_model(clusters):
-    work = api.workspace(clusters / "home", device="cpu")
+def test_retrain_trains_again_and_keeps_the_old_model(clusters, work):
     task, trained = f"{clusters / 'clusters.toml'}:clusters-5shot", work.home.trained
     first = api.run(Weighed, task, work=work)
     (folder,) = (path for path in trained.iterdir() if path.is_dir())
@@ -231,10 +228,9 @@ def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, 
         job_of(result, home, *((None, "learned.py") if name == "task" else ("clusters.toml", None)))
 
 
-def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch):
+def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch, task):
     """A label that the package has too is yours to `show`, and the stored one to `reproduce`."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
     api.run("imprint", task, work=api.workspace(clusters / "home", tmp_path / "package", device="cpu"))
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "package")
     assert "ifsl-bench reproduce imprint clusters-5shot" in call("show", "imprint", task)[1]
