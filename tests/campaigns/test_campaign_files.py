@@ -161,20 +161,11 @@ def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
     assert "18 jobs, 10 at most" in refused(run(methods='"paper"', tasks='["glyphs-1shot", "glyphs-5shot"]'))
 
 
-OTHER = """
-import torch
-from ifsl_bench import Method, Prediction
-
-class Mine(Method):
-    def forward(self, support, query):
-        novel = {scale} * query.features @ support.class_means(self.ways).mT
-        return Prediction(torch.cat([query.base_logits, novel], -1))
-"""
-
-
 def test_paths_are_relative_to_the_file_and_results_go_where_it_says(clusters, call, monkeypatch, tmp_path):
     (clusters / "own").mkdir()
-    (clusters / "own" / "mine.py").write_text(OTHER.format(scale=0.5))
+    (clusters / "own" / "mine.py").write_text(
+        "from ifsl_bench.methods.imprint import Imprint\n\nclass Mine(Imprint):\n    pass\n"
+    )
     text = 'results = "../out"\n' + run(methods='["mine.py:Mine"]', tasks='["../clusters.toml:clusters-5shot"]')
     (clusters / "own" / "c.toml").write_text(text)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))

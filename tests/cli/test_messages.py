@@ -203,16 +203,14 @@ def test_a_program_hears_of_failures_beside_the_rows_there_are(call, clusters, t
 
 
 ODD = """
-import torch
-from ifsl_bench import Method, Prediction
+from ifsl_bench.methods.imprint import Imprint
 
 
-class Odd(Method):
+class Odd(Imprint):
     def forward(self, support, query):
         if support.features.shape[-2] == self.ways:
             raise ValueError("of one shot")
-        novel = query.features @ support.class_means(self.ways).mT
-        return Prediction(torch.cat([query.base_logits, novel], -1))
+        return super().forward(support, query)
 """
 
 

@@ -12,7 +12,7 @@ from ifsl_bench.methods.ridge import Ridge
 
 from ifsl_bench.learners import Network, SoftmaxRegression
 from ifsl_bench.solve import LBFGS, GradientDescent, minimise
-from tests.methods.test_attractors import CLASSES, N, arguments, pieces, stored_episode
+from tests.methods.test_attractors import CLASSES, N, arguments, pieces, point, stored_episode
 from tests.tolerances import rounding
 
 KINDS = ["none", "static", "attn"]
@@ -35,14 +35,6 @@ def problem(z, learner, kind):
         method.load_state_dict(pieces(kind, learner, z, "meta"))
     with torch.no_grad():
         return method, method.learner.objective, arguments(method, support), support, query
-
-
-def point(z, learner, key):
-    """Stored fast weights: [1, N, D+1] of LR, or those of the network."""
-    rows = lambda s: torch.cat([z[f"{key}/w_class_b{s}"], z[f"{key}/b_class_b{s}"][None]]).T[None]  # noqa: E731
-    if learner == "lr":
-        return rows("")
-    return Network(rows(""), z[f"{key}/w_class_b3"].T[None].contiguous(), rows("2"))
 
 
 def parts(v):

@@ -102,10 +102,17 @@ class Stay(NetworkLearner):
         return measured(objective, self.point, args, torch.tensor([True]), torch.zeros(1, dtype=torch.long))
 
 
+def point(z, learner: str, key: str) -> Tensor | Network:
+    """Stored fast weights: [1, N, D+1] of LR, or those of the network."""
+    rows = lambda s: torch.cat([z[f"{key}/w_class_b{s}"], z[f"{key}/b_class_b{s}"][None]]).T[None]  # noqa: E731
+    if learner == "lr":
+        return rows("")
+    return Network(rows(""), z[f"{key}/w_class_b3"].T[None].contiguous(), rows("2"))
+
+
 def stay(z) -> Stay:
-    rows = lambda s: torch.cat([z[f"tight/w/w_class_b{s}"], z[f"tight/w/b_class_b{s}"][None]]).T[None]  # noqa: E731
     learner = Stay(N, D)
-    object.__setattr__(learner, "point", Network(rows(""), z["tight/w/w_class_b3"].T[None].contiguous(), rows("2")))
+    object.__setattr__(learner, "point", point(z, "mlp", "tight/w"))
     return learner
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
 from tests.methods import test_attractors as stored
+from tests.methods.test_attractors import relative
 from tests.tolerances import rounding
 
 FORMULA = rounding(torch.float64, 25 * 64 * 3)  # sums over 25 rows of 64 features, in three layers
@@ -160,10 +161,6 @@ class Episode:
             u = torch.linalg.solve(h + damping / alpha * torch.eye(len(z)), v) if grown else alpha * g
         answer = torch.autograd.grad(-(u.detach() * self.slope(z, theta, graph=True)).sum(), list(theta.values()))
         return dict(zip(theta, answer, strict=True))
-
-
-def relative(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.detach() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
 
 
 def stored_episode(z, learner: str, kind: str) -> tuple[Episode, dict[str, Tensor]]:

@@ -66,7 +66,7 @@ ANSWERED = {
     "return Prediction(None)": "method 'X' returned logits as NoneType, expected a torch.Tensor",
     "return Prediction((1000 * logits).long())": "method 'X' returned logits of torch.int64, expected .* floating",
     "return Prediction(logits[..., 1:])": r"'X' returned logits of shape \[8, 50, 12\], expected \[8, 50, 13\]",
-    "return Prediction(logits * torch.nan)": "returned NaN or .inf logits in 8 of 8 episodes of a batch, expected finite",
+    "return Prediction(logits * torch.nan)": "returned NaN or .inf logits in 8 of 8 episodes of a batch",
     "return Prediction(logits, {'a': torch.zeros(1)})": r"statistic 'a' as a tensor of shape \[1\], expected \[8\]",
     "return Prediction(logits, None)": "method 'X' returned statistics of type NoneType, expected name -> tensor",
     "return Prediction(logits, {'a': np.zeros(len(logits))})": "statistic 'a' as ndarray",

@@ -196,17 +196,14 @@ def test_the_command_line(here, call):
     whole = task.replace("clusters-5shot", name)
     status, _, err = call("run", "--method", "protonet", "--task", whole, "--device", "cpu")
     assert "done already" in err
-    for command in (["table", whole], ["table", "--rank", whole], ["compare", "protonet", "imprint", "--task", whole]):
+    for command in (["table", "--rank", whole], ["compare", "protonet", "imprint", "--task", whole]):
         status, out, err = call(*command)
         assert status == 0, err
         assert name in out
     status, out, _ = call("table", "--rank", task)
     assert f"{name}, a variant of clusters-5shot" in out
     for arguments, message in (
-        (["--ways", "0"], "ways must be a whole number from 1, not 0"),
-        (["--ways", "ten"], "not a valid integer"),
         (["--ways", "100"], "need 100 novel classes, novel/test has 7"),
-        (["--shots", "12"], "need 17 images of a novel class (12 shots + 5 queries)"),
         (["--base-classes", "8"], "that is the task without base-classes"),
     ):
         status, out, err = call("run", "--method", "protonet", "--task", task, *arguments, "-q")

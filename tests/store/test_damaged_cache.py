@@ -133,8 +133,7 @@ def test_a_stray_file_in_a_training_is_left_alone(here, monkeypatch):
     assert reporter.warned == []
 
 
-@pytest.mark.parametrize("byte", [0, 6, 8, 10, 12, 20, 30, 40, 50, 60, 70, 127])
-@pytest.mark.parametrize("bit", [0, 5, 7])
+@pytest.mark.parametrize(("byte", "bit"), [(0, 0), (8, 7), (40, 5), (127, 5)])  # magic, length, content, end
 def test_one_flipped_bit_in_the_header_of_a_prepared_array_is_named(cache, byte, bit):
     root, _ = cache
     folder = root / "home" / "data" / "tiny-images"

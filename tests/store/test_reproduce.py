@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import torch
 
 from ifsl_bench.board import boards, result_file
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import short
-from ifsl_bench.plugin.method import Method, Prediction
-from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.store.reproduce import job_of
 
 LEARNED = """
@@ -178,28 +175,14 @@ def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch, task)
         assert words in err
 
 
-class Weighed(Method):
-    """One parameter a feature."""
-
-    schedule = MetaTraining(steps=4, validate_every=2)
-
-    def __init__(self, base, ways):
-        super().__init__(base, ways)
-        self.weight = torch.nn.Parameter(torch.ones_like(base.weight[0]))
-
-    def forward(self, support, query):
-        novel = (query.features * self.weight) @ support.class_means(self.ways).mT
-        return Prediction(torch.cat([query.base_logits, novel], -1))
-
-
-def test_retrain_trains_again_and_keeps_the_old_model(clusters, work):
-    task, trained = f"{clusters / 'clusters.toml'}:clusters-5shot", work.home.trained
-    first = api.run(Weighed, task, work=work)
+def test_retrain_trains_again_and_keeps_the_old_model(task, work):
+    trained, few = work.home.trained, {"train": {"steps": 4}, "work": work}
+    first = api.run("lwof", task, **few)
     (folder,) = (path for path in trained.iterdir() if path.is_dir())
     checkpoint = (folder / "checkpoint.json").read_bytes()
-    api.run(Weighed, task, work=work, rerun=True)
+    api.run("lwof", task, rerun=True, **few)
     assert (folder / "checkpoint.json").read_bytes() == checkpoint
-    second = api.run(Weighed, task, work=work, retrain=True)
+    second = api.run("lwof", task, retrain=True, **few)
     assert second.episodes == first.episodes
     old_folder = trained / f"{folder.name}.replaced-0"
     assert (old_folder / "checkpoint.json").read_bytes() == checkpoint
