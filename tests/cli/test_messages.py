@@ -126,8 +126,6 @@ def test_a_contact_sheet_is_of_the_kind_that_its_name_says(call, glyph_home, tmp
 
 
 def test_methods_are_rows_of_one_line(call):
-    status, out, _ = call("methods", "--format", "csv")
-    assert status == 0
     status, out, _ = call("methods")
     assert status == 0
     lines = {line.split()[0]: line for line in out.splitlines()[2:] if line}

@@ -75,11 +75,9 @@ ANSWERED = {
 
 
 @pytest.fixture
-def jobs(clusters, tmp_path, work):
-
+def jobs(tmp_path, task, work):
     def jobs_and_work(declared, answered):
         (tmp_path / "x.py").write_text(START.format(declared, answered))
-        task = f"{clusters / 'clusters.toml'}:clusters-5shot"
         return make_jobs(Request([f"{tmp_path / 'x.py'}:X"], [task]), work.home), work
 
     return jobs_and_work

@@ -20,9 +20,9 @@ from ifsl_bench.scheduler.loop import TRIES, Loop
 JOBS = 4
 
 
-def node_of(key: str, needs: tuple[str, ...] = (), results: tuple[int, ...] = (0,), threads: int = 1, **more) -> Node:
+def node_of(key, needs=(), results=(0,), threads=1, accelerator=False, **more) -> Node:
     """A node without a stage."""
-    return Node(key, None, needs, Wants(threads, accelerator=more.pop("accelerator", False)), results, **more)  # type: ignore[arg-type]
+    return Node(key, None, needs, Wants(threads, accelerator=accelerator), results, **more)
 
 
 def graph_of(*nodes: Node, jobs: int = JOBS) -> Graph:

@@ -31,6 +31,13 @@ class Learned(Method):
 ELSEWHERE = {"device": "a processor far away"}
 
 
+def counted(result: result_file.Result, **columns) -> result_file.Result:
+    """The same with other counts, and the summary that follows from them."""
+    changed = msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
+    summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
+    return msgspec.structs.replace(changed, summary=summary)
+
+
 @pytest.fixture
 def stored(clusters, tmp_path, task):
     """A meta-trained method in a file, and its stored result."""
@@ -65,16 +72,15 @@ def test_other_code_and_other_counts_are_said_with_status_1(call, stored, tmp_pa
     result = result_file.read(stored)
     hits = list(result.episodes.novel_joint)
     hits[3] -= 1
-    episodes = msgspec.structs.replace(result.episodes, novel_joint=hits, calibrated_base=[], calibrated_novel=[])
-    changed = msgspec.structs.replace(result, episodes=episodes, calibration=None)
-    summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
-    result_file.write(tmp_path / "other", msgspec.structs.replace(changed, summary=summary))
+    changed = counted(result, novel_joint=hits, calibrated_base=[], calibrated_novel=[])
+    changed = msgspec.structs.replace(changed, calibration=None)
+    result_file.write(tmp_path / "other", changed)
     (path,) = (tmp_path / "other").rglob("*.json")
     status, out, _ = again(call, path, tmp_path, clusters, *home)
     assert status == 1
     assert "other counts in 1 of 60 episodes" in out
     assert again(call, path, tmp_path, clusters, *home, "--within", "0.5")[0] == 0
-    result_file.write(tmp_path / "far", msgspec.structs.replace(changed, summary=summary, provenance=ELSEWHERE))
+    result_file.write(tmp_path / "far", msgspec.structs.replace(changed, provenance=ELSEWHERE))
     (path,) = (tmp_path / "far").rglob("*.json")
     status, out, _ = again(call, path, tmp_path, clusters, *home)
     assert (status, "rounding went through meta-training" in out, "one stored seed does not say" in out) == (
@@ -90,10 +96,8 @@ def test_what_another_processor_explains_is_said_count_by_count_with_status_0(ca
     result = api.run("lr", f"{task}:clusters-5shot", work=work)
     hits = result.episodes.column("novel_alone").tolist()
     hits[hits.index(min(hits))] += 1
-    counts = msgspec.structs.replace(result.episodes, novel_alone=hits)
-    changed = msgspec.structs.replace(result, episodes=counts, provenance=result.provenance | ELSEWHERE, choice=None)
-    summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
-    path = result_file.write(work.home.results, msgspec.structs.replace(changed, summary=summary))
+    changed = msgspec.structs.replace(counted(result, novel_alone=hits), provenance=result.provenance | ELSEWHERE)
+    path = result_file.write(work.home.results, msgspec.structs.replace(changed, choice=None))
     arguments = "reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home)
     status, out, _ = call(*arguments)
     assert status == 0, out
