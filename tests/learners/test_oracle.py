@@ -30,7 +30,7 @@ def problem(z, learner, kind):
     """A stored episode's method, its inner problem, the arguments, support and query."""
     base, support, query, _ = stored_episode(z)
     decay = float(np.float32(1e-3 if kind == "none" else 1e-5))  # stored in single precision
-    method = CLASSES.get(kind, Ridge)(base, N, learner=learner, weight_decay=decay)
+    method = CLASSES.get(kind, Ridge)(base, N, learner=learner, weight_decay=decay).eval()
     if kind != "none":
         method.load_state_dict(pieces(kind, learner, z, "meta"))
     with torch.no_grad():

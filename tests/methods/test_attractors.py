@@ -212,6 +212,8 @@ def test_dropout_is_drawn_once_an_episode_in_training_alone(monkeypatch):
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 def test_initial_values(learner):
+    """What ``test_methods_numbers.py``, which pins what methods compute from them, does not see."""
+
     def make(seed: int, **options):
         torch.manual_seed(seed)
         return Attractor(contract.make_base(), N, learner=learner, **options)
@@ -223,19 +225,10 @@ def test_initial_values(learner):
     assert all(0.008 < float(s.abs().max()) <= 0.01 for s in starts)
     assert not any("start" in key for key in a.state_dict())
     assert not list(make(0).buffers())
-    assert torch.equal(a.tau, torch.full_like(a.tau, 2.0))
-    assert a.offset[-1].std().item() == pytest.approx(0.009 if learner == "lr" else 0.09, rel=0.5)
     assert not torch.equal(a.offset[0], b.offset[0])
-    for method, gamma in ((a, 0.01), (make(0, gamma=0.3), 0.3)):
-        for log_gamma in method.log_gamma:
-            torch.testing.assert_close(log_gamma.exp(), torch.full_like(log_gamma, gamma), rtol=1e-6, atol=0)  # float32
     for plugin in (Attractor, StaticAttractor):
         first, second = (plugin.defaults(task) for name in ("glyphs-1shot", "glyphs-5shot") for task in find(name))
         assert (first, second) == ({"gamma": 0.1}, {})
-    static = StaticAttractor(contract.make_base(), N, learner=learner)
-    for u in static.centre:
-        assert bool((u == 0).all()) == (learner == "lr")
-        assert float(u.detach().abs().max()) <= 0.02
 
 
 @pytest.mark.parametrize("converge", [False, True])
