@@ -91,8 +91,7 @@ def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
 def test_globs_and_sets_stand_for_names_on_the_command_line_too(here, call):
     home = Home.locate()
     assert method_names(["paper"], nobody) == NINE
-    assert method_names(["lr*"], nobody) == ["lr", "lr+s", "lr+a"] or set(method_names(["lr*"], nobody)) == {
-        "lr", "lr+s", "lr+a"}  # fmt: skip
+    assert set(method_names(["lr*"], nobody)) == {"lr", "lr+s", "lr+a"}
     assert task_names(["paper"], home) == ["mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"]
     assert set(task_names(["glyphs-?shot"], home)) == {"glyphs-1shot", "glyphs-5shot"}
     assert task_names(["glyphs-?shot+ways=3"], home) == [f"{n}+ways=3" for n in task_names(["glyphs-?shot"], home)]

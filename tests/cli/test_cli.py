@@ -164,26 +164,6 @@ def test_checkpoint_is_evaluated_alone(call, here):
     assert status == 2
 
 
-def test_dry_run_tells_stages_and_changes_nothing(call, here):
-    before = sorted(p for p in (here / "home").rglob("*"))
-    status, out, err = call("run", "--method", "lwof,protonet", "--task", TASK, "--dry-run", "--device", "cpu")
-    assert status == 0, err
-    assert "meta-training lwof on clusters-5shot, seed 0: 10,000 steps" in out
-    assert "pretraining none, linear head, seed 0" in out
-    assert sorted(p for p in (here / "home").rglob("*")) == before
-    call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
-    status, out, _ = call(
-        "run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--device", "cpu"
-    )
-    assert [line.split()[-1] for line in out.strip().splitlines()[2:3]] == ["cached"]
-    assert "1 job: 1 stored, 0 to do" in out
-    status, out, _ = call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--rerun",
-                          "--device", "cpu")  # fmt: skip
-    table = out.split("\n\n")[0]
-    assert table.count("cached") == 3
-    assert table.count("to do") == 1
-
-
 def test_what_is_prepared_is_verified(call, here):
     status, out, _ = call("data", "verify")
     assert (status, "verified" in out) == (0, True)

@@ -21,15 +21,8 @@ def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):
 def network(args):
     ways, d = args.centres.shape[0], args.features.shape[-1]
     p = args.precisions[0]
-    return NetworkArgs(
-        *args[:3],
-        torch.zeros(ways, 4),
-        p.expand(4),
-        torch.zeros(ways, d),
-        p.expand(d),
-        torch.zeros(1, d + 1),
-        p.expand(d + 1),
-    )
+    sizes = (ways, 4), (ways, d), (1, d + 1)
+    return NetworkArgs(*args[:3], *(pull for rows, size in sizes for pull in (torch.zeros(rows, size), p.expand(size))))
 
 
 def solve(learner, args):

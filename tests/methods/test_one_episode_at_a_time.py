@@ -323,18 +323,10 @@ def test_attractors(kind, learner, shots, mode, gamma):
     single = one_by_one(base, *case, learner=learner, weight_decay=weight_decay)
     points: list[tuple[Tensor, Tensor]] = []
     for series in (None, (7, 0.4, 0.6)):
-        options = dict(zip(("steps", "damping", "rate"), series, strict=True)) if series else {}
+        options = {"learner": learner, "gradient": "rbp" if series else "implicit", "weight_decay": weight_decay}
+        options |= dict(zip(("steps", "damping", "rate"), series, strict=True)) if series else {}
         torch.manual_seed(shots)
-        method, theta = attractor(
-            kind,
-            base,
-            mode,
-            gamma,
-            learner=learner,
-            gradient="rbp" if series else "implicit",
-            weight_decay=weight_decay,
-            **options,
-        )
+        method, theta = attractor(kind, base, mode, gamma, **options)
         logits, loss, solutions, _ = ours(method, *case)
         points = points or [ep.minimum(theta, near) for ep, near in zip(single, solutions, strict=True)]
         same_answers(single, [z for z, _ in points], logits, loss, 1e-6)

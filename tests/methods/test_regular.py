@@ -142,7 +142,7 @@ def test_episodes_have_no_base_images(clusters, task, name, side):
 
 
 @pytest.mark.parametrize("name", ["regular", "regular-shared"])
-@pytest.mark.parametrize("method", ["imprint", "lr", "lwof", "lr+a"])
+@pytest.mark.parametrize("method", ["lr", "lwof"])
 def test_a_run_from_training_to_the_table(task, name, method, work):
     options = {"weight_decay": 1e-3} if method == "lr" else {}
     result = api.run(method, task(name), options=options, train={"steps": 10}, work=work)

@@ -196,13 +196,10 @@ def test_retrain_trains_again_and_keeps_the_old_model(task, work):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("method", "learned.py"),
         ("method", "learned.py:Learned"),
         ("task", "clusters.toml"),
-        ("task", "clusters.toml:clusters-5shot"),
         ("task", "clusters-5shot+a.toml"),
         ("task", "clusters+/../clusters.toml"),
-        ("task", "clusters+.toml:clusters-5shot"),
     ],
 )
 def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, name, value):
