@@ -364,20 +364,6 @@ class Stepwise(Forward):
         return Prediction(-torch.cdist(query.features, torch.cat([base, state], 1)))
 
 
-@torch.no_grad()
-def test_a_method_of_episodes_is_asked_with_all_supports_so_far(base):
-    """Class means do not change with later sessions, so that both ways answer alike."""
-    loader = loader_of(base)
-    whole, steps = (make_method(kind, base, 2, {}).eval() for kind in (Forward, Stepwise))
-    assert Forward.keeps_supports()
-    assert not Stepwise.keeps_supports()
-    a, b = (evaluate(method, "m", loader, range(6)).counts for method in (whole, steps))
-    assert (a.hits == b.hits).all()
-    images = 3 * 2 * SHOTS
-    assert a.state_bytes == images * (8 * D + 8), "all supports, with a label each"
-    assert b.state_bytes == 3 * 2 * 8 * D, "a mean for each class"
-
-
 FORWARD = """
 import torch
 from ifsl_bench import Method, Prediction

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from ifsl_bench.plugin.method import Prediction
 from ifsl_bench.plugin.options import space_of
 from ifsl_bench.plugin.settings import at_edge, points
 from ifsl_bench.protocol.metrics import Counts
+from tests.plugin.test_options import Every
 
 START = """
 import numpy as np
@@ -112,26 +112,6 @@ def test_a_solve_that_ends_at_nan_has_not_converged():
     solves = Solves({})
     solves.add(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
     assert solves.whole() == {"episodes": 3, "unconverged": 2}
-
-
-class Every(Method):
-    """An option of each type."""
-
-    def __init__(
-        self,
-        base,
-        ways,
-        *,
-        count: int = 1,
-        share: float = 0.5,
-        limit: float | None = None,
-        flag: bool = False,
-        choice: Literal["a", 3] = "a",
-    ) -> None:
-        super().__init__(base, ways)
-
-    def forward(self, support, query):
-        raise NotImplementedError
 
 
 def declaring(space, grid=None):

@@ -17,6 +17,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.store.check import check_file
 from tests.board.result_fields import listed
+from tests.board.test_strangers_results import altered
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
@@ -28,13 +29,6 @@ def file(tmp_path) -> Path:
     path = tmp_path / "glyphs-5shot" / "lwof.seed-1.json"
     path.parent.mkdir()
     write(tmp_path, listed(parse(packaged_root() / "glyphs-5shot" / path.name)))
-    return path
-
-
-def altered(path: Path, change) -> Path:
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
     return path
 
 
