@@ -246,7 +246,7 @@ def test_a_parameter_without_a_gradient_is_said_by_a_run_too(tmp_path, clusters,
             0,
             "no step has a gradient for idle, so training leaves it unchanged",
         ),
-        ("logits", 2, "method 'X' has parameters, but its logits in training do not depend on them"),
+        ("logits", 2, "has parameters, but its logits in training do not depend on them"),
     ):
         (tmp_path / "x.py").write_text(START.format(LEARNER, f"return Prediction({answer})"))
         status, _, err = call("run", "--method", f"{tmp_path / 'x.py'}:X", "--task", task, *how)
