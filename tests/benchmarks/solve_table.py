@@ -31,8 +31,6 @@ from torch import Tensor
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Query, Support
 
-SUPPORT_5 = 25  # support rows at five shots
-
 
 @dataclass(frozen=True)
 class Row:

@@ -150,18 +150,8 @@ def test_lwof_meta_training(benchmark, tmp_path):
     rounds = iter(range(100))
 
     def train() -> None:
-        Course(
-            tmp_path / str(next(rounds)),
-            kind(base, 5),
-            "lwof",
-            loader,
-            lambda _: 0.0,
-            plan,
-            Training(),
-            0,
-            {},
-            Reporter(),
-        ).run()
+        folder, method = tmp_path / str(next(rounds)), kind(base, 5)
+        Course(folder, method, "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter()).run()
 
     benchmark.pedantic(train, rounds=3, warmup_rounds=1)
     method = kind(base, 5)

@@ -91,8 +91,7 @@ def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
 def test_globs_and_sets_stand_for_names_on_the_command_line_too(here, call):
     home = Home.locate()
     assert method_names(["paper"], nobody) == NINE
-    assert method_names(["lr*"], nobody) == ["lr", "lr+s", "lr+a"] or set(method_names(["lr*"], nobody)) == {
-        "lr", "lr+s", "lr+a"}  # fmt: skip
+    assert set(method_names(["lr*"], nobody)) == {"lr", "lr+s", "lr+a"}
     assert task_names(["paper"], home) == ["mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"]
     assert set(task_names(["glyphs-?shot"], home)) == {"glyphs-1shot", "glyphs-5shot"}
     assert task_names(["glyphs-?shot+ways=3"], home) == [f"{n}+ways=3" for n in task_names(["glyphs-?shot"], home)]
@@ -124,7 +123,6 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
     ("text", "message"),
     [
         (run(**ONE).replace("methods", "method"), "c.toml: it contains unknown field `method`; did you mean"),
-        (run(**ONE).replace("methods", "method"), "- at `run 1`"),
         ("result = 'x'\n" + run(**ONE), "did you mean 'results'"),
         (run(**ONE, seeds="true"), "got `bool` - at `run 1.seeds`"),
         (run(**ONE, set="{ gama = 1 }"), "c.toml: run 1: unknown option 'gama' of method 'lr+a'; did you"),
@@ -147,8 +145,6 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         ("results = 'r'", "missing required field `run`"),
         ("run = []", "it runs nothing"),
         ("[[run]", "c.toml is not valid TOML"),
-        ("x = " + "9" * 5000, "c.toml is not valid TOML"),
-        ("x." * 300 + "x = 1", "has a line with 300 dots"),
         ("#" * 300_000, "has more than 262,144 characters"),
     ],
 )  # fmt: skip
@@ -164,20 +160,11 @@ def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
     assert "18 jobs, 10 at most" in refused(run(methods='"paper"', tasks='["glyphs-1shot", "glyphs-5shot"]'))
 
 
-OTHER = """
-import torch
-from ifsl_bench import Method, Prediction
-
-class Mine(Method):
-    def forward(self, support, query):
-        novel = {scale} * query.features @ support.class_means(self.ways).mT
-        return Prediction(torch.cat([query.base_logits, novel], -1))
-"""
-
-
 def test_paths_are_relative_to_the_file_and_results_go_where_it_says(clusters, call, monkeypatch, tmp_path):
     (clusters / "own").mkdir()
-    (clusters / "own" / "mine.py").write_text(OTHER.format(scale=0.5))
+    (clusters / "own" / "mine.py").write_text(
+        "from ifsl_bench.methods.imprint import Imprint\n\nclass Mine(Imprint):\n    pass\n"
+    )
     text = 'results = "../out"\n' + run(methods='["mine.py:Mine"]', tasks='["../clusters.toml:clusters-5shot"]')
     (clusters / "own" / "c.toml").write_text(text)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))

@@ -9,7 +9,6 @@ import platform
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,7 +23,6 @@ from ifsl_bench.jobs.request import Request
 from ifsl_bench.scheduler.graph import graph_of
 from ifsl_bench.scheduler.logs import Event, log_path
 
-ROOT = Path(__file__).parents[2]
 CAMPAIGN = """
 [[run]]
 methods = ["protonet", "lwof"]

@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.campaigns.expansion import asked, with_tasks
-from ifsl_bench.campaigns.run import check_data
 from ifsl_bench.cli.running import _typed
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.jobs.request import Request
-from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.protocol.task_files import packaged
 
 TASK = ("--task", "glyphs-5shot")
@@ -27,20 +23,15 @@ MISTAKES = [
         ["run", "--method", "lr+a", *TASK, "--set", "memory=supports", "--train", "sessions=2"],
         "learn one session after",
     ),
-    (["run", "--method", "lwof", *TASK, "--train", "sessions=0"], "views and sessions must be at least 1"),
     (["run", "--method", "imprint,lda", *TASK, "--train", "steps=5"], "imprint and lda: nothing is meta-trained"),
     (["run", "--method", "lr", *TASK, "--seeds", "0,1,2"], "--seeds 3 runs seeds 0, 1 and 2"),
     (["run", "--method", "lr", *TASK, "--seeds", "0"], "--seeds"),
     (["run", "imprint", "glyphs-5shot"], "ifsl-bench run --method imprint --task glyphs-5shot"),
     (["run", "lr+a"], "ifsl-bench run --method lr+a --task TASK"),
     (["run", "--method", "lr", *TASK, "--set", "weight_decay=1e-5", "--set", "weight_decay=1e-4"], "is given twice"),
-    (["run", "--method", "lr+a", *TASK, "--train", "steps=0"], "steps must be at least 1"),
-    (["run", "--method", "lr", *TASK, "--set", "gama=1"], "unknown option 'gama' of method 'lr'"),
     (["table", "--results", "nowhere"], "--results: there is no folder "),
     (["show", "glyphs-5shot"], "ifsl-bench show LABEL glyphs-5shot"),
     (["plan", "mine", "glyphs-5shot"], "ifsl-bench plan --method mine --task glyphs-5shot"),
-    (["run", "--method", "lr", "--task", "glyfs-5shot"], "did you mean 'glyphs-5shot'"),
-    (["run", "--method", "zz*", *TASK], "no method fits 'zz*'; all "),
     (["run", "--method", "lr", *TASK, "--backbone", "timm:resnet9"], "did you mean 'resnet"),
     (["run", "--method", "lr", *TASK, "--backbone", "torchvision:resnet9"], "torchvision.models.list_models()"),
     (["compare", "lr", "lr+a", "--task", "cub-5shot"], "nothing is measured on cub-5shot here"),
@@ -52,17 +43,13 @@ MISTAKES = [
     (["data", "show", "glyphs", "--out", "x.pdf"], "ends in .png, .jpg, .jpeg, .webp"),
     (["tasks", "new", "glyphs-5shot", "--data", "glyphs"], "leave out '-5shot': ifsl-bench tasks new glyphs"),
     (["methods", "lr", "--check", "lr"], "say one of them"),
-    (["run", "--method", "lwof", *TASK, "--set", "normalise=maybe"], "takes bool, not 'maybe'"),
-    (["run", "--method", "lwof", *TASK, "--episodes", "1"], "--episodes must be 2 to 1,000,000"),
     (["run", "--method", "lwof", *TASK, "--episodes", "many"], "not a whole number"),
     (["run", "--method", "lwof", *TASK, "--device", "tpu"], "device 'tpu'"),
     (["run", "--method", "lwof", *TASK, "--format", "pdf"], "unknown format 'pdf'"),
-    (["run", "--method", "lwof", "--task", "mini-5shot"], "It needs the five files"),
     (["run", "--method", "lwof", "--task", "tiered-1shot", "--dry-run"], "It needs the files train_a_"),
     (["run", "--method", "lwof", "--task", "none.toml"], "cannot read the task file"),
     (["run"], "say what to run"),
     (["rnu"], "did you mean 'run'"),
-    (["data", "prepare", "gliphs"], "did you mean 'glyphs'"),
     (["data", "prepare", "mine", "--from", "/nonexistent/x"], "there is no file or folder /nonexistent/x"),
     (["data", "verify", "glyphs"], "not prepared"),
     (["compare", "a", "b"], "there is no result file a"),
@@ -93,32 +80,6 @@ def test_few_names_are_listed_and_many_are_not():
     assert message.endswith("all of them: ifsl-bench things")
 
 
-DATA = '[dataset]\nname = "d"\n[pretraining]\nbackbone = "none"\nsteps = 1\n[pretraining.schedule]\nrate = 0.1\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "messages"),
-    [
-        (DATA + '[tasks.a]\nshots = 1\n[tasks.b-2]\nshots = "1"\n', ["Expected `int`, got `str`", "`tasks.b-2.shots`"]),
-        (
-            DATA + '[tasks.a]\nshots = 1\nprotocol = "sep"\n',
-            ["'sep', which is none of 'separate', 'shared'", "tasks.a"],
-        ),
-        (DATA + "[tasks.a]\nshots = 1\n[episodes]\nways = 5\n", ["field `episodes`; did you mean 'episode'?"]),
-        (DATA + "[tasks.a]\nshotz = 1\n", ["did you mean 'shots'", "`tasks.a`"]),
-    ],
-)
-def test_a_task_file_that_is_wrong_names_task_and_key(call, tmp_path, monkeypatch, text, messages):
-    monkeypatch.chdir(tmp_path)
-    Path("t.toml").write_text(text)
-    status, _, err = call("table", "t.toml")
-    assert status == 2
-    assert err.startswith("ifsl-bench: t.toml: ")
-    assert "'episodes'" not in err
-    for message in messages:
-        assert message in err
-
-
 def test_results_that_cannot_be_written_are_told_before_anything_is_computed(here, call):
     Path("file").write_text("")
     status, _, err = call("run", "--method", "imprint", "--task", "clusters.toml:clusters-5shot", "--device", "cpu",
@@ -128,7 +89,7 @@ def test_results_that_cannot_be_written_are_told_before_anything_is_computed(her
     assert not list(Path("home").glob("pretrained/*"))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("s.jpg", "JPEG"), ("s.webp", "WEBP"), ("s.PNG", "PNG")])
+@pytest.mark.parametrize(("name", "kind"), [("s.jpg", "JPEG"), ("s.PNG", "PNG")])
 def test_a_contact_sheet_is_of_the_kind_that_its_name_says(call, glyph_home, tmp_path, name, kind):
     sheet = tmp_path / name
     status, _, err = call("data", "show", "glyphs", "--home", str(glyph_home), "--out", str(sheet), "--classes", "2",
@@ -139,8 +100,6 @@ def test_a_contact_sheet_is_of_the_kind_that_its_name_says(call, glyph_home, tmp
 
 
 def test_methods_are_rows_of_one_line(call):
-    status, out, _ = call("methods", "--format", "csv")
-    assert status == 0
     status, out, _ = call("methods")
     assert status == 0
     lines = {line.split()[0]: line for line in out.splitlines()[2:] if line}
@@ -216,54 +175,32 @@ def test_a_program_hears_of_failures_beside_the_rows_there_are(call, clusters, t
 
 
 ODD = """
-import torch
-from ifsl_bench import Method, Prediction
+from ifsl_bench.methods.imprint import Imprint
 
 
-class Odd(Method):
+class Odd(Imprint):
     def forward(self, support, query):
         if support.features.shape[-2] == self.ways:
             raise ValueError("of one shot")
-        novel = query.features @ support.class_means(self.ways).mT
-        return Prediction(torch.cat([query.base_logits, novel], -1))
+        return super().forward(support, query)
 """
-
-
-@pytest.mark.parametrize(
-    "campaign",
-    [
-        f'[[run]]\nmethods = ["lr"]\ntasks = ["{LONG}"]',
-        f'[[run]]\nmethods = ["lr"]\ntasks = ["{LONG}-5shot"]',
-        f'[[run]]\nmethods = ["{LONG}.py"]\ntasks = ["glyphs-5shot"]',
-        f'[[run]]\nmethods = ["{LONG}"]\ntasks = ["glyphs-5shot"]',
-        f'[data]\nglyphs = "{LONG}"\n[[run]]\nmethods = ["lr"]\ntasks = ["glyphs-5shot"]',
-    ],
-)
-def test_names_in_a_campaign_that_no_file_can_have_are_mistakes_in_it(campaign, tmp_path):
-    """Also where there are folders in which somebody looks for them."""
-    home = Home.locate(tmp_path)
-    for folder in (home.results, home.data):
-        folder.mkdir(parents=True)
-    (tmp_path / "c.toml").write_text(campaign)
-
-    def looked_up() -> None:
-        plan, tasks = with_tasks(asked(str(tmp_path / "c.toml"), Request()), home)
-        check_data(plan.data, tasks, home)
-        for name in plan.requests[0].methods:
-            find_method(name)
-
-    with pytest.raises(UserError, match=r"unknown|cannot read|there is no /"):
-        looked_up()
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        ("show", LONG), ("reproduce", LONG), ("reproduce", LONG, LONG), ("compare", LONG, LONG),
-        ("data", "prepare", "omniglot", "--from", LONG), ("cache", "prune", "--results", LONG),
+        ("show", LONG), ("reproduce", LONG, LONG), ("compare", LONG, LONG), ("cache", "prune", "--results", LONG),
+        ("data", "prepare", "omniglot", "--from", LONG), ("plan", "--method", LONG, *TASK),
+        ("plan", "--method", "lr", "--task", LONG), ("plan", "--method", f"{LONG}.py", *TASK),
+        ("plan", "--method", "lr", *TASK, "--data", f"glyphs={LONG}"),
     ],
 )  # fmt: skip
-def test_names_that_no_file_can_have_are_not_the_systems_refusal(said, call):
+def test_names_that_no_file_can_have_are_not_the_systems_refusal(said, call, tmp_path, monkeypatch):
+    """Also where there are folders in which somebody looks for them."""
+    home = Home.locate(tmp_path)
+    for folder in (home.results, home.data):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
     status, out, err = call(*said)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "the system refused" not in err

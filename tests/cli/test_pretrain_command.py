@@ -84,8 +84,6 @@ def test_a_result_says_of_how_many_processes_its_pretraining_was_unless_it_was_o
             ["--task", "clusters.toml", "--compile"],
             "--compile is for accelerators, and this pretraining runs on the CPU",
         ),
-        (["--task", "glyphs-5shots"], "unknown task 'glyphs-5shots'; did you mean 'glyphs-5shot'"),
-        (["--task", "clusters.toml", "--device", "tpu"], "unknown device 'tpu'"),
         (["--task", "two.toml"], "the tasks of two.toml have different pretrainings (clusters-1shot, fewer-1shot)"),
         (["--task", "mini-5shot"], "ifsl-bench data prepare mini-imagenet --from PATH"),
     ],

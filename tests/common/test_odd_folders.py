@@ -198,11 +198,9 @@ def shell(line: str, *arguments: str, **environment: str) -> subprocess.Complete
 @posix
 def test_an_encoding_that_lacks_a_character_gets_an_escape(here):
     run(here)
-    home = [f"{here / 'clusters.toml'}:clusters-1shot", "--home", str(here / "home")]
-    process = shell("", "table", *home, PYTHONIOENCODING="iso8859-5")
+    process = shell("", "table", "clusters.toml:clusters-1shot", PYTHONIOENCODING="iso8859-5")
     assert (process.returncode, process.stderr) == (0, "")
     assert r" \xb1 " in process.stdout
-    assert "±" in shell("", "table", *home, PYTHONIOENCODING="utf-8").stdout
 
 
 @posix

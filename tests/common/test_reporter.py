@@ -24,14 +24,6 @@ def test_by_default_nothing_else_is_said(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_log_keeps_warnings_where_remarks_are_not_wanted():
-    out = io.StringIO()
-    quiet = LogReporter(out, verbose=False)
-    quiet.say("a remark")
-    quiet.warn("look out")
-    assert out.getvalue() == "warning: look out\n"
-
-
 @pytest.mark.parametrize("rich", [False, True])
 def test_the_title_of_a_stage_steers_no_terminal(rich, capsys):
     reporter = RichReporter() if rich else LogReporter()

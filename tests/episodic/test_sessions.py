@@ -23,6 +23,7 @@ from ifsl_bench.board.result_file import read
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic import evaluation
 from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.episodic.prepared import workspace
 from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.episodic.session_answers import Sessions
 from ifsl_bench.episodic.session_hits import Answers, count
@@ -34,6 +35,7 @@ from ifsl_bench.plugin.session_contract import check_session_rules, check_sessio
 from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
 from ifsl_bench.protocol.task import SessionSpec
+from ifsl_bench.protocol.task_files import find_one
 from ifsl_bench.solve import minimise
 
 K, D, SHOTS = 6, 8, 3
@@ -165,16 +167,6 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
     assert (parts.hits == whole.hits).all()
 
 
-@pytest.mark.parametrize("name", METHODS)
-@torch.no_grad()
-def test_one_session_is_the_episode_and_the_contract_holds(name, base):
-    method, loader = seeded_method(name, base), loader_of(base)
-    batch, episodes = loader.batch(0, 6), loader.episodes(6)
-    answer = method.answer(method.learn(batch.supports[0]).state, episodes.query)
-    assert torch.allclose(answer.logits, method(episodes.support, episodes.query).logits, rtol=1e-12, atol=1e-12)
-    check_sessions(name, method, batch.supports[:2], episodes.query)
-
-
 @torch.no_grad()
 def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixed(base):
     """SciPy on the objective written out: cross-entropy over base, earlier and new classes, plus the weight decay."""
@@ -288,10 +280,8 @@ def test_the_upper_bound_is_fitted_once_to_the_same_images_in_any_order(base, mo
 
 
 @pytest.mark.parametrize("name", ["ranpac", "upper-bound"])
-def test_what_needs_base_images_is_refused_where_they_are_not_there(name, call, tmp_path, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
-    run = ("run", "--method", name, "--task", "tiny-features-sessions", "--device", "cpu")
-    status, _, err = call(*run)
+def test_what_needs_base_images_is_refused_where_they_are_not_there(name, call):
+    status, _, err = call("run", "--method", name, "--task", "tiny-features-sessions", "--device", "cpu")
     assert status == 2
     assert "images of base/train, and this data set has but their means" in err.splitlines()[-1]
 
@@ -341,8 +331,7 @@ def test_solved_methods_may_keep_supports(name, base):
     assert (counts[0].hits[:, 3:] != counts[1].hits[:, 3:]).any()
 
 
-def test_a_published_task_refuses_methods_that_keep_supports(call, tmp_path, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+def test_a_published_task_refuses_methods_that_keep_supports(call):
     status, _, err = call("run", "--method", "lr", "--set", "memory=supports", "--task", "mini-sessions-published")
     assert status == 2
     assert "lr.memory=supports keeps the supports of all sessions, and mini-sessions-published is for methods" in err
@@ -373,20 +362,6 @@ class Stepwise(Forward):
     def answer(self, state, query):
         base = self.base.prototypes.expand(len(state), -1, -1)
         return Prediction(-torch.cdist(query.features, torch.cat([base, state], 1)))
-
-
-@torch.no_grad()
-def test_a_method_of_episodes_is_asked_with_all_supports_so_far(base):
-    """Class means do not change with later sessions, so that both ways answer alike."""
-    loader = loader_of(base)
-    whole, steps = (make_method(kind, base, 2, {}).eval() for kind in (Forward, Stepwise))
-    assert Forward.keeps_supports()
-    assert not Stepwise.keeps_supports()
-    a, b = (evaluate(method, "m", loader, range(6)).counts for method in (whole, steps))
-    assert (a.hits == b.hits).all()
-    images = 3 * 2 * SHOTS
-    assert a.state_bytes == images * (8 * D + 8), "all supports, with a label each"
-    assert b.state_bytes == 3 * 2 * 8 * D, "a mean for each class"
 
 
 FORWARD = """
@@ -427,10 +402,6 @@ def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, tmp_path, mon
     status, _, err = call(*run, "mine.py:Scaled")
     assert (status, err.splitlines()[-1]) == (2, "ifsl-bench: Scaled has parameters for 5 ways alone (scales), and the "
                                                  "supports of all sessions so far are of 10")  # fmt: skip
-    status, _, err = call("run", "--method", "mine.py:Nearest", "--task", "mini-sessions-published")
-    assert status == 2
-    assert err.count("\n") == 1
-    assert "Nearest keeps the supports of all sessions, and mini-sessions-published is for methods that keep" in err
 
 
 @torch.no_grad()
@@ -563,8 +534,8 @@ def test_counts_with_ties_and_missing_queries():
 def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    run = ("run", "--method", "ncm,imprint", "--task", "tiny-features-sessions", "--device", "cpu")
-    status, out, err = call(*run)
+    task = "tiny-features-sessions"
+    status, out, err = call("run", "--method", "ncm,imprint", "--task", task, "--device", "cpu")
     assert status == 0, err
     assert "Avg." in out
     assert "100 orders of the novel classes (400 sequences)" in out
@@ -574,20 +545,11 @@ def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
     assert result["episodes"]["sessions"] == 9
     assert result["episodes"]["state_bytes"] == 45 * 512 * 4
     assert result["pretraining"]["accuracy"]["base/test"] == pytest.approx(50.2, abs=0.1)
-    before = files[1].read_bytes()
-    assert call(*run)[0] == 0
-    assert files[1].read_bytes() == before, "a stored result is not made again"
-    task = "tiny-features-sessions"
-    for command in (("table", task, "--full"), ("table", task, "--format", "json"), ("tasks", task),
-                    ("compare", "ncm", "imprint", "--task", task), ("show", str(files[1]))):  # fmt: skip
-        status, out, err = call(*command)
-        assert status == 0, (command, err)
-        assert out
+    for command in (("compare", "ncm", "imprint", "--task", task), ("show", str(files[1]))):
+        assert call(*command)[0] == 0, command
     damaged = dict(result, episodes=result["episodes"] | {"ways": 0})
     files[1].write_text(json.dumps(damaged))
-    status, _, err = call("check", str(files[1]))
-    assert status == 2
-    assert "ncm.seed-0.json" in err + _
+    assert call("check", str(files[1]))[0] == 2
 
 
 def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
@@ -608,11 +570,7 @@ def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
     assert not cells["upper-bound"]
 
 
-def test_second_head_is_of_the_linear_backbone(tmp_path, monkeypatch):
-    from ifsl_bench.episodic.prepared import workspace
-    from ifsl_bench.protocol.task_files import find_one
-
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+def test_second_head_is_of_the_linear_backbone():
     task, work = find_one("tiny-features-sessions"), workspace(device="cpu")
     linear = work.prepared(task, "linear", 0)
     rows = np.array(linear.features("base/test"))
@@ -633,11 +591,10 @@ def test_second_head_is_of_the_linear_backbone(tmp_path, monkeypatch):
     scale = torch.tensor(base.scale, dtype=torch.float64, requires_grad=True)
     F.cross_entropy(scale * cosines, labels).backward()
     assert abs(float(scale.grad)) < 1e-4, "its temperature is where the loss is least"
-    assert Path(tmp_path / "pretrained" / cosine.pretrained.key).is_dir()
+    assert (work.home.pretrained / cosine.pretrained.key).is_dir()
 
 
-def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call, tmp_path, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call):
     status, _, err = call("run", "--method", "ncm", "--task", "tiny-features-sessions+shots=300", "--dry-run")
     assert status == 2
     assert err.endswith("has 225; --shots 189 would do here\n")

@@ -27,26 +27,6 @@ from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_kind import BALANCE
 from ifsl_bench.store.check import check_file
 
-FILE = """
-import torch
-from ifsl_bench import Method, Prediction
-
-
-class Means(Method):
-    '''Nearest class mean, with something added to the logits of novel classes.'''
-
-    def __init__(self, base, ways, *, added: float = 0.0):
-        super().__init__(base, ways)
-        self.added = added
-
-    def forward(self, support, query):
-        E = len(query.features)
-        means = torch.cat([self.base.prototypes.expand(E, -1, -1), support.class_means(self.ways)], 1)
-        logits = -torch.cdist(query.features, means) ** 2
-        logits[..., -self.ways :] += self.added
-        return Prediction(logits)
-"""
-
 
 @pytest.fixture
 def task(clusters):

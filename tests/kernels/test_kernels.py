@@ -126,15 +126,6 @@ def test_numbers_of_either_precision_are_solved_by_one_code():
     assert 1e-14 < (results[2] - results[1]).abs().max() < 1e-9  # inputs that differ by 1e-12, which float32 would lose
 
 
-def test_nothing_that_solves_nothing_imports_numba():
-    code = "\n".join([
-        "import sys, ifsl_bench, ifsl_bench.cli.main, ifsl_bench.campaigns.api",
-        "from ifsl_bench.methods import attractor, imprint, ridge",
-        "assert 'numba' not in sys.modules",
-    ])  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*.nb?"))
 
@@ -215,18 +206,18 @@ def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatc
     assert "in every process" in messages[1]
 
 
-def test_an_estimate_compiles_nothing(here, monkeypatch):
-    home = here / "home"
+def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     code = "\n".join([
-        "import sys, ifsl_bench.cli.main as cli",
+        "import sys, ifsl_bench.campaigns.api, ifsl_bench.cli.main as cli",
+        "from ifsl_bench.methods import attractor, imprint, ridge",
         "sys.argv = 'ifsl-bench run --method lr+a --task clusters.toml:clusters-5shot --dry-run'.split()",
         "try: cli.main()",
         "except SystemExit as stop: assert not stop.code, stop.code",
         "assert 'numba' not in sys.modules",
     ])  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert not (home / "compiled").exists()
+    assert not (here / "home" / "compiled").exists()
 
 
 def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
@@ -402,6 +393,19 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
         torch_result = hits("x", prediction, batch, base)
     for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("bias", [-1.0, 1.0, 0.5])
+def test_hits_with_a_bias_are_those_of_logits_with_it(bias):
+    """And AUSUC, which is a sweep over all biases, does not change."""
+    (prediction, batch), classes = _answers(), 7
+    plain = hits("x", prediction, batch, 6)
+    prediction.logits[..., classes:] += bias
+    biased = hits("x", prediction, batch, 6)
+    for side, right in zip(("base_joint", "novel_joint"), plain.margins.joint_hits(bias), strict=True):
+        np.testing.assert_array_equal(right, biased.counts[side])
+    assert not np.array_equal(plain.counts["novel_joint"], biased.counts["novel_joint"])
+    np.testing.assert_array_equal(plain.pairs, biased.pairs)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ifsl_bench.learners import DualNewton, NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
-from ifsl_bench.solve import LBFGS, ConjugateGradient, GradientDescent, Neumann, minimise
+from ifsl_bench.solve import LBFGS, GradientDescent, Neumann, minimise
 
 
 def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):
@@ -21,15 +21,8 @@ def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):
 def network(args):
     ways, d = args.centres.shape[0], args.features.shape[-1]
     p = args.precisions[0]
-    return NetworkArgs(
-        *args[:3],
-        torch.zeros(ways, 4),
-        p.expand(4),
-        torch.zeros(ways, d),
-        p.expand(d),
-        torch.zeros(1, d + 1),
-        p.expand(d + 1),
-    )
+    sizes = (ways, 4), (ways, d), (1, d + 1)
+    return NetworkArgs(*args[:3], *(pull for rows, size in sizes for pull in (torch.zeros(rows, size), p.expand(size))))
 
 
 def solve(learner, args):
@@ -49,9 +42,7 @@ def with_entry(value):
     ("args", "words"),
     [
         (regression(with_entry(math.nan)), r"not finite in episodes \[0\]"),
-        (regression(with_entry(math.inf)), r"not finite in episodes \[0\]"),
         (regression(labels=torch.tensor([[0, 0, 0, 0]])), "class 1 has no support image in episode 0"),
-        (regression(ways=3), "class 2 has no support image"),
         (regression(labels=torch.tensor([[0, 1, 2, 1]])), r"must lie in 0\.\.1, and 0\.\.2"),
         (regression(labels=torch.tensor([[0, 1, -1, 1]])), r"-1\.\.1 were given"),
         (regression(features=torch.zeros(1, 0, 2), labels=torch.zeros(1, 0, dtype=torch.long)), "is empty"),
@@ -121,18 +112,12 @@ def test_a_pull_that_is_none_is_refused(learner):
     ("make", "words"),
     [
         (lambda: DualNewton(-1e-6), "DualNewton.tolerance=-1e-06.: it must be positive"),
-        (lambda: DualNewton(max_steps=0), "at least 1"),
         (lambda: DualNewton(math.nan), "finite"),
-        (lambda: LBFGS(0.0), "positive"),
         (lambda: LBFGS(torch.tensor([1e-5, -1.0])), "every tolerance must be positive"),
         (lambda: LBFGS(history=0), "at least 1"),
         (lambda: LBFGS(escapes=-1), "at least 0"),
-        (lambda: LBFGS(escapes=1.5), "at least 0"),
-        (lambda: LBFGS(gap=-1.0), "positive"),
         (lambda: LBFGS(max_steps=1.5), "whole number"),
         (lambda: GradientDescent(0.0), "positive"),
-        (lambda: GradientDescent(0.1, 0), "at least 1"),
-        (lambda: ConjugateGradient(-1.0), "positive"),
         (lambda: Neumann(0), "at least 1"),
         (lambda: Neumann(20, 1.0), "below 1"),
     ],

@@ -112,6 +112,3 @@ def test_the_networks_representer_and_its_hessian_in_the_metric():
     image = space.image(s)
     penalty = sum((p * (v - c).square()).sum() for v, c, p in zip(space.expand(s), args[3::2], args[4::2], strict=True))
     torch.testing.assert_close((s * image).sum(), penalty)
-
-
-RESIDUAL = 1e-12 * 1000  # what is asked of the inverses, times what the kernels make of it

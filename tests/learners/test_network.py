@@ -32,7 +32,6 @@ from ifsl_bench.solve import (
 from ifsl_bench.solve.lbfgs import LOOK
 from ifsl_bench.solve.tree import pack, unpack
 
-STOP = 1e-8 * 100  # L-BFGS's in float64, times the condition of these small problems
 RESIDUAL = 1e-12 * 1000  # what is asked of an inverse in dual numbers, times what the kernels make of it
 UNMOVED = 1e-3  # float32's stop, 1e-5 of the first gradient, over a ridge of 1e-3 and features of 4
 

@@ -1,158 +1,99 @@
-"""Agreement with numbers computed by the attractor paper's released code."""
+"""Agreement of the inner problems with numbers computed by the attractor paper's released code.
+
+Logits and meta-gradients, through the methods: ``tests/methods/test_attractors.py``.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from ifsl_bench.methods.ridge import Ridge
 
-from ifsl_bench.learners import DualNewton, Network, SoftmaxRegression, TanhNetwork
-from ifsl_bench.learners.network import activations
-from ifsl_bench.learners.softmax import scores
-from ifsl_bench.solve import LBFGS, ConjugateGradient, GradientDescent, Implicit, Neumann, Unroll, measured, minimise
+from ifsl_bench.learners import Network, SoftmaxRegression
+from ifsl_bench.solve import LBFGS, GradientDescent, minimise
+from tests.methods.test_attractors import CLASSES, N, arguments, pieces, point, stored_episode
 from tests.tolerances import rounding
 
 KINDS = ["none", "static", "attn"]
 FORMULA = rounding(torch.float64, 25 * 64)  # sums over 25 support rows of 64 features
 CONDITION = 100  # of the inner problems' Hessians in the metric of their penalty, with room
 SOLVED = {torch.float64: 1e-9 * CONDITION, torch.float32: rounding(torch.float32, 1, CONDITION)}  # DualNewton's stop
-ADJOINT = {
-    torch.float64: SOLVED[torch.float64],
-    torch.float32: 1e-5 * CONDITION,
-}  # conjugate gradients' stop in float32
-RBP = Neumann(20, float(np.float32(0.1)), 1.0)
-EXACT = ConjugateGradient(1e-12, 5000)
-
-
-class Stay:
-    """A solver that takes the start for the solution."""
-
-    def run(self, objective, v0, args):
-        count = torch.zeros(1, dtype=torch.long)
-        return measured(objective, v0, args, count == 0, count)
 
 
 def close(result, expected, within=FORMULA):
     """Within this share of the largest number; gradients at a minimum are what is left of sums that cancel."""
-    expected = torch.as_tensor(expected).to(result)
     torch.testing.assert_close(result, expected, rtol=within, atol=within * float(expected.abs().max()) + 1e-14)
 
 
-def problem(e, learner):
-    """The inner problem, its arguments, and what makes a point of a stored one."""
-    if learner == "lr":
-        return SoftmaxRegression(), e.regression(), lambda key: (e.regression_point(key),)
-    return TanhNetwork(5), e.network(), e.network_point
+def problem(z, learner, kind):
+    """A stored episode's method, its inner problem, the arguments, support and query."""
+    base, support, query, _ = stored_episode(z)
+    decay = float(np.float32(1e-3 if kind == "none" else 1e-5))  # stored in single precision
+    method = CLASSES.get(kind, Ridge)(base, N, learner=learner, weight_decay=decay).eval()
+    if kind != "none":
+        method.load_state_dict(pieces(kind, learner, z, "meta"))
+    with torch.no_grad():
+        return method, method.learner.objective, arguments(method, support), support, query
 
 
-@pytest.mark.parametrize("point", ["init", "probe", "tight"])
+def parts(v):
+    return v if isinstance(v, Network) else [v]
+
+
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_and_differences_of_the_objective(episode, learner, kind, point):
+def test_derivatives_and_differences_of_the_objective(oracle, learner, kind):
     """The part `fold` drops of the objective is one number at all points."""
-    e = episode(f"{learner}_{kind}")
-    objective, args, point_of = problem(e, learner)
-
-    def at(key):
-        v = point_of(key)
-        return v[0] if learner == "lr" else v
-
-    gradient = objective.gradient(at(f"{point}/w"), args)
-    for part, expected in zip((gradient,) if learner == "lr" else gradient, point_of(f"{point}/grad"), strict=True):
-        close(part.detach(), expected)
-    value, minimum = (objective.value(at(f"{key}/w"), args).detach().squeeze() for key in (point, "tight"))
-    close(value - minimum, e.stored[f"{point}/inner_loss"] - e.stored["tight/inner_loss"])
-
-
-@pytest.mark.parametrize("learner", ["lr", "mlp"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_hessian_products(episode, learner, kind):
-    e = episode(f"{learner}_{kind}")
-    objective, args, point_of = problem(e, learner)
-    v, d, jtv = (point_of(f"probe/{key}") for key in ("w", "v", "jtv"))
-    product = objective.hessian(v[0] if learner == "lr" else v, args).product(d[0] if learner == "lr" else d)
-    for a, b, expected in zip(d, (product,) if learner == "lr" else product, jtv, strict=True):
-        close((a - b).detach(), expected)
+    z = oracle(f"{learner}_{kind}_s5_nomask")
+    _, objective, args, *_ = problem(z, learner, kind)
+    minimum = objective.value(point(z, learner, "tight/w"), args).squeeze()
+    for place in ("init", "probe", "tight"):
+        v = point(z, learner, f"{place}/w")
+        gradient, stored = objective.gradient(v, args), point(z, learner, f"{place}/grad")
+        for part, expected in zip(parts(gradient), parts(stored), strict=True):
+            close(part, expected)
+        fall = z[f"{place}/inner_loss"] - z["tight/inner_loss"]
+        close(objective.value(v, args).squeeze() - minimum, fall)
+    v, d, jtv = (point(z, learner, f"probe/{key}") for key in ("w", "v", "jtv"))
+    product = objective.hessian(v, args).product(d)
+    for a, b, expected in zip(parts(d), parts(product), parts(jtv), strict=True):
+        close(a - b, expected)
 
 
 @pytest.mark.parametrize("dtype", SOLVED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_lr_solution_and_logits(episode, kind, dtype):
-    e = episode(f"lr_{kind}", dtype)
-    solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression())
+def test_lr_solution_and_logits(oracle, kind, dtype):
+    z = {key: x.to(dtype) if x.is_floating_point() else x for key, x in oracle(f"lr_{kind}_s5_nomask").items()}
+    method, objective, args, support, query = problem(z, "lr", kind)
+    solution = minimise(objective, method.learner.solver(dtype), None, args)
     assert bool(solution.converged.all())
-    expected = e.regression_point("tight/w")
-    value = solution.value.detach()
-    assert float((value - expected).norm() / expected.norm()) < SOLVED[dtype]
-    logits = e.joint(scores(solution.value, e.query)).detach()
-    expected = e.tensor("tight/query_logits_no_dummy_step")
-    assert float((logits - expected).norm() / expected.norm()) < SOLVED[dtype]
-    close(e.query_loss(scores(solution.value, e.query)).detach(), e.stored["tight/query_loss"], SOLVED[dtype])
-
-
-@pytest.mark.parametrize("dtype", SOLVED)
-@pytest.mark.parametrize("linear", [RBP, ConjugateGradient()], ids=["rbp", "cg"])
-@pytest.mark.parametrize("kind", ["static", "attn"])
-def test_lr_meta_gradients(episode, kind, linear, dtype):
-    e = episode(f"lr_{kind}", dtype)
-    solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression(), Implicit(linear))
-    e.query_loss(scores(solution.value, e.query)).backward()
-    assert solution.adjoint.episodes == 1
-    assert solution.adjoint.failed == 0
-    assert e.worst("tight/meta_grad" if linear is RBP else "tight/exact_meta_grad") < SOLVED[dtype]
-
-
-@pytest.mark.parametrize("dtype", ADJOINT)
-@pytest.mark.parametrize("linear", [RBP, EXACT], ids=["rbp", "cg"])
-@pytest.mark.parametrize("kind", ["static", "attn"])
-def test_mlp_meta_gradients_at_the_stored_solution(episode, kind, linear, dtype):
-    e = episode(f"mlp_{kind}", dtype)
-    linear = ConjugateGradient(1e-5, 5000) if linear is EXACT and dtype == torch.float32 else linear
-    solution = minimise(TanhNetwork(5), Stay(), e.network_point("tight/w"), e.network(), Implicit(linear))
-    novel = activations(solution.value, e.query)[1]
-    loss = e.query_loss(novel)
-    close(loss.detach(), e.stored["tight/query_loss"], SOLVED[dtype])
-    loss.backward()
-    assert solution.adjoint.failed == 0
-    assert e.worst("tight/meta_grad" if linear is RBP else "tight/exact_meta_grad") < ADJOINT[dtype]
+    logits = method(support, query).logits.detach()[0]
+    for result, expected in (
+        (solution.value, point(z, "lr", "tight/w")), (logits, z["tight/query_logits_no_dummy_step"]),
+    ):  # fmt: skip
+        assert float((result - expected).norm() / expected.norm()) < SOLVED[dtype]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mlp_logits_at_the_stored_solution(episode, kind):
-    e = episode(f"mlp_{kind}")
-    logits = e.joint(activations(e.network_point("tight/w"), e.query)[1])
-    close(logits, e.stored["tight/query_logits_no_dummy_step"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_mlp_search_from_beside_the_stored_solution_returns_to_it(episode, kind):
-    e = episode(f"mlp_{kind}")
+def test_mlp_search_from_beside_the_stored_solution_returns_to_it(oracle, kind):
+    z = oracle(f"mlp_{kind}_s5_nomask")
+    _, objective, args, *_ = problem(z, "mlp", kind)
     generator = torch.Generator().manual_seed(0)
-    optimum = e.network_point("tight/w")
+    optimum = point(z, "mlp", "tight/w")
     near = Network(*(w + 1e-3 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in optimum))
-    solution = minimise(TanhNetwork(5), LBFGS(1e-6), near, e.network())
+    solution = minimise(objective, LBFGS(1e-6), near, args)
     assert bool(solution.converged.all())
     for weight, expected in zip(solution.value, optimum, strict=True):
         # The stop, 1e-6 of the gradient beside the minimum, over a decay of 1e-5 along what the data leave free.
-        torch.testing.assert_close(weight.detach(), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_unrolled_gradient_descent_trajectory_and_meta_gradients(episode):
-    with_start = episode("lr_attn")
-    e = episode("bptt20_lr_attn")
-    e.kind = "attn"
-    start = with_start.regression_point("init/w")
-    args = e.regression()
+def test_unrolled_gradient_descent_trajectory(oracle):
+    start = point(oracle("lr_attn_s5_nomask"), "lr", "init/w")
+    z = oracle("bptt20_lr_attn_s5_nomask")
+    args = problem(z, "lr", "attn")[2]
     for steps in range(1, 21):
-        with torch.no_grad():
-            v = minimise(SoftmaxRegression(), GradientDescent(1.0, steps), start, args).value[0]
-        w = e.tensor("trajectory/w/w_class_b")[steps - 1].T
-        b = e.tensor("trajectory/w/b_class_b")[steps - 1]
-        close(v, torch.cat([w, b[:, None]], 1))
-    solution = minimise(SoftmaxRegression(), GradientDescent(1.0, 20), start, args, Unroll())
-    novel = scores(solution.value, e.query)
-    close(e.joint(novel).detach(), e.stored["query_logits"])
-    loss = e.query_loss(novel)
-    close(loss.detach(), e.stored["query_loss"])
-    loss.backward()
-    assert e.worst("meta_grad") < FORMULA
+        v = minimise(SoftmaxRegression(), GradientDescent(1.0, steps), start, args).value[0]
+        w, b = (z[f"trajectory/w/{name}_class_b"][steps - 1] for name in ("w", "b"))
+        close(v, torch.cat([w.T, b[:, None]], 1))

@@ -27,7 +27,6 @@ from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.plugin.options import trains
 
 K, N = 12, 5
-HIDDEN = (2, 7, 8)  # base classes
 
 
 def method(name: str, base: Base, **options):
@@ -50,14 +49,6 @@ def episode(z, base: Base, hide: tuple[int, ...] = ()) -> tuple[Support, Query]:
     hidden[0, list(hide)] = True
     support = Support(x, (z["in/y_support"] - K)[None].long(), hidden, F.linear(x, base.weight, base.bias))
     return support, Query(q, F.linear(q, base.weight, base.bias))
-
-
-def without(base: Base, classes: tuple[int, ...]) -> Base:
-    """The same without some base classes; the covariance is that of all."""
-    keep = [k for k in range(len(base.weight)) if k not in classes]
-    return Base(
-        base.weight[keep], base.bias[keep], base.prototypes[keep], base.scale, base.counts[keep], base.covariance
-    )
 
 
 def close(actual, expected, tolerance: float = 1e-10) -> None:

@@ -84,19 +84,6 @@ def test_the_rules_that_runs_check_hold(method):
     assert not any(broken), broken
 
 
-@pytest.mark.parametrize("hide", [False, True])
-def test_an_episode_ignores_the_rest_of_its_batch(method, hide):
-    support, query = make_episodes(method.base, hide)
-    logits = method(support, query).logits
-    for e in range(E):
-        at = slice(e, e + 1)
-        alone = method(
-            Support(support.features[at], support.labels[at], support.hidden[at], support.base_logits[at]),
-            Query(query.features[at], query.base_logits[at]),
-        ).logits
-        torch.testing.assert_close(alone[0], logits[e], rtol=SOLVED, atol=SOLVED)
-
-
 def test_hidden_features_of_a_base_class_do_not_leak(method):
     """Changing the weight of a hidden class changes no logit that is in play."""
     support, query = make_episodes(method.base, hide=True)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
 from tests.methods import test_attractors as stored
+from tests.methods.test_attractors import relative
 from tests.tolerances import rounding
 
 FORMULA = rounding(torch.float64, 25 * 64 * 3)  # sums over 25 rows of 64 features, in three layers
@@ -160,10 +161,6 @@ class Episode:
             u = torch.linalg.solve(h + damping / alpha * torch.eye(len(z)), v) if grown else alpha * g
         answer = torch.autograd.grad(-(u.detach() * self.slope(z, theta, graph=True)).sum(), list(theta.values()))
         return dict(zip(theta, answer, strict=True))
-
-
-def relative(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.detach() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
 
 
 def stored_episode(z, learner: str, kind: str) -> tuple[Episode, dict[str, Tensor]]:
@@ -326,18 +323,10 @@ def test_attractors(kind, learner, shots, mode, gamma):
     single = one_by_one(base, *case, learner=learner, weight_decay=weight_decay)
     points: list[tuple[Tensor, Tensor]] = []
     for series in (None, (7, 0.4, 0.6)):
-        options = dict(zip(("steps", "damping", "rate"), series, strict=True)) if series else {}
+        options = {"learner": learner, "gradient": "rbp" if series else "implicit", "weight_decay": weight_decay}
+        options |= dict(zip(("steps", "damping", "rate"), series, strict=True)) if series else {}
         torch.manual_seed(shots)
-        method, theta = attractor(
-            kind,
-            base,
-            mode,
-            gamma,
-            learner=learner,
-            gradient="rbp" if series else "implicit",
-            weight_decay=weight_decay,
-            **options,
-        )
+        method, theta = attractor(kind, base, mode, gamma, **options)
         logits, loss, solutions, _ = ours(method, *case)
         points = points or [ep.minimum(theta, near) for ep, near in zip(single, solutions, strict=True)]
         same_answers(single, [z for z, _ in points], logits, loss, 1e-6)

@@ -97,12 +97,8 @@ def test_entries_are_whole(paper):
     ("label", "shown"),
     [
         ("lr+a", "LR+A"),
-        ("lwof", "LwoF"),
-        ("protonet", "ProtoNet"),
-        ("lr+a.gamma=1e-05", "LR+A (gamma = 1e-05)"),
         ("lr+a+cal.gamma=0.001.gradient=t-bptt", "LR+A, calibrated (gamma = 0.001, gradient = t-bptt)"),
         ("lr@tuned-12.weight_decay=0.5", "LR, tuned in 12 trials (weight decay = 0.5)"),
-        ("lwof.train.steps=20", "LwoF (training steps = 20)"),
         ("lr+a.steps=20.train.rate=0.001", "LR+A (steps = 20, training rate = 0.001)"),
         ("mine", "mine"),
     ],

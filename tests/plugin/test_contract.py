@@ -47,12 +47,10 @@ BREAKS = {
 
 
 @pytest.fixture
-def run(clusters, tmp_path):
-    work = api.workspace(clusters / "home", device="cpu")
-
+def run(tmp_path, task, work):
     def call(line):
         (tmp_path / "x.py").write_text(START.format(line))
-        return api.run(f"{tmp_path / 'x.py'}:X", f"{clusters / 'clusters.toml'}:clusters-5shot", work=work)
+        return api.run(f"{tmp_path / 'x.py'}:X", task, work=work)
 
     return call
 

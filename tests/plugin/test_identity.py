@@ -7,7 +7,6 @@ import sys
 
 import msgspec
 import pytest
-import torch
 
 from ifsl_bench.board import result_file, result_folder
 from ifsl_bench.board.measured import rows_of
@@ -15,22 +14,8 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.protocol.task import MetaTraining
-
-
-class Means(Method):
-    """Class means by their inner products, with one parameter."""
-
-    def __init__(self, base, ways):
-        super().__init__(base, ways)
-        self.weight = torch.nn.Parameter(torch.full_like(base.weight[0], 0.5))
-
-    def forward(self, support, query):
-        novel = (query.features * self.weight) @ support.class_means(self.ways).mT
-        return Prediction(torch.cat([query.base_logits, novel], -1))
-
 
 # --- a stranger's package of two modules
 
@@ -119,10 +104,8 @@ def test_a_second_module_that_changes_is_seen(strange, clusters, messages):
     assert again.episodes == first.episodes
 
 
-def test_a_raised_revision_trains_anew(clusters):
-    work = api.workspace(clusters / "home", device="cpu")
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
-    kind = type("Again", (Means,), {"schedule": MetaTraining(steps=2, validate_every=2)})
+def test_a_raised_revision_trains_anew(work, task):
+    kind = type("Again", (registry.method("lwof"),), {"schedule": MetaTraining(steps=2, validate_every=2)})
     first = api.run(kind, task, work=work)
     kind.revision = 1
     assert api.run(kind, task, work=work, rerun=True).provenance["checkpoint"] != first.provenance["checkpoint"]

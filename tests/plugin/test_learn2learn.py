@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import ifsl_bench
 from ifsl_bench.campaigns import api
@@ -163,32 +162,6 @@ def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(l
     X, y = learn2learn.data.Taskset(whole, steps, num_tasks=1).sample()
     assert X.shape == (10, 1, 32, 32)
     assert sorted(y.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-
-
-def test_learn2learns_example_learns_from_our_tasks(learn2learn, clusters, work):
-    """Its MAML on a linear layer, adapted and judged as its examples do, in regular few-shot learning."""
-    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-regular-5shot"), work=work)
-    torch.manual_seed(0)
-    random.seed(0)
-    maml = learn2learn.algorithms.MAML(nn.Linear(16, 5), lr=0.02)
-    optimiser = torch.optim.Adam(maml.parameters(), lr=1e-2)
-
-    def query_loss(task):
-        (x, support), (q, query) = split(*task, 5)
-        learner = maml.clone()
-        for _ in range(5):
-            learner.adapt(F.cross_entropy(learner(x), support))
-        return F.cross_entropy(learner(q), query)
-
-    def mean() -> float:
-        return float(torch.stack([query_loss(task).detach() for task in tasks.validation]).mean())
-
-    before = mean()
-    for _ in range(150):
-        optimiser.zero_grad()
-        query_loss(tasks.train.sample()).backward()
-        optimiser.step()
-    assert mean() < 0.95 * before
 
 
 def test_impossible_tasks_are_refused(learn2learn, clusters, work):

@@ -106,10 +106,8 @@ def test_a_label_that_is_anothers_is_refused(installed, clusters):
         api.run("new", f"{clusters / 'clusters.toml'}:clusters-5shot", work=api.workspace(clusters / "home"))
 
 
-def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, clusters):
+def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, clusters, work, task):
     """A stranger's package registers a name; its result goes to somebody who has another method of that name."""
-    work = api.workspace(clusters / "home", device="cpu")
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
     tasks = {definition.name: definition for definition in find(str(clusters / "clusters.toml"))}
     api.run("imprint", task, work=work)
     path = work.home.results / "clusters-5shot" / "imprint.seed-0.json"

@@ -55,8 +55,6 @@ class Every(Method):
         ("count", "-3", -3),
         ("count", "1_000", 1000),
         ("share", "1e-3", 1e-3),
-        ("share", ".5", 0.5),
-        ("share", "2", 2.0),
         ("share", "inf", float("inf")),
         ("share", 2, 2.0),
         ("share", np.float64(0.25), 0.25),
@@ -64,7 +62,6 @@ class Every(Method):
         ("choice", "yes", "yes"),
         ("choice", "3", 3),
         ("limit", "none", None),
-        ("limit", None, None),
         ("size", "5", 5),
         ("size", "five", "five"),
         ("name", "none", "none"),
@@ -80,16 +77,12 @@ def test_values_and_their_spellings(option, given, expected):
     ("option", "given", "message"),
     [
         ("flag", "maybe", "option 'flag' of method 'every' takes bool|none, not 'maybe'"),
-        ("flag", 1, "takes bool|none, not 1"),
         ("count", "1.5", "takes int, not '1.5'"),
-        ("count", "1e3", "takes int, not '1e3'"),
         ("count", True, "takes int, not True"),
         ("count", 2.0, "takes int, not 2.0"),
-        ("share", "much", "takes float, not 'much'"),
         ("share", False, "takes float, not False"),
         ("word", 1, "takes str, not 1"),
         ("choice", "b", "takes a|yes|3, not 'b'"),
-        ("limit", "nothing", "takes float|none, not 'nothing'"),
     ],
 )
 def test_other_values_are_refused_in_one_line(option, given, message):

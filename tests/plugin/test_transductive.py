@@ -36,12 +36,10 @@ class Together(Method):
 
 
 @pytest.fixture
-def run(clusters, tmp_path):
-    work = api.workspace(clusters / "home", device="cpu")
-
+def run(tmp_path, task, work):
     def call(declared, broken="pass"):
         (tmp_path / "x.py").write_text(TOGETHER.format(declared=declared, broken=broken))
-        return api.run(f"{tmp_path / 'x.py'}:Together", f"{clusters / 'clusters.toml'}:clusters-5shot", work=work)
+        return api.run(f"{tmp_path / 'x.py'}:Together", task, work=work)
 
     return call
 

@@ -42,9 +42,7 @@ def test_hashes_of_tasks_with_stored_results_stay():
         ("glyphs-5shot+way=10", "unknown change of a task 'way' in 'glyphs-5shot\\+way=10'; did you mean 'ways'"),
         ("glyphs-5shot+ways", "ways takes a whole number from 1"),
         ("glyphs-5shot+ways=ten", "ways takes a whole number from 1, as in \\+ways=10, not 'ten'"),
-        ("glyphs-5shot+ways=-2", "not '-2'"),
         ("glyphs-5shot+shots=0", "shots must be a whole number from 1, not 0"),
-        ("glyphs-5shot+ways=99999999999999999999", "ways must be 1,000,000 at most"),
         (f"glyphs-5shot+ways={'9' * 5000}", "ways must be 1,000,000 at most"),
         ("glyphs-5shot+ways=2+ways=3", "ways is there twice"),
         ("glyphs-5shot+base-classes=1", "base_classes must be at least 2"),
@@ -108,7 +106,6 @@ def test_task_files_derive_tasks(minimal_task):
         ('[variants.a]\nof = "d-1shot"\nways = 0\n', "task 'a': ways must be a whole number from 1, not 0"),
         ('[variants.a]\nof = "d-1shot"\nregulr = true\n', "did you mean 'regular'"),
         ('[variants."a+ways=3"]\nof = "d-1shot"\n', "a name is lower-case"),
-        ('[tasks."d-1shot+ways=3"]\nshots = 1\n', "a name is lower-case"),
     ],
 )
 def test_mistakes_in_derived_tasks(minimal_task, text, message):
@@ -159,10 +156,9 @@ def test_too_many_base_classes(clusters, count, message):
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
-def test_a_run_with_fewer_base_classes(clusters, task):
+def test_a_run_with_fewer_base_classes(clusters, task, work):
     """Another pretraining, another base classifier, and queries of the chosen classes alone."""
     name = f"{clusters / 'clusters.toml'}:{task}"
-    work = api.workspace(clusters / "home", device="cpu")
     result = api.run("lwof", name, train={"steps": 10}, change={"base-classes": 6, "ways": 4}, work=work)
     assert result.task == f"{task}+base-classes=6+ways=4"
     assert (work.home.results / result.task / "lwof.train.steps=10.seed-0.json").exists()
@@ -200,17 +196,14 @@ def test_the_command_line(here, call):
     whole = task.replace("clusters-5shot", name)
     status, _, err = call("run", "--method", "protonet", "--task", whole, "--device", "cpu")
     assert "done already" in err
-    for command in (["table", whole], ["table", "--rank", whole], ["compare", "protonet", "imprint", "--task", whole]):
+    for command in (["table", "--rank", whole], ["compare", "protonet", "imprint", "--task", whole]):
         status, out, err = call(*command)
         assert status == 0, err
         assert name in out
     status, out, _ = call("table", "--rank", task)
     assert f"{name}, a variant of clusters-5shot" in out
     for arguments, message in (
-        (["--ways", "0"], "ways must be a whole number from 1, not 0"),
-        (["--ways", "ten"], "not a valid integer"),
         (["--ways", "100"], "need 100 novel classes, novel/test has 7"),
-        (["--shots", "12"], "need 17 images of a novel class (12 shots + 5 queries)"),
         (["--base-classes", "8"], "that is the task without base-classes"),
     ):
         status, out, err = call("run", "--method", "protonet", "--task", task, *arguments, "-q")

@@ -346,18 +346,23 @@ def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(line, env={**os.environ, **variables}, **pipes)
 
 
+LOGS = Path("home/logs/meta-training")
+
+
+def await_(there: Callable[[], object]) -> None:
+    """Waits until something is there, for 100 seconds at most."""
+    until = time.monotonic() + 100
+    while not there() and time.monotonic() < until:
+        time.sleep(0.1)
+
+
 @pytest.mark.slow("starts a scheduler, a worker and the command, twice, to train 6,000 steps: 40 s")
 def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goes_on(running, here):
     cluster = running()
     arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=6000", "--quiet"]
     first = command(*arguments, "--cluster", cluster.address)
-    until = time.monotonic() + 100
-    logs = Path("home/logs/meta-training")
-    while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
-        time.sleep(0.1)
-    models = Path("home/trained")
-    while not list(models.glob("*/state-*")) and time.monotonic() < until:  # a checkpoint to go on from
-        time.sleep(0.1)
+    await_(lambda: any('"stage"' in log.read_text() for log in LOGS.glob("*.log")))
+    await_(lambda: list(Path("home/trained").glob("*/state-*")))  # a checkpoint to go on from
     time.sleep(1)
     cluster.scheduler.kill()
     _, err = first.communicate(timeout=60)
@@ -367,7 +372,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
     ]
     for worker in cluster.workers:  # which has nobody to work for
         worker.wait(60)
-    (log,) = logs.glob("*.log")
+    (log,) = LOGS.glob("*.log")
     assert "nobody listens" in log.read_text()
     again = command(*arguments, "--cluster", running().address)
     again.communicate(timeout=200)
@@ -438,10 +443,7 @@ def same_with_two_killed(home: Path, alone: Path, cluster: str) -> None:
 def test_ctrl_c_ends_all_workers(here, tmp_path):
     arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
     running = command(*arguments, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
-    until = time.monotonic() + 100
-    logs = Path("home/logs/meta-training")
-    while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
-        time.sleep(0.1)
+    await_(lambda: any('"stage"' in log.read_text() for log in LOGS.glob("*.log")))
     processes = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)

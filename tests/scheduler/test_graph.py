@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.preparing.outline import Outline
@@ -58,8 +57,7 @@ def check(graph: Graph, jobs, home) -> None:
         earlier_keys.add(key)
 
 
-def test_each_stage_is_there_once_after_those_it_needs_for_all_that_wait_for_it(here):
-    work = api.workspace(here / "home", device="cpu")
+def test_each_stage_is_there_once_after_those_it_needs_for_all_that_wait_for_it(here, work):
     jobs = jobs_on(here) + jobs_on(here, ["lwof"], trials=3)
     graph = graph_of(jobs, work)
     check(graph, jobs, work.home)
@@ -68,8 +66,7 @@ def test_each_stage_is_there_once_after_those_it_needs_for_all_that_wait_for_it(
     assert kinds.count("pretraining") == 4  # two heads, two seeds; for 16 jobs
 
 
-def test_what_is_done_has_no_node(here):
-    work = api.workspace(here / "home", device="cpu")
+def test_what_is_done_has_no_node(here, work):
     first, more = jobs_on(here, ["lwof"], seeds=(0,)), jobs_on(here, seeds=(0,))
     assert not run_campaign(first, work).failed
     check(graph_of(more[:2] + more[3:5], work), more[:2] + more[3:5], work.home)
@@ -84,8 +81,7 @@ def test_what_is_done_has_no_node(here):
     assert not [node for node in anew.nodes.values() if node.anew and node.stage.kind == "pretraining"]
 
 
-def test_a_job_whose_episodes_cannot_be_drawn_is_refused_and_the_others_are_not(here):
-    work = api.workspace(here / "home", device="cpu")
+def test_a_job_whose_episodes_cannot_be_drawn_is_refused_and_the_others_are_not(here, work):
     wide = make_jobs(Request(["protonet"], [f"{here / 'clusters.toml'}:clusters-1shot+ways=8"]))
     graph = graph_of([*wide, *jobs_on(here, ["imprint"], seeds=(0,))], work)
     assert list(graph.refused) == [0]
@@ -100,9 +96,8 @@ def test_a_job_whose_episodes_cannot_be_drawn_is_refused_and_the_others_are_not(
         run_campaign(wide, work)
 
 
-def test_what_stops_many_jobs_is_said_once(here, monkeypatch):
+def test_what_stops_many_jobs_is_said_once(here, monkeypatch, work):
     """Pretraining that fails; and the one job on another seed, whose pretraining does not."""
-    work = api.workspace(here / "home", device="cpu")
     jobs = jobs_on(here, ["protonet", "ridge"], seeds=(0, 1))
     whole = PreparedTask.pretrained.func
 
@@ -128,9 +123,8 @@ def test_a_pretraining_says_what_memory_a_step_takes(here, work):
         assert stage.memory(data, torch.device("cuda")) < 6e8
 
 
-def test_a_job_whose_stored_result_cannot_be_looked_at_is_refused_and_the_others_are_not(here, monkeypatch):
+def test_a_job_whose_stored_result_cannot_be_looked_at_is_refused_and_the_others_are_not(here, monkeypatch, work):
     """As where the method's own defaults fail by now."""
-    work = api.workspace(here / "home", device="cpu")
     jobs = jobs_on(here, ["imprint", "protonet"], seeds=(0,), tasks=("clusters-5shot",))
     looked = graph.stored_result
 

@@ -17,7 +17,6 @@ import psutil
 import pytest
 from loky.backend import resource_tracker
 
-from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.campaigns.status import read_log
 from ifsl_bench.common.errors import UserError
@@ -239,9 +238,8 @@ def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):
     assert "times are those of one process on this machine's processor" in err
 
 
-def test_workers_that_cannot_start_are_given_up(here, monkeypatch):
+def test_workers_that_cannot_start_are_given_up(here, monkeypatch, work):
     """As where a library that they import is broken."""
-    work = api.workspace(here / "home", device="cpu")
     jobs = make_jobs(Request(["protonet"], ["clusters.toml:clusters-1shot"]))
     resource_tracker.ensure_running()  # which is started in the same way
     monkeypatch.setattr(sys, "executable", shutil.which("false"))

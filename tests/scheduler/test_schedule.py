@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,22 @@ from ifsl_bench.scheduler.loop import TRIES, Loop
 JOBS = 4
 
 
+def node_of(key, needs=(), results=(0,), threads=1, accelerator=False, **more) -> Node:
+    """A node without a stage."""
+    return Node(key, None, needs, Wants(threads, accelerator=accelerator), results, **more)
+
+
+def graph_of(*nodes: Node, jobs: int = JOBS) -> Graph:
+    return Graph((None,) * jobs, {node.key: node for node in nodes})  # type: ignore[arg-type]
+
+
 def random_graph(chance: random.Random, whole: int) -> Graph:
     """Nodes "0", "1", ... with arrows from earlier ones; some want a machine of ``whole`` threads."""
     nodes: dict[str, Node] = {}
     for index in range(chance.randint(1, 14)):
         needs = tuple(chance.sample(list(nodes), min(len(nodes), chance.choice((0, 0, 1, 2)))))
-        wants = Wants(chance.choice((1, 1, 1, whole)), accelerator=chance.random() < 0.2)
-        nodes[str(index)] = Node(str(index), None, needs, wants, ())  # type: ignore[arg-type]
+        threads = chance.choice((1, 1, 1, whole))
+        nodes[str(index)] = node_of(str(index), needs, (), threads, accelerator=chance.random() < 0.2)
     results: dict[str, set[int]] = {key: set() for key in nodes}
 
     def claim(key: str, job: int) -> None:
@@ -35,9 +45,9 @@ def random_graph(chance: random.Random, whole: int) -> Graph:
 
     for job in range(JOBS):
         claim(chance.choice(list(nodes)), job)
-    used_nodes = {key: Node(key, None, node.needs, node.wants, tuple(sorted(results[key])))  # type: ignore[arg-type]
-                  for key, node in nodes.items() if results[key]}  # fmt: skip
-    return Graph((None,) * JOBS, used_nodes)  # type: ignore[arg-type]
+    return graph_of(
+        *(replace(node, results=tuple(sorted(results[key]))) for key, node in nodes.items() if results[key])
+    )
 
 
 class Pretend:
@@ -122,11 +132,7 @@ def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
 
 
 def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
-    def node(key: str, results: tuple[int, ...]) -> Node:
-        return Node(key, None, (), Wants(), results)  # type: ignore[arg-type]
-
-    nodes = {n.key: n for n in (node("one", (0,)), node("all", (0, 1, 2, 3)), node("two", (1, 2)))}
-    graph = Graph((None,) * 4, nodes)  # type: ignore[arg-type]
+    graph = graph_of(*(node_of(key, (), of) for key, of in (("one", (0,)), ("all", (0, 1, 2, 3)), ("two", (1, 2)))))
     orders = {}
     for in_order in (False, True):
         workers = Pretend(graph, random.Random(0), {}, 1, in_order)
@@ -137,17 +143,16 @@ def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
 
 def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
     """It is the second most wanted; while it waits for room, what is wanted less does not take the room."""
-    nodes = {"a": Node("a", None, (), Wants(1), (0, 1, 2)), "whole": Node("whole", None, (), Wants(2), (0, 1))}  # type: ignore[arg-type]
-    nodes |= {str(n): Node(str(n), None, (), Wants(1), (3,)) for n in range(20)}  # type: ignore[arg-type]
-    workers = Pretend(Graph((None,) * 4, nodes), random.Random(1), {}, 2, False)  # type: ignore[arg-type]
+    small = [node_of(str(n), (), (3,)) for n in range(20)]
+    graph = graph_of(node_of("a", (), (0, 1, 2)), node_of("whole", (), (0, 1), 2), *small)
+    workers = Pretend(graph, random.Random(1), {}, 2, False)
     Loop(workers.graph, workers, NOWHERE, deaf).run()
     assert workers.submissions[:2] == ["a", "whole"]
 
 
 def test_a_node_that_nobody_needs_any_more_is_not_begun():
-    bad = Node("bad", None, (), Wants(), (0,))  # type: ignore[arg-type]
-    waiting = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
-    workers = Pretend(Graph((None,), {"bad": bad, "other": waiting}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
+    bad = node_of("bad")
+    workers = Pretend(graph_of(bad, node_of("other"), jobs=1), random.Random(0), {"bad": ["failed"]}, 1, True)
     (failure,) = Loop(workers.graph, workers, NOWHERE, deaf).run()
     assert workers.submissions == ["bad"]
     assert (failure.node, failure.why) == (bad, "failed")
@@ -158,13 +163,12 @@ def test_what_takes_long_goes_first_where_equally_many_wait_for_it():
 
     def node(key: str, needs: tuple[str, ...] = (), last: bool = False) -> Node:
         seconds = {"a": 1.0, "b": 5.0, "c": 3.0}.get(key[0])
-        return Node(key, None, needs, Wants(), (0,), last=last, seconds=seconds)  # type: ignore[arg-type]
+        return node_of(key, needs, last=last, seconds=seconds)
 
     nodes = [node(key) for key in ("a1", "b1", "c1", "a2", "b2", "c2", "d1")]
     nodes.append(node("end", ("a1",), last=True))
-    graph = Graph((None,), {n.key: n for n in nodes})  # type: ignore[arg-type]
-    workers = Pretend(graph, random.Random(0), {}, 1, False)
-    Loop(graph, workers, NOWHERE, deaf).run()
+    workers = Pretend(graph_of(*nodes, jobs=1), random.Random(0), {}, 1, False)
+    Loop(workers.graph, workers, NOWHERE, deaf).run()
     assert workers.submissions == ["d1", "b1", "b2", "c1", "c2", "a1", "end", "a2"]
 
 
@@ -190,9 +194,8 @@ class Ended(Pretend):
      ([300, 100, 200], 3)],
 )  # fmt: skip
 def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tries, tmp_path: Path):
-    node = Node("one", None, (), Wants(), (0,))  # type: ignore[arg-type]
     home = Home.locate(tmp_path)
-    workers = Ended(Graph((None,), {"one": node}), list(places), home)  # type: ignore[arg-type]
+    workers = Ended(graph_of(node_of("one"), jobs=1), list(places), home)
     failures = Loop(workers.graph, workers, home, deaf).run()
     assert len(workers.submissions) == tries
     assert bool(failures) == (tries == len(places))

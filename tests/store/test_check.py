@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import pytest
 from ifsl_bench.board.result_file import file_name, parse, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
-from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.store.check import check_file
 from tests.board.result_fields import listed
+from tests.board.test_strangers_results import altered
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
@@ -30,13 +29,6 @@ def file(tmp_path) -> Path:
     path = tmp_path / "glyphs-5shot" / "lwof.seed-1.json"
     path.parent.mkdir()
     write(tmp_path, listed(parse(packaged_root() / "glyphs-5shot" / path.name)))
-    return path
-
-
-def altered(path: Path, change) -> Path:
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
     return path
 
 
@@ -75,86 +67,46 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(schema=9), "it is no result of schema 1"),
         (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
         (lambda v: v["episodes"]["base_joint"].__setitem__(5, 25), "more joint hits than hits alone"),
-        (
-            lambda v: v.update(digest="0" * 64),
-            "digest: 0000000000000000, the 2,000 episodes of glyphs-5shot have 96eea",
-        ),
+        (lambda v: v.update(digest="0" * 64), "digest: 0000000000000000, the 2,000 episodes of glyphs-5shot have"),
         (lambda v: v.update(fingerprint="0" * 64), "fingerprint: 0000000000000000, task glyphs-5shot is pinned to 326"),
-        (
-            lambda v: v.update(task_hash="0" * 16),
-            "task_hash: 0000000000000000, today's definition of glyphs-5shot has 04",
-        ),
+        (lambda v: v.update(task_hash="0" * 16), "task_hash: 0000000000000000, today's definition of glyphs-5shot"),
         (lambda v: v.update(task="glyphs-6shot"), "task: unknown task 'glyphs-6shot'; did you mean"),
         (lambda v: v.update(task="glyphs-5shot+ways=5"), "task: 'glyphs-5shot+ways=5' is called 'glyphs-5shot'"),
-        (
-            lambda v: v.update(task="glyphs-1shot"),
-            "folder: it lies with the results of glyphs-5shot, and is of glyphs-1",
-        ),
+        (lambda v: v.update(task="glyphs-1shot"), "folder: it lies with the results of glyphs-5shot, and is of"),
         (lambda v: v.update(task="/etc/glyphs.toml"), "task: '/etc/glyphs.toml' is no task's name"),
-        (
-            lambda v: v.update(task="../glyphs.toml:glyphs-5shot"),
-            "task: '../glyphs.toml:glyphs-5shot' is no task's name",
-        ),
-        (lambda v: v.update(task="glyphs.toml+ways=3"), "task: 'glyphs.toml+ways=3' is no task's name"),
         (lambda v: v.update(partial=True), "partial: true, data set glyphs with this fingerprint is the whole"),
         (lambda v: v.update(label="mine"), "label: 'mine', method, options and number of episodes make it 'lwof'"),
         (lambda v: v.update(label="mine"), "file name: label and seed make it mine.seed-1.json"),
-        (
-            lambda v: v.update(options={"normalise": True}),
-            "options and number of episodes make it 'lwof.normalise=true'",
-        ),
+        (lambda v: v.update(options={"normalise": True}), "number of episodes make it 'lwof.normalise=true'"),
         (lambda v: v.update(options={"normalize": True}), "options: unknown option 'normalize' of method 'lwof'"),
-        (lambda v: v.update(train={"steps": 5}), "number of episodes make it 'lwof.train.steps=5'"),
         (lambda v: v.update(seed=2), "file name: label and seed make it lwof.seed-2.json"),
         (lambda v: v.update(seed=2), "pretraining.key: 'glyphs-resnet-small-cosine-seed1"),
         (lambda v: v["provenance"].update(commit="abc+changes"), "measured with files changed since commit abc"),
-        (lambda v: v["provenance"].pop("command"), "provenance: Object missing required field `command`"),
-        (lambda v: v["pretraining"].pop("sha256"), "pretraining: Object missing required field `sha256`"),
         (lambda v: v["episodes"].update(base_queries=26), "episodes.base_queries is 26, episodes of the task have 25"),
         (shorten, "make it 'lwof.episodes=1999'"),
         (lambda v: v["cost"].update(parameters=-1e300), "cost[...]: Expected `float` >= 0.0"),
-        (lambda v: v["cost"].update({"a\nok: b\x1b": -1}), "cost: Invalid enum value 'a\\nok: b\\x1b'"),
         (lambda v: v.update(tuned={"gamma": {"gamma=1": 101}}), "tuned[...][...]: Expected `float` <= 100.0"),
         (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
-        (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: Expected `object`, got `str`"),
         (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes[1]: Expected `int` >= 1"),
         (lambda v: v["pretraining"].update(rounded="int4"), "pretraining.rounded: Invalid enum value 'int4'"),
-        (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: Expected `array`, got `int`"),
-        (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: Expected `object`, got `array`"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
         (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected 64 hexadecimal digits"),
-        (lambda v: v["pretraining"].update(sha256=["x"]), "pretraining.sha256: Expected `str`, got `array`"),
         (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
         (lambda v: v.update(digest="G" * 64), "digest: Expected 64 hexadecimal digits"),
-        (lambda v: v.update(fingerprint="f"), "fingerprint: Expected 64 hexadecimal digits"),
         (lambda v: v.update(novel_fingerprint="f"), "novel_fingerprint: Expected 64 hexadecimal digits or none"),
-        (
-            lambda v: v.update(novel_fingerprint="f" * 64),
-            "novel_fingerprint: 'ffffffffffffffff', the novel classes of ",
-        ),
+        (lambda v: v.update(novel_fingerprint="f" * 64), "novel_fingerprint: 'ffffffffffffffff', the novel"),
         (lambda v: v.update(seed=-1), "Expected `int` >= 0 - at `$.seed`"),
         (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
         (lambda v: v.update(label="a\x1b[31m"), "it is not a valid result: label 'a\\x1b[31m' is not printable text"),
         (lambda v: v["provenance"].pop("commit"), "provenance: Object missing required field `commit`"),
         (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected a commit of Git"),
         (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: Expected `str`, got `object`"),
-        (lambda v: v["provenance"].update(libraries={"torch": 2}), "provenance.libraries[...]: Expected `str`, got"),
         (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected 16 hexadecimal"),
-        (
-            lambda v: v["provenance"].update(version="99.9"),
-            "provenance.version: '99.9' is newer than the one that checks",
-        ),
+        (lambda v: v["provenance"].update(version="99.9"), "provenance.version: '99.9' is newer than"),
         (lambda v: v["provenance"].update(version="new"), "provenance.version: 'new' is no version"),
         (lambda v: v["provenance"].update(time="tomorrow"), "provenance.time: 'tomorrow' is no time"),
-        (lambda v: v["provenance"].update(time="2026-13-01T00:00:00+00:00"), "is no time as a run writes it"),
-        (
-            lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"),
-            "provenance.time: Expected a time such as",
-        ),
-        (
-            lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"),
-            "9999-01-01T00:00:00+00:00 is in the future",
-        ),
+        (lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"), "Expected a time such as"),
+        (lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"), "is in the future"),
     ],
 )
 def test_each_fault_is_named(file, change, message):
@@ -215,6 +167,8 @@ def test_what_can_be_told_without_the_method(file, changes, message):
     report = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
     assert [failure[: len(message)] for failure in report.failures] == [message] * bool(message)
     assert any(text.startswith("label, options and backbone, since method") for text in report.unverified)
+    if not message:
+        assert "label, options and backbone, since method zzz" in report.line.partition("(not verified: ")[2]
 
 
 def test_an_own_task_is_known_by_its_folder_too(measured):
@@ -238,21 +192,14 @@ def test_unreadable_files_and_published_rows_fail(tmp_path, file):
     assert "among the published rows" in check_file(Path(shutil.copy(file, tmp_path / "published"))).failures[0]
 
 
-def test_a_copy_elsewhere_passes_and_an_unknown_method_is_said_to_be_unverified(tmp_path, file):
-    copy = Path(shutil.copy(file, tmp_path))
-    assert check_file(copy).failures == ()
-    altered(copy, lambda v: v.update(method="theirs", label="theirs"))
-    report = check_file(copy.rename(tmp_path / "theirs.seed-1.json"))
-    assert report.failures == ()
-    assert "label, options and backbone, since method theirs is not installed here" in report.unverified
-    assert "label, options and backbone, since method theirs" in report.line.partition("(not verified: ")[2]
+def test_a_copy_elsewhere_passes(tmp_path, file):
+    assert check_file(Path(shutil.copy(file, tmp_path))).failures == ()
 
 
 @pytest.fixture
-def measured(clusters, monkeypatch):
+def measured(clusters, monkeypatch, work):
     """A home with results on tasks without pinned digests, made by the real run; returns (task files, paths)."""
     monkeypatch.chdir(clusters)
-    work = api.workspace(clusters / "home", device="cpu")
     name = "clusters.toml:clusters-5shot"
     api.run("lr", name, episodes=20, work=work)
     api.run("protonet", name, change={"ways": 3, "base-classes": 6}, work=work)
@@ -315,12 +262,3 @@ def test_the_command(measured, file, call):
     assert "digest" in err[1]
     assert err[-1] == "ifsl-bench: 1 of 2 result files failed the checks"
     assert check(str(path))[0] == 2, "a task of one's own is unknown without its file"
-
-
-def test_what_the_page_for_contributors_says_is_there():
-    page = (Path(__file__).parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "(docs/contributing.md)" in readme
-    named = set(re.findall(r"ifsl-bench ([a-z]+)", page))
-    assert named >= {"run", "check", "table"}
-    assert named <= set(cli.MODULES)

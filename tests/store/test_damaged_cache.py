@@ -20,6 +20,7 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.episodic import prepared
 from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
 from ifsl_bench.jobs.training import MetaTrain
+from tests.board.test_strangers_results import altered
 from tests.fuzz.cache import FINISHED, KILLED, Caches, make_caches, one_case
 from tests.fuzz.small import TASKS, run
 from tests.reporters import Messages
@@ -44,13 +45,6 @@ def cache(whole, tmp_path):
     """A copy of the finished cache, to damage."""
     shutil.copytree(whole.root / FINISHED, tmp_path / "copy")
     return tmp_path / "copy", whole.wanted
-
-
-def edit(path, change):
-    """Changes a JSON file by hand."""
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
 
 
 def interrupted(folder, monkeypatch, home, after):
@@ -87,7 +81,7 @@ def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypat
         assert value["step"] == 8
         value |= {"step": 36, "history": {"4": 1.0, "36": 2.0}, "best": 36}
 
-    edit(path, ahead)
+    altered(path, ahead)
     reporter = Messages()
     assert result(here, home, reporter).episodes == expected
     assert any("starts anew" in text and path.parent.name in text for text in reporter.warned)
@@ -104,7 +98,7 @@ def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
     path = min((root / "home").glob(pattern))
     content = path.read_bytes()
     if how == "renamed key":
-        edit(path, lambda value: value.update(x=value.pop(next(k for k in value if k != "format"))))
+        altered(path, lambda value: value.update(x=value.pop(next(k for k in value if k != "format"))))
     elif how == "folder":
         path.unlink()
         path.mkdir()
@@ -133,8 +127,7 @@ def test_a_stray_file_in_a_training_is_left_alone(here, monkeypatch):
     assert reporter.warned == []
 
 
-@pytest.mark.parametrize("byte", [0, 6, 8, 10, 12, 20, 30, 40, 50, 60, 70, 127])
-@pytest.mark.parametrize("bit", [0, 5, 7])
+@pytest.mark.parametrize(("byte", "bit"), [(0, 0), (8, 7), (40, 5), (127, 5)])  # magic, length, content, end
 def test_one_flipped_bit_in_the_header_of_a_prepared_array_is_named(cache, byte, bit):
     root, _ = cache
     folder = root / "home" / "data" / "tiny-images"
@@ -184,7 +177,7 @@ def test_a_manifest_says_what_was_written(here, change):
         else:
             value["pools"]["novel/val"]["classes"].reverse()
 
-    edit(path, change_manifest)
+    altered(path, change_manifest)
     with pytest.raises(CorruptFile, match="its checksum differs"):
         open_dataset(path.parent)
     value = read_json(path)
@@ -199,11 +192,11 @@ def test_a_file_without_its_checksum_or_of_another_format_is_refused(tmp_path):
     path = tmp_path / "x.json"
     write_sealed(path, {"a": 1})
     assert read_sealed(path) == {"a": 1, "format": 2}
-    edit(path, lambda value: value.pop("checksum"))
+    altered(path, lambda value: value.pop("checksum"))
     with pytest.raises(CorruptFile, match="its checksum differs"):
         read_sealed(path)
     for form in (1, 3, 0, True, "2", None):
-        edit(path, lambda value, form=form: value.update(format=form))
+        altered(path, lambda value, form=form: value.update(format=form))
         with pytest.raises(CorruptFile, match="this version reads 2"):
             read_sealed(path)
 
