@@ -103,7 +103,8 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if progress:
         work = replace(work, reporter=progress_here())
     _check_seeds(seed, seeds)
-    methods, tasks = (list(said) if isinstance(said, (list, tuple)) else [said] for said in (method, task))
+    methods: list[Any] = list(method) if isinstance(method, (list, tuple)) else [method]
+    tasks: list[Any] = list(task) if isinstance(task, (list, tuple)) else [task]
     request = Request(
         methods, tasks, options or {}, {} if train is None else train, tune, seed, seeds, episodes, calibrate,
         make_change(change or {}),

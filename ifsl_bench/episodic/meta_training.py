@@ -256,7 +256,7 @@ class Course:
 
     def _save(self) -> None:
         """Keeps the state on disk."""
-        tensors = {f"last.{key}": value for key, value in self.parameters.items()}
+        tensors: dict[str, Tensor] = {f"last.{key}": value for key, value in self.parameters.items()}
         tensors |= {f"best.{key}": value for key, value in self.best.items()}
         if not self.info["finished"]:
             for key, state in self.optimiser.state.items():

@@ -39,7 +39,8 @@ def keeps_hidden_classes_out(asked: Asked) -> str:
             if parameter.shape == base.weight.shape:  # a row for each base class
                 parameter[hidden_class] += 5.0
     shift = 5.0 * (torch.arange(hidden.shape[1]) == hidden_class)
-    s, q = (replace(rows, base_logits=rows.base_logits + shift) for rows in (asked.support, asked.query))
+    s = replace(asked.support, base_logits=asked.support.base_logits + shift)
+    q = replace(asked.query, base_logits=asked.query.base_logits + shift)
     # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
     shifted = replace(asked, support=s, query=q, method=method)
     expected, found = (question.logits()[there].log_softmax(-1) for question in (asked, shifted))
@@ -93,7 +94,13 @@ def learns(asked: Asked) -> str:
     return ""
 
 
-RULES = (*IN_EVERY_RUN, keeps_hidden_classes_out, ignores_the_order_of_support, copies_do_not_meet, learns)
+RULES: tuple[Callable[[Asked], str], ...] = (
+    *IN_EVERY_RUN,
+    keeps_hidden_classes_out,
+    ignores_the_order_of_support,
+    copies_do_not_meet,
+    learns,
+)
 
 
 def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool) -> Asked:

@@ -17,6 +17,7 @@ from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.class_draws import ClassDraws
 from ifsl_bench.protocol.task import Side, Task
 from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.protocol.task_limits import check_task, most_of
@@ -170,7 +171,8 @@ def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
     if unfit(task, [result]):
         return
     with verifying("classes"):
-        drawn = _sampler(result, task, home).classes(count)
+        draws = _sampler(result, task, home).class_draws(count)
+        drawn = draws.array() if isinstance(draws, ClassDraws) else draws
     if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
