@@ -151,7 +151,7 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
         for setting in [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]:
             view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
             table = ranked_table(view, full=True)
-            entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
+            entries = list(table.sorted_rows())
             if board.task.sessions and setting == PAPER:
                 papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
                 entries += papers
