@@ -13,6 +13,7 @@ from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import COMPUTED, STORED
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import PublishedRow, published_tasks
+from ifsl_bench.board.published_table import published_tables
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
@@ -32,11 +33,7 @@ RULE = (
 
 def task_tables(board: Board, full: bool = False, ranked: bool = False) -> list[Table[Entry] | Table[PublishedRow]]:
     """The table of a task, and for one in sessions the rows that papers print, in a table of their own."""
-    printed: list[Table[PublishedRow]] = []
-    if board.task.sessions:
-        from ifsl_bench.board.published_table import published_tables
-
-        printed = published_tables(board, full)
+    printed = published_tables(board, full)
     if printed and not (board.rows or board.others):
         return [*printed]
     return [ranked_table(board, full) if ranked else task_table(board, full), *printed]

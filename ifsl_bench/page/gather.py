@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.board.boards import Board, load_board, load_variants, telling
-from ifsl_bench.board.claims import Judged, edges_of
-from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, plus_minus, published_entries, rounded
+from ifsl_bench.board.claims import Judged
+from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, published_entries, rounded
 from ifsl_bench.board.curves import bias_curve, calibrated_point
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
 from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
@@ -104,27 +104,13 @@ class PageBoard:
 
 
 @dataclass(frozen=True)
-class PageClaim:
-    """A sentence that compares rows, and what it rests on."""
-
-    text: str
-    verdict: str
-    holds: bool
-    metric: str
-    # of each difference the task, and for either row its number in the list of all rows (None where it is not on the
-    # page) with its label; then the difference with its interval, and what is held fixed
-    pairs: list[tuple[str, tuple[int | None, str], tuple[int | None, str], str, str]]
-    edge: str  # options that were chosen at the edge of what was tried
-
-
-@dataclass(frozen=True)
 class Page:
     """The content of the page."""
 
     boards: list[PageBoard]
     rows: list[PageRow]
     citations: list[Citation]
-    claims: list[PageClaim]
+    claims: Sequence[Judged]
 
 
 def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
@@ -165,7 +151,7 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
         for setting in [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]:
             view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
             table = ranked_table(view, full=True)
-            entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
+            entries = list(table.sorted_rows())
             if board.task.sessions and setting == PAPER:
                 papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
                 entries += papers
@@ -177,21 +163,7 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
                     numbers[_key(entry)] = len(rows)
                     rows.append(_row(entry, names[entry.label] > 1, looks, citations))
             page_boards.append(_board(view, table, entries, numbers))
-    return Page(page_boards, rows, list(citations), [_claim(claim, rows) for claim in claims])
-
-
-def _claim(judged: Judged, rows: Sequence[PageRow]) -> PageClaim:
-    numbers = {(row.task, row.label): at for at, row in enumerate(rows) if row.source == STORED}
-
-    def numbered(task: str, row: Row) -> tuple[int | None, str]:
-        return numbers.get((task, row.label)), row.label
-
-    pairs = [
-        (e.task, numbered(e.task, e.a), numbered(e.task, e.b), plus_minus(e.difference, "+"), e.fixed)
-        for e in judged.evidence
-    ]
-    metric = HEADINGS[judged.claim.metric].text
-    return PageClaim(judged.text, judged.verdict, judged.holds, metric, pairs, edges_of(judged))
+    return Page(page_boards, rows, list(citations), claims)
 
 
 def _key(entry: Entry) -> object:

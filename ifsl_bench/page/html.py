@@ -16,9 +16,10 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
-from ifsl_bench.board.columns import Entry
+from ifsl_bench.board.claims import edges_of
+from ifsl_bench.board.columns import HEADINGS, Entry, plus_minus
 from ifsl_bench.board.leaderboard import RULE
-from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER
+from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED
 from ifsl_bench.board.table import Cell, Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
 from ifsl_bench.page.row_pairs import RowPair
@@ -60,6 +61,10 @@ def page_html(page: Page) -> str:
         version=__version__,
         counts=_counts(page),
         claims=page.claims,
+        number_of={(row.task, row.label): at for at, row in enumerate(page.rows) if row.source == STORED}.get,
+        metrics=HEADINGS,
+        plus_minus=plus_minus,
+        edges_of=edges_of,
         rule=RULE.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_asset("style.css"),
         data=script_json(_data(page)),
