@@ -51,7 +51,7 @@ class Base:
     images: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: x.to(device=device, dtype=dtype) for name, x in tensors.items()})
 
 

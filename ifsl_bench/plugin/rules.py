@@ -4,7 +4,7 @@ against a method on made-up episodes."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, differs
+from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, Rule, differs
 from ifsl_bench.plugin.method import Base, Method, Query, Support
 from ifsl_bench.plugin.options import make_method, remade
 
@@ -39,7 +39,8 @@ def keeps_hidden_classes_out(asked: Asked) -> str:
             if parameter.shape == base.weight.shape:  # a row for each base class
                 parameter[hidden_class] += 5.0
     shift = 5.0 * (torch.arange(hidden.shape[1]) == hidden_class)
-    s, q = (replace(rows, base_logits=rows.base_logits + shift) for rows in (asked.support, asked.query))
+    s = replace(asked.support, base_logits=asked.support.base_logits + shift)
+    q = replace(asked.query, base_logits=asked.query.base_logits + shift)
     # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
     shifted = replace(asked, support=s, query=q, method=method)
     expected, found = (question.logits()[there].log_softmax(-1) for question in (asked, shifted))
@@ -134,7 +135,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     Raises:
         UserError: the method gives no answers that could be held against a rule, and for which episodes.
     """
-    breaches: dict[Callable[[Asked], str], str] = {}
+    breaches: dict[Rule, str] = {}
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
