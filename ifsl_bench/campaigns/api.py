@@ -103,11 +103,9 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if progress:
         work = replace(work, reporter=progress_here())
     _check_seeds(seed, seeds)
-    methods: list[Any] = list(method) if isinstance(method, (list, tuple)) else [method]
-    tasks: list[Any] = list(task) if isinstance(task, (list, tuple)) else [task]
     request = Request(
-        methods, tasks, options or {}, {} if train is None else train, tune, seed, seeds, episodes, calibrate,
-        make_change(change or {}),
+        _listed(method), _listed(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,
+        calibrate, make_change(change or {}),
     )  # fmt: skip
     jobs = make_jobs(request if single else _expanded(request, work), work.home)
     if remark := trained_in_vain(jobs, request.train):  # no error: a loop over methods has some that do not train
@@ -119,6 +117,10 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         failed = f"{len(ended.failed)} of {len(jobs)} jobs failed, the others are stored"
         raise UserError(f"{failed}: {'; '.join(ended.causes)}")
     return Results(result_file.read(job.result_path(work.home)) for job in ended.stored)
+
+
+def _listed(names: Any) -> list[Any]:
+    return list(names) if isinstance(names, (list, tuple)) else [names]
 
 
 def _check_seeds(seed: Any, seeds: Any) -> None:

@@ -140,7 +140,8 @@ def sees_one_query(asked: Asked) -> str:
     return broken if differs(alone, asked.logits()[:, :1], asked.searches) else ""
 
 
-IN_EVERY_RUN = (leaves_its_input, repeats, sees_one_episode, follows_the_queries, sees_one_query)
+Rule = Callable[[Asked], str]  # says how a method breaks it; "" where it does not
+IN_EVERY_RUN: tuple[Rule, ...] = (leaves_its_input, repeats, sees_one_episode, follows_the_queries, sees_one_query)
 
 
 @torch.no_grad()
@@ -168,7 +169,7 @@ def check_repeated(asked: Asked, answers: Tensor) -> None:
                         f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
 
 
-def _rounding(rule: Callable[[Asked], str], asked: Asked) -> bool:
+def _rounding(rule: Rule, asked: Asked) -> bool:
     """Returns whether a rule that is broken in single precision is kept in double.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.

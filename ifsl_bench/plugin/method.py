@@ -51,12 +51,8 @@ class Base:
     images: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
-        moved: dict[str, Any] = {
-            name: value.to(device=device, dtype=dtype)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: x.to(device=device, dtype=dtype) for name, x in tensors.items()})
 
 
 @dataclass(frozen=True)

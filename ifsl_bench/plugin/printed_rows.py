@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
@@ -73,7 +74,7 @@ def printed_alone() -> list[str]:
 @lru_cache(maxsize=1)
 def _named() -> Mapping[str, Named]:
     where = resources.files("ifsl_bench.methods") / "rows.toml"
-    return msgspec.toml.decode(where.read_bytes(), type=dict[str, Named])
+    return msgspec.convert(tomllib.loads(where.read_text(encoding="utf-8")), dict[str, Named])
 
 
 def in_print(name: str) -> str:

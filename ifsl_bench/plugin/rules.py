@@ -4,7 +4,7 @@ against a method on made-up episodes."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, differs
+from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, Rule, differs
 from ifsl_bench.plugin.method import Base, Method, Query, Support
 from ifsl_bench.plugin.options import make_method, remade
 
@@ -141,7 +141,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     Raises:
         UserError: the method gives no answers that could be held against a rule, and for which episodes.
     """
-    breaches: dict[Callable[[Asked], str], str] = {}
+    breaches: dict[Rule, str] = {}
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
