@@ -94,7 +94,7 @@ def learns(asked: Asked) -> str:
     return ""
 
 
-RULES: tuple[Callable[[Asked], str], ...] = (
+RULES: tuple[Rule, ...] = (
     *IN_EVERY_RUN,
     keeps_hidden_classes_out,
     ignores_the_order_of_support,
