@@ -9,7 +9,7 @@ they have more on the validation episodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -17,8 +17,10 @@ from msgspec import Meta
 
 from ifsl_bench.protocol.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocol.metrics import Counts
-from ifsl_bench.protocol.session_metrics import SessionCounts, triangle_rows
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 Hits = Annotated[int, Meta(ge=0, lt=1 << 31)]  # products of two fit into 64 bits
 Episodes = Annotated[int, Meta(ge=1)]
@@ -159,6 +161,8 @@ def resampled_sequences(calibration: Calibration | None, counts: SessionCounts) 
 
     All novel hits are those of session 1. None where no bias was chosen, or where an older result does not say it.
     """
+    from ifsl_bench.protocol.session_metrics import SessionCounts, triangle_rows
+
     if calibration is None or not calibration.resampled_base:
         return None
     sessions = counts.sessions

@@ -6,12 +6,15 @@ Checks yield reasons, of which the first one counts: later checks rely on what e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ifsl_bench.protocol.metrics import Counts
-from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 
 def odd_counts(counts: Counts) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -12,9 +12,11 @@ from ifsl_bench.board.choices import Hits
 from ifsl_bench.common import packed
 from ifsl_bench.protocol.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocol.metrics import Counts
-from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task_kind import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
 from ifsl_bench.protocol.task_limits import EPISODES
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 READABLE = 5_000  # numbers of a file that stay numbers; more are packed
 MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
@@ -131,6 +133,8 @@ class SequenceCounts(_Columns, frozen=True):
 
     def counts(self) -> SessionCounts:
         """The counts as arrays; raises :class:`ValueError` where a column has other than equally many numbers."""
+        from ifsl_bench.protocol.session_metrics import SessionCounts
+
         arrays: dict[str, Any] = {
             name: self.column(name).reshape(len(self), -1)
             for name in (*SESSIONS.counts, *CALIBRATED)

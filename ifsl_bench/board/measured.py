@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from ifsl_bench.plugin.printed_rows import LAZY
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
-from ifsl_bench.protocol.session_metrics import SessionCounts
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows

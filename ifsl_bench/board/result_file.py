@@ -22,17 +22,17 @@ from msgspec import Meta
 
 from ifsl_bench.board.choices import Calibration, Choice, Hits, Part, odd_bias_of_sessions, odd_calibration, odd_choice
 from ifsl_bench.board.consistency import KINDS, odd_classes, odd_counts, odd_sequences
-from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
 from ifsl_bench.board.episode_counts import EpisodeCounts, SequenceCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import read_json, set_aside, write_json
 from ifsl_bench.common.limits import RESULT_FILE
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
-from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     import pandas
+
+    from ifsl_bench.protocol.session_metrics import SessionCounts
 
 SCHEMA = 1
 
@@ -148,13 +148,19 @@ class Result(Part, frozen=True):
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row, see :func:`ifsl_bench.board.data_frames.facts`."""
+        from ifsl_bench.board.data_frames import data_frame, facts
+
         return data_frame([facts(self)])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """A row for each episode, see :func:`ifsl_bench.board.data_frames.episodes`."""
+        from ifsl_bench.board.data_frames import episodes
+
         return episodes(self)
 
     def __repr__(self) -> str:
+        from ifsl_bench.board.data_frames import line
+
         return f"<{line(self)}>"
 
     def _repr_html_(self) -> str:
