@@ -47,15 +47,15 @@ ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check_method(method: Any, where: str) -> None:
-    """Holds a plugin's class against the contract before anything is computed; ``where`` is how errors call it.
+def check_method(method: Any, where: str = "") -> None:
+    """Holds a plugin's class against the contract before anything is computed; ``where`` is how an error calls it.
 
     Raises:
         UserError: no subclass of :class:`Method`, abstract, options that cannot be set, a space of options it does not
             have, or an attribute of another type than :class:`Method` says.
     """
     if not (isinstance(method, type) and issubclass(method, Method)) or method is Method:
-        raise UserError(f"{where} is not a subclass of ifsl_bench.Method")
+        raise UserError(f"{where or repr(method)} is not a subclass of ifsl_bench.Method")
     called = method.__qualname__
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
         raise UserError(f"{called} does not define {', '.join(missing)}")

@@ -132,7 +132,7 @@ def declaring(space, grid=None):
 )
 def test_the_type_of_an_option_decides_what_is_tried(option, given, kind):
     method, default = declaring({option: given}), {option: 1}
-    check_method(method, "it")
+    check_method(method)
     tried = [point[option] for point in points(method, {}, 16, default)[1:]]
     assert all(isinstance(value, kind) for value in tried)
     assert len(set(tried)) == {Range(0, 1): 7}.get(given, len(set(tried))), "not the ends alone"
@@ -144,7 +144,7 @@ def test_the_type_of_an_option_decides_what_is_tried(option, given, kind):
 
 def test_the_grid_is_of_the_options_types_too():
     method = declaring({"share": Range(0, 1), "count": Range(1, 9)}, {"share": [0, 1], "count": (1, 3)})
-    check_method(method, "it")
+    check_method(method)
     tried = points(method, {}, 0, {})
     assert [repr(point) for point in tried[:2]] == ["{'share': 0.0, 'count': 1}", "{'share': 0.0, 'count': 3}"]
     assert at_edge(method, {}, tried[0], tried) == ["share", "count"]
@@ -166,7 +166,7 @@ def test_the_grid_is_of_the_options_types_too():
 )
 def test_a_space_that_an_option_does_not_take_is_refused_in_one_line(space, grid, message):
     with pytest.raises(UserError, match=message) as caught:
-        check_method(declaring(space, grid), "it")
+        check_method(declaring(space, grid))
     assert "\n" not in str(caught.value)
 
 
