@@ -167,9 +167,9 @@ class Course:
         """Takes the tensors of a state; raises :class:`CorruptFile` where they are not those of these parameters."""
         for key, value in self.parameters.items():
             for part in ("last", "best", "adam.exp_avg", "adam.exp_avg_sq"):
-                found = tensors.get(name := f"{part}.{key}")
-                missing = found is None and not part.startswith("adam")  # a parameter without a gradient has no moments
-                if missing or (found is not None and found.shape != value.shape):
+                tensor = tensors.get(name := f"{part}.{key}")
+                missing = tensor is None and not part.startswith("adam")  # one without a gradient has no moments
+                if missing or (tensor is not None and tensor.shape != value.shape):
                     raise CorruptFile(f"{self.folder} does not fit the method: {name} is missing or has another shape")
         with torch.no_grad():
             for key, value in self.parameters.items():
