@@ -119,7 +119,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
     Args:
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
             tasks with published rows alone come last, and before them letters; of each, first tasks in episodes, then
-            those in sessions, then variants.
+            those in sessions, then variants, and last those with one seed.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it.
@@ -135,7 +135,8 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
 
     def late(member: Board) -> tuple[bool, ...]:
         task, measured = member.task, bool(member.rows or member.others)
-        return not measured, task.dataset.name == "glyphs", bool(task.sessions), member.name not in boards
+        lone = not any(len(row.seeds) > 1 for row in member.rows)  # then nothing is ranked
+        return not measured, task.dataset.name == "glyphs", bool(task.sessions), member.name not in boards, lone
 
     return telling(shown if named else sorted(shown, key=late), every.values())
 
