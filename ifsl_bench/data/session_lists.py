@@ -35,19 +35,30 @@ class ListedImage:
 
 
 def session_pools(
-    listed: Iterable[ListedImage], images: Mapping[str, Mapping[str, Image]], held_out: int, salt: str
+    what: str, listed: Iterable[ListedImage], images: Mapping[str, Mapping[str, Image]], held_out: int, salt: str
 ) -> Pools[Image]:
     """Pool -> class -> images, in the list's order.
 
     Args:
+        what: the list, as errors call it.
         images: class -> name in the list -> image, of all that are there. Those of novel classes that the list does not
             name follow the listed supports.
         held_out: so many training images of each base class are base/val, drawn by a hash of ``salt`` and class.
+
+    Raises:
+        UserError: a class comes in two sessions, or an image is for training and for testing, or twice for one.
     """
     sessions: dict[str, int] = {}
     names: dict[tuple[str, bool], list[str]] = {}
+    role: dict[str, bool] = {}
     for row in listed:
-        sessions[row.name] = row.session
+        if (session := sessions.setdefault(row.name, row.session)) != row.session:
+            both = "both base and novel" if 0 in (session, row.session) else "in two sessions"
+            raise UserError(f"{what}: class {row.name} is {both} (sessions {session} and {row.session})")
+        if row.image in role:
+            twice = "there twice" if role[row.image] is row.test else "both for training and for testing"
+            raise UserError(f"{what}: image {row.image} is {twice}")
+        role[row.image] = row.test
         names.setdefault((row.name, row.test), []).append(row.image)
     pools: Pools[Image] = {pool: {} for pool in SESSION_POOLS}
     for name, session in sessions.items():

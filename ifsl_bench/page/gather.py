@@ -119,7 +119,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
     Args:
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
             tasks with published rows alone come last, and before them letters; of each, first tasks in episodes, then
-            those in sessions, then variants, and last those with one seed.
+            those in sessions, then variants; and among these, those with one seed last.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it.

@@ -21,8 +21,8 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, rows
-from ifsl_bench.data.session_lists import COUNTS_60_40, SessionSource, order_of
-from ifsl_bench.data.sets import cifar_sessions, cub_sessions, mini_sessions
+from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionSource, order_of, session_pools
+from ifsl_bench.data.sets import cifar_sessions, cub_sessions
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
 from ifsl_bench.protocol.episodes import task_stream
 from ifsl_bench.protocol.task_files import packaged
@@ -38,22 +38,6 @@ TRAIN, TEST = 8_000, 2_000  # images of the made-up files, the first of 50,000 a
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
 def test_the_packaged_lists_are_the_published_ones(name):
     assert list(DictReader(lzma.decompress((SHARED / name).read_bytes()).decode().splitlines())) == list(rows(name))
-
-
-@pytest.mark.parametrize(
-    ("name", "image", "kind"),
-    [
-        (cifar_sessions.LISTS, ("role", "index"), "fine_label"),
-        (cub_sessions.LISTS, ("image",), None),
-        (mini_sessions.LISTS, ("filename",), "wnid"),
-    ],
-)
-def test_the_lists_name_an_image_once_and_a_class_in_one_session(name, image, kind):
-    listed = list(rows(name))
-    assert len({tuple(row[key] for key in image) for row in listed}) == len(listed)
-    pairs = {(row[kind] if kind else row["image"].partition("/")[0], row["session"]) for row in listed}
-    classes = [name_of_class for name_of_class, _ in pairs if name_of_class]  # CIFAR-100's files say the others
-    assert len(set(classes)) == len(classes)
 
 
 def test_the_lists_have_the_published_counts():
@@ -303,3 +287,17 @@ def test_birds_that_are_missing_are_named(home, birds, messages):
     first = next(row["image"] for row in CUB if row["image"].split("/")[0] not in BIRDS)
     with pytest.raises(UserError, match=rf"images of CUB-200-2011's session lists \({first}, "):
         prepare(home, "cub-sessions", birds, False, messages)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (("a", "owl", 0, False), ("b", "owl", 2, True), r"class owl is both base and novel \(sessions 0 and 2\)"),
+        (("a", "owl", 1, False), ("b", "owl", 2, True), r"class owl is in two sessions \(sessions 1 and 2\)"),
+        (("a", "owl", 1, False), ("a", "owl", 1, True), "image a is both for training and for testing"),
+        (("a", "owl", 1, False), ("a", "owl", 1, False), "image a is there twice"),
+    ],
+)
+def test_a_list_that_contradicts_itself_is_refused(first, second, message):
+    with pytest.raises(UserError, match=f"mine: {message}"):
+        session_pools("mine", [ListedImage(*first), ListedImage(*second)], {}, 0, "x")

@@ -32,7 +32,7 @@ class SessionArrays(Cifar100):
             for row, label in enumerate(labels):
                 images[names[label]][f"{part}[{row}]"] = start + row
         pools: dict[str, dict[str, Sequence[int]]] = session_pools(
-            _listed(to, names, train, test), images, HELD_OUT, "cifar100-sessions"
+            WHAT, _listed(to, names, train, test), images, HELD_OUT, "cifar100-sessions"
         )
         check_pools(to, WHAT, COUNTS_60_40, pools)
         return pools

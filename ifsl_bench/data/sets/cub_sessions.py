@@ -39,7 +39,7 @@ class SessionPhotographs(Photographs):
                   for row in rows(LISTS)]  # fmt: skip
         if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
             report_missing(to, missing, f"images of {WHAT}")
-        pools: dict[str, dict[str, Sequence[str]]] = session_pools(images, paths, HELD_OUT, "cub-sessions")
+        pools: dict[str, dict[str, Sequence[str]]] = session_pools(WHAT, images, paths, HELD_OUT, "cub-sessions")
         check_pools(to, WHAT, COUNTS, pools)
         import_images(to, pools, ImageSpec(self.size, fit="crop"))
 

@@ -29,7 +29,7 @@ class SessionPhotographs(Photographs):
             ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)
         )
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
-            images, listed_images(to), HELD_OUT, "mini-imagenet-sessions"
+            WHAT, images, listed_images(to), HELD_OUT, "mini-imagenet-sessions"
         )
         check_pools(to, WHAT, COUNTS_60_40, pools)
         import_images(to, pools, ImageSpec(SIZE))
