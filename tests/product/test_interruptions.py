@@ -134,11 +134,11 @@ def test_unwritable_homes_are_said_plainly(tmp_path, call):
     assert "cannot write" in err
 
 
-@pytest.mark.slow("a dozen runs, most of them disturbed")
+@pytest.mark.slow("eight runs, five of them disturbed")
 def test_signals_at_random_moments_change_no_count():
     """A few cases of ``python -m tests.fuzz --only kills``: at any time, at any write, and when a result is written."""
-    process = subprocess.run([sys.executable, "-m", "tests.fuzz", "--only", "kills", "--cases", "8", "--seed", "14"],
+    process = subprocess.run([sys.executable, "-m", "tests.fuzz", "--only", "kills", "--cases", "3", "--seed", "5"],
                              text=True, capture_output=True, timeout=300, cwd=Path(__file__).parents[2],
                              env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "8 good, 0 refused, 0 failed" in process.stdout
+    assert "3 good, 0 refused, 0 failed" in process.stdout

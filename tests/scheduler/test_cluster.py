@@ -430,15 +430,6 @@ def alone(made_once, long_tasks: Path) -> Path:
     return made_once("long-run", fill) / "home"
 
 
-def same_with_two_killed(home: Path, alone: Path, cluster: str) -> None:
-    options = [*LONG_RUN, "--task", f"{home.parent}/few.toml:few-1shot"]
-    status, err = killing(home, ["pretraining", "meta-training"], [*options, "--home", str(home), "--cluster", cluster])
-    assert status == 0
-    assert err.count("died; it is run again") == 2
-    assert len(counts(home)) == 2
-    assert counts(home) == counts(alone)
-
-
 @pytest.mark.slow("starts the command with a cluster of two workers: 10 s")
 def test_ctrl_c_ends_all_workers(here, tmp_path):
     arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
@@ -464,20 +455,21 @@ def test_workers_that_do_not_end_by_themselves_are_killed(home, tmp_path):
     assert not psutil.wait_procs([process], timeout=3)[1]
 
 
-@pytest.mark.slow("trains on images twice, while workers are killed: a minute")
+@pytest.mark.slow("trains on images twice, while two workers are killed: a minute")
 def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the_counts_of_one_process(
     long_tasks, alone, tmp_path
 ):
-    same_with_two_killed(long_tasks, alone, cluster_toml(tmp_path, "n_workers = 2"))
-
-
-@pytest.mark.slow("trains on images twice, in jobs of Slurm, while two are killed: a minute")
-def test_slurm_ends_with_the_counts_of_one_process(long_tasks, request, tmp_path):
+    """As jobs of Slurm where it has an idle node, else as processes of this machine."""
     idle = shutil.which("sinfo") and subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True).stdout
-    if not idle or not re.search("idle|mix", idle):
-        pytest.skip("Slurm is not running here, or has no idle node")
-    (tmp_path / "slurm.toml").write_text(
-        'class = "SLURMCluster"\n[arguments]\nn_workers = 2\ncores = 1\nmemory = "2GB"\ninterface = "lo"\n'
-    )
-    same_with_two_killed(long_tasks, request.getfixturevalue("alone"), str(tmp_path / "slurm.toml"))
-    assert not subprocess.run(["squeue", "-h", "-n", "dask-worker", "-t", "R,PD"], capture_output=True).stdout
+    slurm = bool(idle and re.search("idle|mix", idle))
+    file = tmp_path / "slurm.toml"
+    file.write_text('class = "SLURMCluster"\n[arguments]\nn_workers = 2\ncores = 1\nmemory = "2GB"\ninterface = "lo"\n')
+    options = [*LONG_RUN, "--task", f"{long_tasks.parent}/few.toml:few-1shot", "--home", str(long_tasks), "--cluster"]
+    options.append(str(file) if slurm else cluster_toml(tmp_path, "n_workers = 2"))
+    status, err = killing(long_tasks, ["pretraining", "meta-training"], options)
+    assert status == 0
+    assert err.count("died; it is run again") == 2
+    assert len(counts(long_tasks)) == 2
+    assert counts(long_tasks) == counts(alone)
+    if slurm:
+        assert not subprocess.run(["squeue", "-h", "-n", "dask-worker", "-t", "R,PD"], capture_output=True).stdout
