@@ -15,21 +15,16 @@ from pathlib import Path
 
 from tests.fuzz.formats import Format, formats
 from tests.fuzz.kept import FOLDER, content_of, ended, keep, kind
-from tests.fuzz.runner import rounds
+from tests.fuzz.runner import ENDS, rounds
 
 ABOUT = """\
 Damaged and hostile files of every format, damaged caches and killed runs. Each case must end in success or in one line,
 within 10 seconds and 1 GB, and a run on a damaged cache or after a kill with the counts of an undisturbed one.
-
-A case that fails is written to tests/fuzz/kept/, where the tests find it; commit it with what mends it.
 """
 MORE = """\
-examples:
-  python -m tests.fuzz --minutes 60                      an hour of everything
-  python -m tests.fuzz --minutes 60 --seed 1             other cases
-  python -m tests.fuzz --only cache --only kills         damaged caches and killed runs
+  python -m tests.fuzz --minutes 60 --only cache --only kills         an hour of damaged caches and killed runs
   python -m tests.fuzz --only tar --seed 1 --first 4711 --cases 1     that case again
-  python -m tests.fuzz --replay tests/fuzz/kept/tar/x    a kept case again
+  python -m tests.fuzz --replay tests/fuzz/kept/tar/x                 a kept case again
 """
 
 
@@ -54,10 +49,7 @@ def main() -> int:
         path = keep(formats_by_name[failure.format], failure, options.keep)
         print(f"kept: {path}; again: python -m tests.fuzz --replay {path}", file=sys.stderr)
     for form in chosen:
-        failed = sum(failure.format == form.name for failure in outcome.failures)
-        print(
-            f"{form.name:11} {outcome.good[form.name]:,} good, {outcome.refused[form.name]:,} refused, {failed} failed"
-        )
+        print(f"{form.name:11}", ", ".join(f"{outcome.ends[form.name, how]:,} {how}" for how in ENDS))
     print(f"{outcome.cases.total():,} cases in {time.monotonic() - start:.0f} s, {len(outcome.failures)} failed")
     return bool(outcome.failures)
 
@@ -65,7 +57,7 @@ def main() -> int:
 def _replay(formats_by_name: dict[str, Format], paths: list[Path]) -> int:
     failed = 0
     for path in paths:
-        (verdict,) = ended(formats_by_name[path.parent.name], [content_of(path)])
+        verdict = ended(formats_by_name[path.parent.name], content_of(path))
         print(f"{path}: {verdict.how}{f', {verdict.told}' if verdict.told else ''}")
         failed += verdict.how == "failed"
     return bool(failed)

@@ -34,12 +34,8 @@ def pickles() -> Sequence[bytes]:
     images = np.arange(2 * 7 * 7 * 3, dtype=np.uint8).reshape(2, 7, 7, 3)
     large = np.zeros(70_000, np.uint8)
     value = {"data": images, "labels": [0, 1], "catname2label": {"n01": 0, "n02": 1}, b"more": (1.5, None, True, "é")}
-    values = [
-        value,
-        [images[0].ravel(), images[1].ravel()],
-        {"a": large, "b": images.T},
-        {"s": (1, 2), "n": np.float32(2)},
-    ]
+    rows = [images[0].ravel(), images[1].ravel()]
+    values = [value, rows, {"a": large, "b": images.T}, {"s": (1, 2), "n": np.float32(2)}]
     return [pickle.dumps(v, protocol) for v in values for protocol in range(6)]
 
 
@@ -128,6 +124,16 @@ SHAPES = (
 )  # fmt: skip
 
 
+FEATURES = np.arange(12, dtype=np.float32).reshape(4, 3)
+ODD_FEATURES = (
+    FEATURES, FEATURES * np.nan, np.full((4, 3), 1e300), FEATURES[:, :0], FEATURES[:0], np.zeros((4, 3), np.longdouble),
+)  # fmt: skip
+ODD_LABELS = (
+    np.arange(4), np.array(list("abcd")), np.array([0x110000, 0xD800, 1, 2], np.uint32).view("<U1"),
+    np.arange(4) + 0.5, np.array([-(1 << 63), (1 << 63) - 1, 0, 0]), np.full(4, (1 << 64) - 1, np.uint64),
+)  # fmt: skip
+
+
 def _npy(random: Random, array: np.ndarray) -> bytes:
     out = io.BytesIO()
     np.save(out, array)
@@ -152,26 +158,7 @@ def _npy(random: Random, array: np.ndarray) -> bytes:
 def spoiled_npz(random: Random, content: bytes) -> bytes:
     if random.random() < 0.4:
         return spoiled_zip(random, content)
-    features = random.choice(
-        (
-            np.arange(12, dtype=np.float32).reshape(4, 3),
-            np.full((4, 3), np.nan),
-            np.full((4, 3), 1e300),
-            np.zeros((4, 0), np.float32),
-            np.zeros((0, 3), np.float32),
-            np.zeros((4, 3), np.longdouble),
-        )
-    )
-    labels = random.choice(
-        (
-            np.arange(4),
-            np.array(list("abcd")),
-            np.array([0x110000, 0xD800, 1, 2], np.uint32).view("<U1"),
-            np.arange(4) + 0.5,
-            np.array([-(1 << 63), (1 << 63) - 1, 0, 0]),
-            np.full(4, (1 << 64) - 1, np.uint64),
-        )
-    )
+    features, labels = random.choice(ODD_FEATURES), random.choice(ODD_LABELS)
     out = io.BytesIO()
     method = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
     with zipfile.ZipFile(out, "w", method) as archive:
@@ -188,12 +175,7 @@ def npzs() -> Sequence[bytes]:
     for save in (np.savez, np.savez_compressed):
         for labels in (np.arange(4), np.array(["a", "b", "é", "d"])):
             out = io.BytesIO()
-            save(
-                out,
-                features=np.arange(12, dtype=np.float32).reshape(4, 3),
-                labels=labels,
-                images=np.zeros((2, 3), np.uint8),
-            )
+            save(out, features=FEATURES, labels=labels, images=np.zeros((2, 3), np.uint8))
             archives.append(out.getvalue())
     return archives
 

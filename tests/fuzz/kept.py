@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import lzma
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.fuzz.formats import Format, case
@@ -16,10 +15,10 @@ from tests.fuzz.runner import Failure, Verdict, tried
 FOLDER = Path(__file__).parent / "kept"
 
 
-def ended(form: Format, contents: Sequence[bytes]) -> list[Verdict]:
-    """Verdicts on these files of a format."""
-    verdicts = dict(tried(form, contents.__getitem__, range(len(contents))))
-    return [verdicts[i] for i in range(len(contents))]
+def ended(form: Format, content: bytes) -> Verdict:
+    """The verdict on a file of a format."""
+    ((_, verdict),) = tried(form, lambda _: content, range(1))
+    return verdict
 
 
 def kind(message: str) -> str:
@@ -45,7 +44,6 @@ def content_of(path: Path) -> bytes:
     return lzma.decompress(content) if path.suffix == ".xz" else content
 
 
-def kept(folder: Path = FOLDER) -> Iterator[tuple[str, Path]]:
-    """(format, file) of every kept case."""
-    for path in sorted(folder.glob("*/*")):
-        yield path.parent.name, path
+def kept(folder: Path = FOLDER) -> list[Path]:
+    """The files of all kept cases, each in a folder named as its format."""
+    return sorted(folder.glob("*/*"))

@@ -8,9 +8,8 @@ from random import Random
 from typing import Any
 
 # At and beside powers of two.
-NUMBERS = sorted(
-    {abs((1 << bit) + step) for bit in (0, 3, 7, 8, 9, 15, 16, 24, 31, 32, 40, 63, 64) for step in (-1, 0, 1)}
-)
+_BITS = (0, 3, 7, 8, 9, 15, 16, 24, 31, 32, 40, 63, 64)
+NUMBERS = sorted({(1 << bit) + step for bit in _BITS for step in (-1, 0, 1)})
 MOST = 1 << 20  # bytes of a case
 
 

@@ -20,23 +20,22 @@ import numpy as np
 from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
-from ifsl_bench.board.episode_counts import EpisodeCounts
 from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import standing
 from ifsl_bench.board.render import FORMATS as STYLES
 from ifsl_bench.board.render import render
-from ifsl_bench.board.result_file import SCHEMA, Result, file_name, keep_old, parse, path_of, read, summary_entry, write
+from ifsl_bench.board.result_file import Result, file_name, keep_old, parse, path_of, read, write
 from ifsl_bench.board.show import comparison_table, facts_of, result_table
 from ifsl_bench.common import packed
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.protocol.metrics import summarise
+from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.store.check import check_file
-from tests.board.result_fields import PLAIN, leaderboard
+from tests.board.result_fields import counted, leaderboard
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, change_json, spoiled, spoiled_text
 
@@ -88,85 +87,47 @@ def task() -> Task:
     return definition
 
 
-def counts(seed: int) -> EpisodeCounts:
-    """Counts of some episodes, as a run would have them."""
-    random = Random(f"counts {seed}")
-    alone = [(random.randint(0, BASE), random.randint(0, QUERIES)) for _ in range(EPISODES)]
-    joint = [(random.randint(0, base), random.randint(0, novel)) for base, novel in alone]
-    base_joint, novel_joint = [base for base, _ in joint], [novel for _, novel in joint]
-    return EpisodeCounts(
-        base_queries=BASE,
-        novel_queries=QUERIES,
-        base_joint=base_joint,
-        base_alone=[base for base, _ in alone],
-        novel_joint=novel_joint,
-        novel_alone=[novel for _, novel in alone],
-        classes=[label for _ in range(EPISODES) for label in random.sample(range(7), WAYS)],
-        pairs=[2 * base * novel for base, novel in alone],
-        calibrated_base=base_joint,
-        calibrated_novel=novel_joint,
-    )
-
-
 def whole(method: str, seed: int, **fields: Any) -> dict[str, Any]:
     """A result as a run writes it, but for the label and backbone of a method that is known."""
-    entry = counts(seed)
+    random = np.random.default_rng(seed)
+    alone = random.integers(0, [[BASE + 1], [QUERIES + 1]], (2, EPISODES))
+    base, novel = random.integers(0, alone + 1)
+    counts = Counts(base, alone[0], novel, alone[1], BASE, QUERIES, 2 * alone.prod(0), base, novel)
+    classes = random.permuted(np.tile(np.arange(7), (EPISODES, 1)), axis=1)[:, :WAYS]
     key = pretraining_key(task(), "f" * 64, "cosine", seed)
-    value: dict[str, Any] = PLAIN | {
-        "schema": SCHEMA,
-        "method": method,
-        "label": method,
-        "task": task().name,
-        "task_hash": task().hash,
-        "digest": "d" * 64,
-        "fingerprint": "f" * 64,
-        "seed": seed,
-        "episodes": msgspec.to_builtins(entry),
-        "pretraining": {"key": key, "sha256": "a" * 64, "accuracy": {"base/val": 50.0}, "device": "cpu"},
-        "cost": {"parameters": 0, "evaluation_seconds": 0.5},
-        "provenance": {
+    result = counted(
+        method, seed, counts, classes, task=task().name, task_hash=task().hash, digest="d" * 64, fingerprint="f" * 64,
+        pretraining={"key": key, "sha256": "a" * 64, "accuracy": {"base/val": 50.0}, "device": "cpu"},
+        cost={"parameters": 0, "evaluation_seconds": 0.5},
+        provenance={
             "command": "ifsl-bench run", "version": "0.1", "commit": "", "device": "cpu", "python": "3.11.7",
             "libraries": {"torch": "2.0"}, "time": f"2026-01-31T12:00:0{seed % 10}+00:00", "method_source": SOURCE,
-            "checkpoint": "",
+            "checkpoint": "", "distribution": {"name": "theirs", "version": "1.0"},
         },
-    }  # fmt: skip
-    sums = [sum(entry.calibrated_base), sum(entry.calibrated_novel)]
-    curve = {"bias": [0.0], "base_joint": sums[:1], "novel_joint": sums[1:]}
-    halves = len(task().evaluation.halves[0])
-    value["calibration"] = {"bias": 0.0, "validation_episodes": halves, "curve": curve, "applied": False}
-    value["provenance"]["distribution"] = {"name": "theirs", "version": "1.0"}
-    value["summary"] = summary_of(entry)
-    return value | fields
+        calibration={
+            "bias": 0.0, "validation_episodes": len(task().evaluation.halves[0]), "applied": False,
+            "curve": {"bias": [0.0], "base_joint": [int(base.sum())], "novel_joint": [int(novel.sum())]},
+        },
+    )  # fmt: skip
+    return msgspec.to_builtins(result) | fields
 
 
-def summary_of(entry: EpisodeCounts) -> dict[str, Any]:
-    result = msgspec.structs.replace(_EMPTY, episodes=entry)
-    return summary_entry(summarise(result.counts().per_episode()))
-
-
-_EMPTY = Result(
-    schema=SCHEMA, method="", label="", task="", task_hash="", digest="", fingerprint="", seed=0, summary={},
-    pretraining={}, **PLAIN,
-    episodes=EpisodeCounts(
-        base_queries=0, novel_queries=0, base_joint=[], base_alone=[], novel_joint=[], novel_alone=[], classes=[]
-    ),
-)  # fmt: skip
+@cache
+def good() -> Sequence[Result]:
+    """The results that every case lies among."""
+    return [msgspec.convert(whole(method, seed), Result) for method in ("good", "better") for seed in (0, 1, 2)]
 
 
 @cache
 def results() -> Sequence[bytes]:
     statistic = {"mean": 1.5, "max": 3.0, "total": 18.0, "episodes": 12, "not_finite": 0}
+    solves = {"episodes": 80, "unconverged": 1, "adjoint_episodes": 80, "adjoint_indefinite": 3}
     trained = {
-        "training": {
-            "validation": {"10": 40.5, "20": 41.0},
-            "kept_step": 20,
-            "solves": {"episodes": 80, "unconverged": 1, "adjoint_episodes": 80, "adjoint_indefinite": 3},
-        },
+        "training": {"validation": {"10": 40.5, "20": 41.0}, "kept_step": 20, "solves": solves},
         "solver": {"solver_steps": statistic, "solver_unconverged": statistic},
     }
     lwof = whole("lwof", 0, options={"normalise": True}, label="lwof.normalise=true", **trained, setting="paper")
-    chosen = find_method("lwof")[0]
-    lwof["provenance"]["distribution"] = chosen.distribution
+    lwof["provenance"]["distribution"] = find_method("lwof")[0].distribution
     values = [
         whole("zzz", 1),
         whole("zzz", 3, **trained, setting="paper", options={"gamma": 0.5}, label="zzz.gamma=0.5"),
@@ -267,8 +228,7 @@ def read_result(path: Path) -> None:
     """
     root, home = path.parent / "results", Home(path.parent / "home", path.parent / "results")
     folder = root / task().name
-    good = [msgspec.convert(whole(method, seed), Result) for method in ("good", "better") for seed in (0, 1, 2)]
-    for entry in good:
+    for entry in good():
         if not path_of(root, entry).exists():  # they are left for the next case
             write(root, entry)
     style = list(STYLES)[path.stat().st_size % len(STYLES)]
@@ -292,12 +252,12 @@ def read_result(path: Path) -> None:
             assert result is not None
             mine = Row("mine", "file", (result,))
             render([comparison_table(compare(mine, mine))], "text")
-        keep_old(root, msgspec.structs.replace(good[0], label="zzz", seed=1))
+        keep_old(root, msgspec.structs.replace(good()[0], label="zzz", seed=1))
         if report.failures:
             raise UserError(report.failures[0])
     finally:
         for file in folder.iterdir():
-            if file.name not in {path_of(root, entry).name for entry in good} or file == place:
+            if file.name not in {path_of(root, entry).name for entry in good()} or file == place:
                 file.unlink()
 
 

@@ -30,8 +30,11 @@ _CHUNK = 200  # cases a process does before another takes over
 _ROUND = 5  # cases of a share of 1 in a round
 
 
+ENDS = ("good", "refused", "failed")
+
+
 class Verdict(NamedTuple):
-    """The end of a case: "good", "refused" or "failed"; and what was said of it, or what is wrong with how it ended."""
+    """The end of a case, one of ``ENDS``; and what was said of it, or what is wrong with how it ended."""
 
     how: str
     told: str
@@ -52,15 +55,11 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """Ends of cases, counted by format: good ones, refused ones, and those that failed."""
+    """How many cases of each format there were, and how many of each (format, end); and those that failed."""
 
-    good: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
+    cases: Counter[str] = field(default_factory=Counter)
+    ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
-
-    @property
-    def cases(self) -> Counter[str]:
-        return self.good + self.refused + Counter(failure.format for failure in self.failures)
 
 
 class _TooLong(BaseException):
@@ -73,34 +72,27 @@ def _stop(*_: object) -> None:
 
 def judged(form: Format, path: Path) -> Verdict:
     """Reads a file, in this process."""
+    from ifsl_bench.common.errors import UserError
+
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, form.seconds)
     try:
-        return _judged(form, path)
-    except _TooLong:
-        return Verdict("failed", f"it took more than {form.seconds:g} s")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _judged(form: Format, path: Path) -> Verdict:
-    from ifsl_bench.common.errors import UserError
-
-    try:
         end = form.read(path)
         return Verdict("good", end if isinstance(end, str) else "")
+    except _TooLong:
+        return Verdict("failed", f"it took more than {form.seconds:g} s")
     except UserError as error:
         message = str(error)
         plain = message.strip() and not {unicodedata.category(letter) for letter in message} & {"Cc", "Cs", "Zl", "Zp"}
         return Verdict("refused", message) if plain else Verdict("failed", f"it is told badly: {message!r:.300}")
-    except _TooLong:
-        raise
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         way = " < ".join(frame.name for frame in frames[:-6:-1])
         most = 2000 if isinstance(error, AssertionError) else 150  # what one of the harness itself says
         return Verdict("failed", f"{type(error).__name__}: {str(error)[:most]!r} at {place} ({way})")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def peak() -> int:
@@ -187,11 +179,11 @@ def run(form: Format, seed: int, numbers: range, until: float = float("inf"), in
     """Tries cases of a format, and counts what came of them."""
     into = into or Outcome()
     for number, (how, message) in tried(form, partial(case, form, form.seeds(), seed), numbers, until):
+        into.cases[form.name] += 1
+        into.ends[form.name, how] += 1
         if how == "failed":
             into.failures.append(failure := Failure(form.name, seed, number, message))
             print(f"FAILED {failure}", file=sys.stderr, flush=True)
-        else:
-            (into.good if how == "good" else into.refused)[form.name] += 1
     return into
 
 
