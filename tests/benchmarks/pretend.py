@@ -14,7 +14,7 @@ launches: operations that make or change numbers; not views, not memory that is 
 waits: the program reads what the device has computed, or the sizes of results depend on it: ``item``, ``bool``,
     ``nonzero``, boolean indices, ``unique``, copies to the CPU, ``linalg`` with checks; and copies to the device
     without ``non_blocking``, which end when the device has come to them.
-bytes: that cross, each way; and those that launches read and write. flops: of matrix products and convolutions.
+bytes: that cross, each way.
 
 What it refuses, with the operation's name: CPU tensors of one or more dimensions beside its own (CUDA takes some as
 indices, and waits), ``.numpy()``, ``np.asarray``, operations that change a tensor's shape in place, and anything on it
@@ -27,7 +27,6 @@ the same as there, and ``fork_rng`` needs to know nothing of it; which device's 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -106,20 +105,6 @@ class _Generator(torch.Generator):
         return super().__new__(cls, "cpu" if torch.device(device).type == DEVICE.type else device)
 
 
-def _is_pretend(x: Any) -> bool:
-    return isinstance(x, Pretend)
-
-
-def _size(x: Tensor) -> int:
-    """Bytes of memory that a tensor's elements take; of an expanded one, those that are there."""
-    if 0 not in x.stride():
-        return x.nbytes
-    count = x.element_size()
-    for size, stride in zip(x.shape, x.stride(), strict=True):
-        count *= size if stride or not size else 1
-    return count
-
-
 def _leaves(values: Iterable[Any]) -> list[Any]:
     """Flattens an operation's arguments, which nest in lists alone."""
     leaves: list[Any] = []
@@ -161,20 +146,16 @@ class _Dispatch(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if plan.copies:
             return self._copy(func, plan, args, kwargs)
-        flat = _leaves((*args, *kwargs.values()))
-        on_device = names_device or target is None
-        for x in flat:
+        for x in _leaves((*args, *kwargs.values())):
             if isinstance(x, Tensor) and not isinstance(x, Pretend) and x.dim():
                 raise Refused(f"{func}: a CPU tensor of shape {list(x.shape)} beside those of the accelerator")
-        inner_args = [_inner(x) for x in args]
-        inner_kwargs = {k: _inner(x) for k, x in kwargs.items() if k != "pin_memory"}
-        result = func(*inner_args, **inner_kwargs)
-        if not on_device:  # such as empty_like(x, device="cpu"), of which only the shape is taken
+        result = func(*map(_inner, args), **{k: _inner(x) for k, x in kwargs.items() if k != "pin_memory"})
+        if target is not None and not names_device:  # empty_like(x, device="cpu"), of which only the shape is taken
             return result
-        self._count(plan, flat, inner_args, inner_kwargs, result)
+        self._count(plan, args, kwargs)
         return self._wrapped(func, plan, args, kwargs, result)
 
-    def _count(self, plan: Plan, flat: list[Any], args: Any, kwargs: Any, result: Any) -> None:
+    def _count(self, plan: Plan, args: Any = (), kwargs: Any = None) -> None:
         counts = self.counts
         by_mask = plan.indexes and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
         if plan.waits or by_mask or (plan.repeats and kwargs.get("output_size") is None):
@@ -185,10 +166,6 @@ class _Dispatch(TorchDispatchMode):
         counts.launches[plan.name] += 1
         if self.places:
             counts.launched_at[place()] += 1
-        outputs = [result] if isinstance(result, Tensor) else [x for x in _leaves([result]) if isinstance(x, Tensor)]
-        counts.traffic += sum(_size(x) for x in flat if isinstance(x, Pretend)) + sum(map(_size, outputs))
-        if plan.flops:
-            counts.flops += plan.flops(*args, **kwargs, out_val=result)
 
     @staticmethod
     def _wrapped(func: Any, plan: Plan, args: Any, kwargs: Any, result: Any) -> Any:
@@ -206,33 +183,30 @@ class _Dispatch(TorchDispatchMode):
 
     def _copy(self, func: Any, plan: Plan, args: Any, kwargs: Any) -> Any:
         """``copy_`` and ``to``, the two that may cross."""
+        source = args[1] if plan.packet is aten.copy_ else args[0]
+        from_ours, number = isinstance(source, Pretend), False
         if plan.packet is aten.copy_:
-            target, source = args[0], args[1]
-            to_ours, waits_not = _is_pretend(target), args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-            result = _inner(target).copy_(_inner(source))
-            number = not _is_pretend(source) and not source.dim() and target.dim()  # handed over with the launch
+            target, to_ours = args[0], isinstance(args[0], Pretend)
+            waits_not = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+            _inner(target).copy_(_inner(source))
+            number = not from_ours and not source.dim() and target.dim()  # handed over with the launch
         else:
-            source, to, number = args[0], kwargs.get("device"), False
-            to_ours = _is_pretend(source) if to is None else torch.device(to).type == DEVICE.type
-            kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
+            to = kwargs.get("device")
+            to_ours = from_ours if to is None else torch.device(to).type == DEVICE.type
             waits_not = kwargs.get("non_blocking", False)
-            result = func(_inner(source), **kwargs)
-            target = Pretend(result) if to_ours else result
-        if to_ours and (_is_pretend(source) or number):
-            self._count(plan, [source], [result, _inner(source)], {}, result)
+            target = func(_inner(source), **{k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")})
+            target = Pretend(target) if to_ours else target
+        if to_ours and (from_ours or number):
+            self._count(plan)
         elif to_ours:
-            self._crossed(self.counts.uploads, source, not waits_not, f"{plan.name} to the device")
+            self.counts.uploads[place()] += 1
             self.counts.bytes_up += source.nbytes
-        elif _is_pretend(source):
-            self._crossed(self.counts.downloads, source, True, f"{plan.name} to the CPU")
+            if not waits_not:
+                self.counts.waits[f"{plan.name} to the device at {place()}"] += 1
+        elif from_ours:
             self.counts.bytes_down += source.nbytes
+            self.counts.waits[f"{plan.name} to the CPU at {place()}"] += 1
         return target
-
-    def _crossed(self, where: Counter[str], x: Tensor, waits: bool, name: str) -> None:
-        at = place()
-        where[at] += 1
-        if waits:
-            self.counts.waits[f"{name} at {at}"] += 1
 
 
 def _maker(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -242,7 +216,7 @@ def _maker(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if device is None or torch.device(device).type != DEVICE.type:
             return build(data, *args, device=device, **kwargs)
         grad = kwargs.pop("requires_grad", False)
-        tensor = data if _is_pretend(data) else build(data, *args, device="cpu", **kwargs)
+        tensor = data if isinstance(data, Pretend) else build(data, *args, device="cpu", **kwargs)
         return tensor.to(DEVICE).requires_grad_(grad)
 
     return make

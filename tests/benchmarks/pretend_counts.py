@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 ROOT = Path(__file__).parents[2]
 OURS = (str(ROOT / "ifsl_bench"), str(ROOT / "methods"))
@@ -37,21 +36,16 @@ class Counts:
         launches: name of the operation -> how many.
         launched_at: place -> how many, where they are asked for.
         waits: "operation at place" -> how many.
-        uploads, downloads: place -> copies to and from the device.
+        uploads: place -> copies to the device.
         bytes_up, bytes_down: that crossed.
-        traffic: bytes that launches read and wrote.
-        flops: of matrix products and convolutions.
     """
 
     launches: Counter[str] = field(default_factory=Counter)
     launched_at: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
     uploads: Counter[str] = field(default_factory=Counter)
-    downloads: Counter[str] = field(default_factory=Counter)
     bytes_up: int = 0
     bytes_down: int = 0
-    traffic: int = 0
-    flops: int = 0
 
     def clear(self) -> None:
         """Begins anew."""
@@ -99,7 +93,6 @@ class Plan:
         self.indexes = packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
         self.repeats = packet is aten.repeat_interleave
         self.copies = packet in (aten.copy_, aten._to_copy)
-        self.flops = flop_registry.get(packet)
         self.changed = [
             (argument.name, None if argument.kwarg_only else i)
             for i, argument in enumerate(schema.arguments)
