@@ -1,4 +1,4 @@
-"""Benchmarks that time something use every core; the other tests keep to one."""
+"""Benchmarks that time something use every core, or as many as OMP_NUM_THREADS says; the other tests keep to one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _all_threads(request):
-    if not request.config.getoption("benchmark_enable"):
-        yield
-        return
     before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if request.config.getoption("benchmark_enable"):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or cores))
     yield
     torch.set_num_threads(before)

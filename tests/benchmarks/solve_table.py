@@ -161,11 +161,8 @@ def agreement(device: torch.device) -> Iterator[list[object]]:
                 outputs.append(logits.double().cpu())
             exact, result = outputs
             same = (exact.argmax(-1) == result.argmax(-1)).double().mean()
-            yield [
-                f"{learner.upper()}+A, {shots}-shot",
-                float((exact - result).abs().max() / exact.abs().max()),
-                float(same),
-            ]
+            difference = (exact - result).abs().max() / exact.abs().max()
+            yield [f"{learner.upper()}+A, {shots}-shot", float(difference), float(same)]
 
 
 def main() -> None:
