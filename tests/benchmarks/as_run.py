@@ -86,9 +86,8 @@ def main() -> None:
         results = Path(folder) / "results"
         if arguments.only != "train":
             rows = evaluations(arguments.home, results)
-            print(
-                tabulate(rows, ["evaluating 2,000 episodes", "rate", "whole command", "compiling"], style), flush=True
-            )
+            heads = ["evaluating 2,000 episodes", "rate", "whole command", "compiling"]
+            print(tabulate(rows, heads, style), flush=True)
         if arguments.only != "evaluate":
             rows = trainings(arguments.home, results, arguments.steps)
             print(tabulate(rows, ["meta-training, 1 episode a step", "rate", "whole"], style), flush=True)

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.features import FeaturePool
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.loader import EpisodeLoader
+from ifsl_bench.episodic.meta_training import Course
 from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
@@ -22,7 +24,8 @@ from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
-from ifsl_bench.protocol.task import EpisodeSpec, Schedule, SessionSpec
+from ifsl_bench.protocol.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
+from ifsl_bench.protocol.training_choice import Training
 
 D = 512
 
@@ -40,17 +43,22 @@ def note(benchmark, **figures: float) -> None:
     benchmark.extra_info.update({key: round(value, 2) for key, value in figures.items()})
 
 
+def make_base(classes: int) -> Base:
+    torch.manual_seed(0)
+    return Base(torch.randn(classes, D), torch.zeros(classes), torch.randn(classes, D), 10.0)
+
+
+def make_pool(name: str, classes: int, each: int, base: Base) -> FeaturePool:
+    """Random features around a mean of each class."""
+    features = (torch.randn(classes, 1, D) + torch.randn(classes, each, D)).flatten(0, 1)
+    return FeaturePool(name, features, features @ base.weight.T, np.arange(classes + 1) * each, 1)
+
+
 def make_loader(classes: int, novel_classes: int, shots: int, hide: bool = False) -> tuple[EpisodeLoader, Base]:
-    """Random features in the shapes of the paper's data sets."""
-    generator = torch.Generator().manual_seed(0)
-    base = Base(torch.randn(classes, D, generator=generator), torch.zeros(classes), torch.randn(classes, D), 10.0)
-
-    def pool(name: str, count: int, each: int) -> FeaturePool:
-        features = torch.randn(count * each, D, generator=generator)
-        return FeaturePool(name, features, features @ base.weight.T, np.arange(count + 1) * each, 1)
-
-    novel = pool("novel", novel_classes, 100)
-    queries = novel if hide else pool("base", classes, 100)
+    """Episodes in the shapes of the paper's data sets."""
+    base = make_base(classes)
+    novel = make_pool("novel", novel_classes, 100, base)
+    queries = novel if hide else make_pool("base", classes, 100, base)
     sampler = Sampler(("speed", "test", 0), EpisodeSpec(), shots, novel.starts, queries.starts, hide)
     return EpisodeLoader(sampler, novel, queries), base
 
@@ -80,7 +88,8 @@ def test_evaluation(benchmark, name):
     """Goal: 2,000 episodes in 2 s at D 512, K 200; the peer evaluates one episode at a time."""
     loader, base = make_loader(200, 160, 5)
     method = registry.method(name)(base, 5)
-    benchmark.pedantic(evaluate, (method, name, loader, range(2000)), rounds=3, warmup_rounds=1)
+    episodes = range(100 if benchmark.disabled else 2000)
+    benchmark.pedantic(evaluate, (method, name, loader, episodes), rounds=3, warmup_rounds=1)
 
     @torch.no_grad()
     def one_by_one(count: int = 100) -> None:
@@ -99,16 +108,9 @@ def test_sequences(benchmark, name):
 
     The peer computes all logits of a sequence in NumPy, and an argmax after each session, on as many threads.
     """
-    classes, sessions, ways, shots, count = 95, 9, 5, 5, 400
-    generator = torch.Generator().manual_seed(0)
-    base = Base(torch.randn(classes, D, generator=generator), torch.zeros(classes), torch.randn(classes, D), 10.0)
-
-    def pool(name: str, of: int, each: int) -> FeaturePool:
-        features = torch.randn(of, 1, D, generator=generator) + torch.randn(of, each, D, generator=generator)
-        features = features.flatten(0, 1)
-        return FeaturePool(name, features, features @ base.weight.T, np.arange(of + 1) * each, 1)
-
-    novel, queries = pool("novel", sessions * ways, 225), pool("base", classes, 36)
+    classes, sessions, ways, shots, count = 95, 9, 5, 5, 4 if benchmark.disabled else 400
+    base = make_base(classes)
+    novel, queries = make_pool("novel", sessions * ways, 225, base), make_pool("base", classes, 36, base)
     shape = SessionSpec(count=sessions, ways=ways)
     sampler = SequenceSampler(("speed", "test", 0), shape, shots, Pools(novel.starts, queries.starts))
     chosen, options, *_ = find_method(name)
@@ -139,14 +141,10 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
 
 def test_lwof_meta_training(benchmark, tmp_path):
     """Goal 150 steps a second at D 512, K 64, one episode a step; the peer is the bare forward-backward-Adam step."""
-    from ifsl_bench.common.progress import Reporter
-    from ifsl_bench.episodic.meta_training import Course
-    from ifsl_bench.protocol.task import MetaTraining
-    from ifsl_bench.protocol.training_choice import Training
-
     loader, base = make_loader(64, 64, 5, hide=True)
     kind = registry.method("lwof")
-    plan = MetaTraining(steps=300, schedule=Schedule(rate=1e-3), validate_every=300)
+    steps = 20 if benchmark.disabled else 300
+    plan = MetaTraining(steps=steps, schedule=Schedule(rate=1e-3), validate_every=steps)
     rounds = iter(range(100))
 
     def train() -> None:
@@ -166,7 +164,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
             optimiser.zero_grad()
 
     if benchmark.stats:
-        rate = 300 / benchmark.stats["mean"]
+        rate = steps / benchmark.stats["mean"]
         note(benchmark, steps_per_second=rate, ratio_to_bare_step=rate * seconds(bare) / 100)
 
 
@@ -187,11 +185,8 @@ def test_start_up(benchmark, command):
 
     benchmark.pedantic(run, ("-m", "ifsl_bench", command), rounds=5, warmup_rounds=1)
     if benchmark.stats:
-        note(
-            benchmark,
-            seconds=benchmark.stats["mean"],
-            ratio_to_empty_process=benchmark.stats["mean"] / seconds(lambda: run("-c", "")),
-        )
+        mean = benchmark.stats["mean"]
+        note(benchmark, seconds=mean, ratio_to_empty_process=mean / seconds(lambda: run("-c", "")))
 
 
 def peak_megabytes(*arguments: str) -> float:
