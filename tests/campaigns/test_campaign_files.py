@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.board.published import published_sets
+from ifsl_bench.board.result_file import read
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.campaigns import campaign_file
 from ifsl_bench.campaigns.campaign_file import parse
@@ -130,15 +131,12 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         (run(**ONE) + run(methods='"protonte"', tasks='"glyphs-5shot"'), "run 2: unknown method 'protonte'; did you"),
         (run(methods='"lr"', tasks='"glyphs-6shot"'), "run 1: unknown task 'glyphs-6shot'; did you"),
         (run(methods='"zz*"', tasks='"glyphs-5shot"'), "run 1: no method fits 'zz*'; all "),
-        (run(methods="[]", tasks='"glyphs-5shot"'), "run 1: methods is empty"),
         (run(**ONE, set="{ gamma = [] }"), "run 1: set.gamma is empty"),
         (run(**ONE, ways="0"), "run 1: ways must be a whole number from 1"),
         (run(**ONE, seeds="0"), "run 1: seeds is empty, so nothing would be run"),
-        (run(**ONE, seeds="[1, -1]"), "run 1: seeds must be whole numbers from 0"),
         (run(**ONE, seeds="[1, 2]", seed="1"), "run 1: seeds lists them all, so leave seed out"),
         (run(**ONE, episodes="1"), "run 1: --episodes must be 2 to 1,000,000"),
         (run(methods='"lr"', tasks='"\\u001b[2J"'), "run 1: tasks: "),
-        (run(methods='"a\\u0000.py"', tasks='"glyphs-5shot"'), "run 1: methods: "),
         (run(**ONE, seeds=str(2**63)), r"seeds is 9,223,372,036,854,775,808, 1,000 at most"),
         (run(**ONE, seeds="1000", train=f"{{ rate = {[0.1 + i for i in range(11)]} }}"), "11,000 jobs or more"),
         (run(**ONE, set="{ gamma = [" + "1," * 9999 + "1], hidden = [1, 2] }"), "20,000 jobs or more"),
@@ -181,9 +179,7 @@ def test_paths_are_relative_to_the_file_and_results_go_where_it_says(clusters, c
 def test_two_tasks_of_one_name_are_refused(clusters):
     text = (clusters / "clusters.toml").read_text()
     (clusters / "other.toml").write_text(text.replace("steps = 60", "steps = 61"))
-    twice = "".join(
-        f'[[run]]\nmethods = "lr"\ntasks = "{name}.toml:clusters-5shot"\n' for name in ("clusters", "other")
-    )
+    twice = "".join(run(methods='"lr"', tasks=f'"{name}.toml:clusters-5shot"') for name in ("clusters", "other"))
     with pytest.raises(UserError, match="two different tasks are called 'clusters-5shot'"):
         expanded(twice, folder=clusters)
 
@@ -229,8 +225,6 @@ def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
 
 def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_give():
     """1.96 standard deviations of the difference between one training and the mean of three, up to the next half."""
-    from ifsl_bench.board.result_file import read
-
     printed = json.loads((packaged_root() / "published" / "ren2019.json").read_text())
     bands, plus_minus = printed["bands"], printed["columns"].index("plus_minus_as_printed")
     # the widest interval that the paper prints for 2,000 episodes, taken as one of 95%
@@ -249,14 +243,12 @@ def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_
 
 
 def test_fewer_steps_of_pretraining_stretch_its_schedule_and_its_running_averages():
-    from ifsl_bench.protocol.task_files import find
-
-    whole, (few,) = packaged()["mini-5shot"], find("mini-5shot+pretraining-steps=300")
+    whole, (few,) = packaged()["mini-5shot"], task_of("mini-5shot+pretraining-steps=300")
     assert (few.name, few.variant_of) == ("mini-5shot+pretraining-steps=300", "mini-5shot")
     assert (few.pretraining.steps, few.pretraining.schedule.drops) == (300, (200, 250))
     assert few.pretraining.schedule.rate == whole.pretraining.schedule.rate
     assert (1 - few.pretraining.norm_momentum) ** 300 <= 0.05, "the first values of running averages are forgotten"
-    assert find("mini-5shot+pretraining-steps=30000")[0] == whole
-    assert find("mini-5shot+pretraining-steps=1")[0].pretraining.norm_momentum == 1
+    assert task_of("mini-5shot+pretraining-steps=30000")[0] == whole
+    assert task_of("mini-5shot+pretraining-steps=1")[0].pretraining.norm_momentum == 1
     assert len({whole.hash, few.hash}) == 2
     assert few.evaluation == whole.evaluation

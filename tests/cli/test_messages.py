@@ -19,23 +19,20 @@ LONG = "x" * 300  # longer than a file system takes, so that looking at it fails
 
 MISTAKES = [
     (["run", "--method", "lr", *TASK, "--set", "weight_decay"], "--set takes NAME=VALUE, not 'weight_decay'"),
-    (
-        ["run", "--method", "lr+a", *TASK, "--set", "memory=supports", "--train", "sessions=2"],
-        "learn one session after",
-    ),
+    (["run", "--method", "lr+a", *TASK, "--set", "memory=supports", "--train", "sessions=2"], "one session after"),
     (["run", "--method", "imprint,lda", *TASK, "--train", "steps=5"], "imprint and lda: nothing is meta-trained"),
     (["run", "--method", "lr", *TASK, "--seeds", "0,1,2"], "--seeds 3 runs seeds 0, 1 and 2"),
-    (["run", "--method", "lr", *TASK, "--seeds", "0"], "--seeds"),
+    (["run", "--method", "lr", *TASK, "--seeds", "999999999999"], "range"),
+    (["run", "--method", "lr", *TASK, "--tune", "999999999999"], "settings to try, 2 to 10,000"),
+    (["tasks", "--home", "~nosuchuser/x"], "no home folder is known for that user; give the whole path with --home"),
+    (["table", "--results", "~nosuchuser/x"], "no home folder is known for that user"),
     (["run", "imprint", "glyphs-5shot"], "ifsl-bench run --method imprint --task glyphs-5shot"),
-    (["run", "lr+a"], "ifsl-bench run --method lr+a --task TASK"),
     (["run", "--method", "lr", *TASK, "--set", "weight_decay=1e-5", "--set", "weight_decay=1e-4"], "is given twice"),
     (["table", "--results", "nowhere"], "--results: there is no folder "),
     (["show", "glyphs-5shot"], "ifsl-bench show LABEL glyphs-5shot"),
-    (["plan", "mine", "glyphs-5shot"], "ifsl-bench plan --method mine --task glyphs-5shot"),
     (["run", "--method", "lr", *TASK, "--backbone", "timm:resnet9"], "did you mean 'resnet"),
     (["run", "--method", "lr", *TASK, "--backbone", "torchvision:resnet9"], "torchvision.models.list_models()"),
     (["compare", "lr", "lr+a", "--task", "cub-5shot"], "nothing is measured on cub-5shot here"),
-    (["show", "imprint"], "ifsl-bench show imprint glyphs-5shot"),
     (["show", "a", "b", "c"], "show takes a result file, or a row's label and its task"),
     (["table", "a/b.json"], "ifsl-bench show a/b.json"),
     (["run", "--method", "imprint", *TASK, "--results", "file/x"], "part of the path is a file, not a folder"),
@@ -80,15 +77,6 @@ def test_few_names_are_listed_and_many_are_not():
     assert message.endswith("all of them: ifsl-bench things")
 
 
-def test_results_that_cannot_be_written_are_told_before_anything_is_computed(here, call):
-    Path("file").write_text("")
-    status, _, err = call("run", "--method", "imprint", "--task", "clusters.toml:clusters-5shot", "--device", "cpu",
-                          "--results", "file")  # fmt: skip
-    assert status == 2
-    assert err.count("\n") == 1, "no stage has begun"
-    assert not list(Path("home").glob("pretrained/*"))
-
-
 @pytest.mark.parametrize(("name", "kind"), [("s.jpg", "JPEG"), ("s.PNG", "PNG")])
 def test_a_contact_sheet_is_of_the_kind_that_its_name_says(call, glyph_home, tmp_path, name, kind):
     sheet = tmp_path / name
@@ -128,7 +116,6 @@ def test_tasks_are_by_data_set_and_those_that_can_be_run_come_first(call, here):
         ("compare lr castl", {"castle", "castle@tuned-12"}),
         ("plot tradeoff glyphs-1", {"glyphs-1shot"}),
         ("plot ranks glyphs-5shot --method im", {"imprint"}),
-        ("show castl", {"castle", "castle@tuned-12"}),
         ("claims acas", {"acastle"}),
         ("run --task glyphs-1shot,cub-5", {"glyphs-1shot,cub-5shot"}),
         ("run --method lr+", {"lr+a", "lr+s"}),
@@ -190,9 +177,8 @@ class Odd(Imprint):
     "said",
     [
         ("show", LONG), ("reproduce", LONG, LONG), ("compare", LONG, LONG), ("cache", "prune", "--results", LONG),
-        ("data", "prepare", "omniglot", "--from", LONG), ("plan", "--method", LONG, *TASK),
-        ("plan", "--method", "lr", "--task", LONG), ("plan", "--method", f"{LONG}.py", *TASK),
-        ("plan", "--method", "lr", *TASK, "--data", f"glyphs={LONG}"),
+        ("data", "prepare", "omniglot", "--from", LONG), ("plan", "--method", "lr", "--task", LONG),
+        ("plan", "--method", f"{LONG}.py", *TASK), ("plan", "--method", "lr", *TASK, "--data", f"glyphs={LONG}"),
     ],
 )  # fmt: skip
 def test_names_that_no_file_can_have_are_not_the_systems_refusal(said, call, tmp_path, monkeypatch):

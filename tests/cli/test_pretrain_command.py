@@ -76,14 +76,8 @@ def test_a_result_says_of_how_many_processes_its_pretraining_was_unless_it_was_o
     ("arguments", "said"),
     [
         ([], "say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot"),
-        (
-            ["--task", "clusters.toml", "--head", "cos"],
-            "unknown head 'cos'; did you mean 'cosine'? available: cosine, ",
-        ),
-        (
-            ["--task", "clusters.toml", "--compile"],
-            "--compile is for accelerators, and this pretraining runs on the CPU",
-        ),
+        (["--task", "clusters.toml", "--head", "cos"], "unknown head 'cos'; did you mean 'cosine'?"),
+        (["--task", "clusters.toml", "--compile"], "--compile is for accelerators"),
         (["--task", "two.toml"], "the tasks of two.toml have different pretrainings (clusters-1shot, fewer-1shot)"),
         (["--task", "mini-5shot"], "ifsl-bench data prepare mini-imagenet --from PATH"),
     ],
@@ -168,8 +162,7 @@ def test_batch_norm_is_shared_on_devices_and_refused_on_the_cpu(monkeypatch):
 # -- the gradient of a batch that is shared --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_gradients_of_unequal_parts_average_to_that_of_the_batch(here, tmp_path, size):
+def test_gradients_of_unequal_parts_average_to_that_of_the_batch(here, tmp_path):
     """Which is what DistributedDataParallel does with them. A batch of 32 in 3 parts: 10, 11 and 11."""
     task = find("clusters.toml:clusters-1shot")[0]
     dataset = ensure(Home.locate(here / "home"), task.dataset, Reporter())
@@ -185,7 +178,7 @@ def test_gradients_of_unequal_parts_average_to_that_of_the_batch(here, tmp_path,
         return torch.cat([p.grad.flatten() for p in trainer.parameters])
 
     whole = gradient(World())
-    mean = torch.stack([gradient(World(rank, size)) for rank in range(size)]).mean(0)
+    mean = torch.stack([gradient(World(rank, 3)) for rank in range(3)]).mean(0)
     # the same float32 sums over 32 images, in parts: some ten eps
     torch.testing.assert_close(mean, whole, rtol=1e-5, atol=1e-7)
 

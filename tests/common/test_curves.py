@@ -38,12 +38,11 @@ def columns(file: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 READ = {"tensorboard": scalars, "csv": columns}
-WORKERS = pytest.param(("--jobs", "2"), id="two workers", marks=pytest.mark.slow("two processes are started"))
+WORKERS = pytest.param("csv", ("--jobs", "2"), marks=pytest.mark.slow("two processes are started"))
 
 
-@pytest.mark.parametrize("kind", READ)
-@pytest.mark.parametrize("jobs", [pytest.param((), id="here"), WORKERS])
-def test_a_run_writes_the_curves_of_each_training(call, here, jobs, kind):
+@pytest.mark.parametrize(("kind", "jobs"), [("tensorboard", ()), ("csv", ()), WORKERS])
+def test_a_run_writes_the_curves_of_each_training(call, here, kind, jobs):
     scalars = READ[kind]
     task = "clusters.toml:clusters-5shot"
     arguments = ("--method", "lwof,imprint", "--task", task, "--train", "steps=40", "--episodes", "20", "-q")

@@ -11,20 +11,19 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from paper_shapes import Episodes
 
+from ifsl_bench.backbone.device import Precision
 from ifsl_bench.backbone.features import _forward, compute_features
 from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.data.views import some_base_classes
 from ifsl_bench.jobs.training import MetaTrain, fresh
 from ifsl_bench.plugin.method import FEW
 from ifsl_bench.protocol.task_files import find
@@ -130,27 +129,14 @@ def test_a_whole_run_says_where_it_was_made_and_counts_what_the_cpu_does(call, h
 
 
 def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
-    from ifsl_bench.backbone import trainer
-    from ifsl_bench.backbone.device import Precision
-
-    monkeypatch.setattr(trainer, "choose_precision", lambda device: Precision(False, "the test wants it"))
-    home = Home.locate(glyph_home)
-    task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
-    gentle = msgspec.structs.replace(task.pretraining.schedule, rate=1e-4)  # larger ones blow rounding up
-    spec = msgspec.structs.replace(task.pretraining, steps=4, schedule=gentle)
-    task = msgspec.structs.replace(task, pretraining=spec)
+    """At a low rate: larger ones blow rounding up."""
+    monkeypatch.setattr("ifsl_bench.backbone.trainer.choose_precision", lambda device: Precision(False, "float32"))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    dataset, results = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
-    for device in (CPU, DEVICE):
-        device_home = Home.locate(glyph_home.parent / device.type)
-        trained = pretrain(device_home, task, dataset, "linear", 0, device, Reporter())
-        results.append(
-            (trained, np.array(compute_features(device_home, task, dataset, trained, "base/val", device, Reporter())))
-        )
-    (ours, bank), (theirs, other_bank) = results
-    for a, b in zip(ours.network.state_dict().values(), theirs.network.state_dict().values(), strict=True):
+    ours, bank = pretend.pretrained_on(CPU, glyph_home, 1e-4)
+    theirs, other_bank = pretend.pretrained_on(DEVICE, glyph_home, 1e-4)
+    for a, b in zip(ours, theirs, strict=True):
         # float32 rounding that the steps of a pretraining amplify, on another processor
-        torch.testing.assert_close(a, b.cpu(), rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
     np.testing.assert_allclose(bank, other_bank, rtol=1e-2, atol=1e-2)
 
 

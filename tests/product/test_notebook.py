@@ -177,10 +177,8 @@ def test_html_escapes_what_is_somebody_elses(tmp_path):
         (lambda: ifsl_bench.table("glyphs-9shot"), "unknown task 'glyphs-9shot'"),
         (lambda: ifsl_bench.table(TASK, methods="lrr"), "unknown row 'lrr'"),
         (lambda: ifsl_bench.leaderboard(TASK, setting="tuned-7"), "unknown setting 'tuned-7'"),
-        (lambda: ifsl_bench.compare("lr", "lrr", TASK), "unknown row 'lrr'"),
         (lambda: ifsl_bench.compare("a.json", "b.json"), "there is no result file a.json"),
         (lambda: ifsl_bench.load("lr"), "there is no result file lr; a row is loaded by its label and task"),
-        (lambda: ifsl_bench.run("imprint", TASK, seeds=0), "seeds is how many training seeds"),
         (lambda: ifsl_bench.run(["imprint"], [TASK], seeds=[0, 1]), "seeds is how many training seeds"),
     ],
 )
