@@ -402,13 +402,18 @@ def spread(value):
         (lambda v: v.update(calibration=None), "calibration: missing; task clusters-5shot has base classes"),
         (lambda v: v["provenance"].update(distribution={}), "distribution: name and version missing; method"),
         (lambda v: v["provenance"]["distribution"].update(name="torch"), "method: 'ridge' of package torch"),
-        (lambda v: v["provenance"]["distribution"].update(name="ifsl-bench"), ""),
         (lambda v: v["provenance"]["distribution"].update(version=3), "provenance.distribution"),
     ],
 )  # fmt: skip
 def test_a_search_that_was_not_made_is_found_out(searched, tmp_path, change, message):
     failures = checked(searched, tmp_path, "lr@tuned-3", change).failures
     assert any(message in failure for failure in failures) if message else not failures, failures
+
+
+def test_a_package_is_one_however_its_name_is_spelled(searched, tmp_path):
+    spelled = {"name": "ifsl-bench", "version": "0"}
+    report = checked(searched, tmp_path, "imprint", lambda v: v["provenance"].update(distribution=spelled))
+    assert not [line for line in report.failures if "method" in line]
 
 
 def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverified(searched, tmp_path):
