@@ -6,9 +6,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +64,12 @@ def loader_of(base: Base, hide: bool = False, spec: SessionSpec = SPEC) -> Seque
     return SequenceLoader(sampler, novel, bases)
 
 
+def labels_of(batch, loader: SequenceLoader) -> list[int]:
+    """The classes of all queries, base queries first."""
+    each = loader.sampler.queries
+    return [*batch.base_labels.tolist(), *(K + n // each for n in range(batch.novel_rows.shape[1]))]
+
+
 FECAM = "lda with a covariance of each class"
 
 
@@ -95,7 +98,7 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base):
     method, loader = seeded_method(name, base), loader_of(base, hide)
     batch = loader.batch(0, 4)
     counts = evaluate(method, name, loader, range(4)).counts
-    sessions, ways, each = loader.sampler.shape.count, 2, batch.novel.features.shape[1]
+    sessions, ways, labels = loader.sampler.shape.count, 2, labels_of(batch, loader)
     square = np.zeros((4, sessions + 1, sessions + 1), int)
     as_base, as_novel = np.zeros((4, sessions), int), np.zeros((4, sessions), int)
     for t in range(sessions + 1):
@@ -109,7 +112,6 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base):
         for e in range(4):
             z = logits[e].clone()
             z[:, :K][:, batch.hidden[e]] = -math.inf
-            labels = [*batch.base_labels.tolist(), *(K + n // (each // (sessions * ways)) for n in range(each))]
             for answer, label in zip(z.argmax(-1).tolist(), labels, strict=False):
                 if label < K and batch.hidden[e, label]:
                     continue
@@ -174,15 +176,11 @@ def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixe
     chosen, options, *_ = find_method("lr")
     method = make_method(chosen.method, base, 2, {**options, "weight_decay": decay}).double().eval()
     batch = loader_of(base).batch(0, 1)
-    state = method.learn(batch.supports[0]).state
-    state = method.learn(batch.supports[1], state).state
-    support, first = batch.supports[1], batch.supports[0]
-    query = batch.queries(2)
-    logits = method.answer(state, query).logits[0].numpy()
+    first, support, *_ = batch.supports
+    before, query = method.learn(first).state, batch.queries(2)
+    logits = method.answer(method.learn(support, before).state, query).logits[0].numpy()
     x, y = support.features[0].numpy(), support.labels[0].numpy()
-    earlier = (
-        method.answer(method.learn(first).state, Query(support.features, support.base_logits)).logits[0].numpy()
-    )  # [S, K + 2]
+    earlier = method.answer(before, Query(support.features, support.base_logits)).logits[0].numpy()  # [S, K + 2]
 
     def objective(flat: np.ndarray) -> float:
         w = flat.reshape(2, D + 1)
@@ -196,26 +194,6 @@ def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixe
     expected = query.features[0].numpy() @ w[:, :-1].T + w[:, -1]
     # BFGS with finite differences stops where the gradient is 1e-6 or so, which the decay turns into 2e-5 of a weight.
     assert logits[:, K + 2 :] == pytest.approx(expected, abs=1e-3)
-
-
-@torch.no_grad()
-def test_ranpacs_running_sums_are_the_batch_solution(base):
-    """NumPy on all images of base/train and of three sessions at once."""
-    chosen, *_ = find_method("ranpac")
-    method = make_method(chosen.method, base, 2, {"projections": 40, "ridge": 3.0}).double().eval()
-    batch, state = loader_of(base).batch(0, 2), None
-    for support in batch.supports:
-        state = method.learn(support, state).state
-    query = batch.queries(3)
-    logits = method.answer(state, query).logits[1].numpy()
-    project = torch.randn(D, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
-    features, labels = (part.numpy() for part in base.images())
-    together = batch.together(3)
-    x = np.concatenate([features, together.features[1].numpy()])
-    y = np.eye(K + 6)[np.concatenate([labels, K + together.labels[1].numpy()])]
-    h = np.maximum(x @ project, 0)
-    weight = np.linalg.solve(h.T @ h + 3 * np.eye(40), h.T @ y)
-    assert logits == pytest.approx(np.maximum(query.features[1].numpy() @ project, 0) @ weight, rel=1e-9, abs=1e-9)
 
 
 @torch.no_grad()
@@ -244,13 +222,8 @@ def test_the_upper_bound_is_softmax_regression_on_all_images_but_queries(base):
             return -(log_p * one_hot).sum(1).mean() + decay / 2 * (v**2).sum(), gradient.ravel()
 
         begin = np.zeros((K + 6) * (D + 1))
-        best = optimize.minimize(objective, begin, jac=True, method="BFGS", options={"gtol": 1e-8}).x.reshape(
-            K + 6, D + 1
-        )
-        labels = [
-            *batch.base_labels.tolist(),
-            *(K + n // loader.sampler.queries for n in range(batch.novel_rows.shape[1])),
-        ]
+        best = optimize.minimize(objective, begin, jac=True, method="BFGS", options={"gtol": 1e-8}).x
+        best, labels = best.reshape(K + 6, D + 1), labels_of(batch, loader)
         for t in (1, 2, 3):
             query = batch.queries(t).features[e].numpy()
             answers = ((query - mean) @ best[:, :-1].T + best[:, -1])[:, : K + 2 * t].argmax(1)
@@ -293,7 +266,7 @@ def test_lr_that_keeps_supports_solves_for_all_novel_classes_anew(base):
     chosen, options, *_ = find_method("lr")
     method = make_method(chosen.method, base, 2, {**options, "weight_decay": decay, "memory": "supports"}).double()
     batch, counts = loader.batch(0, 1), evaluate(method, "lr", loader, range(1)).counts
-    labels = [*batch.base_labels.tolist(), *(K + n // loader.sampler.queries for n in range(batch.novel_rows.shape[1]))]
+    labels = labels_of(batch, loader)
     for t in (1, 2, 3):
         support = batch.together(t)
         x, y, fixed = (part[0].numpy() for part in (support.features, support.labels, support.base_logits))
@@ -315,7 +288,7 @@ def test_lr_that_keeps_supports_solves_for_all_novel_classes_anew(base):
     assert counts.state_bytes == 3 * 2 * SHOTS * (8 * D + 8)
 
 
-@pytest.mark.parametrize("name", ["lr", "mlp", "lr+s", "lr+a", "subspace"])
+@pytest.mark.parametrize("name", ["mlp", "lr+a", "subspace"])
 @torch.no_grad()
 def test_solved_methods_may_keep_supports(name, base):
     """One session is the same either way; later ones are not."""
@@ -331,24 +304,22 @@ def test_solved_methods_may_keep_supports(name, base):
     assert (counts[0].hits[:, 3:] != counts[1].hits[:, 3:]).any()
 
 
-def test_a_published_task_refuses_methods_that_keep_supports(call):
-    status, _, err = call("run", "--method", "lr", "--set", "memory=supports", "--task", "mini-sessions-published")
-    assert status == 2
-    assert "lr.memory=supports keeps the supports of all sessions, and mini-sessions-published is for methods" in err
-    status, _, err = call("run", "--method", "upper-bound", "--task", "mini-sessions-published", "--device", "cpu")
-    assert status == 2
-    assert "upper-bound is trained on every image of all classes, and mini-sessions-published is for methods" in err
+def test_a_published_task_refuses_methods_that_keep_supports_or_see_every_image(call):
+    for method, fault in (
+        (("lr", "--set", "memory=supports"), "lr.memory=supports keeps the supports of all sessions"),
+        (("upper-bound",), "upper-bound is trained on every image of all classes"),
+    ):
+        status, _, err = call("run", "--method", *method, "--task", "mini-sessions-published", "--device", "cpu")
+        assert status == 2
+        assert f"{fault}, and mini-sessions-published is for methods" in err
 
 
 class Forward(Method):
     """Class means by Euclidean distance, an episode at once."""
 
     def forward(self, support, query):
-        means = support.class_means(self.ways)
-        novel = -torch.cdist(query.features, means)
-        return Prediction(
-            torch.cat([-torch.cdist(query.features, self.base.prototypes.expand(len(means), -1, -1)), novel], -1)
-        )
+        novel = -torch.cdist(query.features, support.class_means(self.ways))
+        return Prediction(torch.cat([Forward.base_logits(self, query), novel], -1))
 
     def base_logits(self, query):
         return -torch.cdist(query.features, self.base.prototypes.expand(len(query.features), -1, -1))
@@ -384,17 +355,23 @@ class Scaled(Nearest):
 """
 
 
-def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, tmp_path, monkeypatch):
-    """Class means of all supports so far are those of each session: the hits are ProtoNet's, session by session."""
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """An empty home, which is the current folder too."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(FORWARD, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, home):
+    """Class means of all supports so far are those of each session: the hits are ProtoNet's, session by session."""
+    (home / "mine.py").write_text(FORWARD, encoding="utf-8")
     run = ("run", "--task", "tiny-features-sessions", "--device", "cpu", "--episodes", "4", "--method")
     status, out, err = call(*run, "mine.py:Nearest,protonet")
     assert status == 0, err
     marks = {line.split()[0]: "keeps supports" in line for line in out.splitlines() if ".episodes=4  " in line}
     assert marks == {"Nearest.episodes=4": True, "protonet.episodes=4": False}
-    folder = tmp_path / "results" / "tiny-features-sessions"
+    folder = home / "results" / "tiny-features-sessions"
     mine, protonet = (read(folder / f"{name}.episodes=4.seed-0.json") for name in ("Nearest", "protonet"))
     assert (mine.counts().hits == protonet.counts().hits).all()
     assert mine.counts().bytes_per_class == 5 * (4 * 512 + 8), "five images of 512 numbers, with a label each"
@@ -410,9 +387,8 @@ def test_session_0_is_of_the_classifier_that_is_carried_on(base):
         base_logits = Method.base_logits
 
     loader = loader_of(base)
-    a, b = (
-        evaluate(make_method(kind, base, 2, {}).eval(), "m", loader, range(4)).counts for kind in (Silent, Stepwise)
-    )
+    methods = (make_method(kind, base, 2, {}).eval() for kind in (Silent, Stepwise))
+    a, b = (evaluate(method, "m", loader, range(4)).counts for method in methods)
     assert (a.hits == b.hits).all()
 
 
@@ -461,13 +437,11 @@ def test_methods_keep_the_rules_on_made_up_sequences(name):
     assert not any(rules.values()), rules
 
 
-def test_the_ten_lines_of_the_manual_run_in_sessions_and_in_episodes(call, tmp_path, monkeypatch):
+def test_the_ten_lines_of_the_manual_run_in_sessions_and_in_episodes(call, home):
     """Also held against all rules; and a method with ``forward`` alone has none of sessions."""
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text(encoding="utf-8")
     code = next(part for part in page.split("```python\n") if part.startswith("# session_means.py")).split("```")[0]
-    (tmp_path / "session_means.py").write_text(code, encoding="utf-8")
+    (home / "session_means.py").write_text(code, encoding="utf-8")
     status, out, err = call("methods", "--check", "session_means.py:SessionMeans")
     assert status == 0, err
     assert "Learning a session leaves the state before it as it is" in " ".join(out.split())
@@ -531,15 +505,13 @@ def test_counts_with_ties_and_missing_queries():
     assert counts.base_as_novel.tolist() == [[0]]
 
 
-def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_a_run_from_the_command_to_the_table(call, home):
     task = "tiny-features-sessions"
     status, out, err = call("run", "--method", "ncm,imprint", "--task", task, "--device", "cpu")
     assert status == 0, err
     assert "Avg." in out
     assert "100 orders of the novel classes (400 sequences)" in out
-    files = sorted((tmp_path / "results" / "tiny-features-sessions").iterdir())
+    files = sorted((home / "results" / "tiny-features-sessions").iterdir())
     assert [file.name for file in files] == ["imprint.seed-0.json", "ncm.seed-0.json"]
     result = json.loads(files[1].read_text())
     assert result["episodes"]["sessions"] == 9
@@ -559,10 +531,6 @@ def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
         file.write(f"[tasks.in-sessions]\nshots = 2\nsessions = {sessions}\n")
     status, out, err = call("run", "--method", "upper-bound,ncm", "--task", "clusters.toml:in-sessions")
     assert status == 0, err
-    folder = here / "home/results/in-sessions"
-    calibrations = [read(folder / f"{name}.seed-0.json").calibration for name in ("ncm", "upper-bound")]
-    assert calibrations[0]
-    assert calibrations[1] is None
     heading, *lines = out[out.index("method") :].splitlines()
     start = heading.index("cal. Acc.")
     cells = {line.split()[0]: line[start : start + 9].strip() for line in lines[1:3]}
@@ -583,10 +551,8 @@ def test_second_head_is_of_the_linear_backbone():
     pool, even = cosine.dataset.pool("base/val"), []
     for start, stop in zip(pool.starts[:-1], pool.starts[1:], strict=True):
         even += range(int(start), int(stop), 2)
-    cosines = (
-        F.normalize(torch.from_numpy(np.array(cosine.features("base/val"))[even])).double()
-        @ F.normalize(means).double().T
-    )
+    rows = torch.from_numpy(np.array(cosine.features("base/val"))[even])
+    cosines = F.normalize(rows).double() @ F.normalize(means).double().T
     labels = torch.from_numpy(pool.labels[even].astype(np.int64))
     scale = torch.tensor(base.scale, dtype=torch.float64, requires_grad=True)
     F.cross_entropy(scale * cosines, labels).backward()
@@ -614,43 +580,24 @@ def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
 
 
 OF_FAULTS = """
-import os, signal, sys, torch
-from pathlib import Path
+import torch
 from ifsl_bench import GrowingMethod, Learned
 
-class Means(GrowingMethod):
-    calls = 0
-
+class Breaks(GrowingMethod):
     def learn_classes(self, support, earlier):
-        Means.calls += 1
-        if Means.calls > 600 and not Path("killed").exists():
-            Path("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return Learned(support.class_means(self.ways))
+        broken = earlier is not None and earlier.shape[-1] == 30
+        return Learned(support.class_means(self.ways) * (float("nan") if broken else 1))
 
     def class_logits(self, state, query):
         return -torch.cdist(query.features, state)
 
     def base_logits(self, query):
         return -torch.cdist(query.features, self.base.prototypes.expand(len(query.features), -1, -1))
-
-class Breaks(Means):
-    def learn_classes(self, support, earlier):
-        state = super().learn_classes(support, earlier).state
-        return Learned(state * (float("nan") if earlier is not None and earlier.shape[-1] == 30 else 1))
 """
 
 
-@pytest.fixture
-def faults(tmp_path, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
-    return tmp_path
-
-
-def test_nan_in_session_7_ends_a_run_and_loses_nothing(faults, call):
-    (faults / "killed").touch()
+def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
+    (home / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
     task = ("--task", "tiny-features-sessions", "--episodes", "6", "--device", "cpu")
     status, _, err = call("run", "--method", "faults.py:Breaks", *task)
     assert status == 2
@@ -658,20 +605,5 @@ def test_nan_in_session_7_ends_a_run_and_loses_nothing(faults, call):
     status, _, err = call("run", "--method", "ncm,faults.py:Breaks", *task)
     assert status == 1, "of several jobs, one fails"
     assert "1 of 2 jobs failed" in err
-    names = [file.name for file in (faults / "results").rglob("*.json")]
+    names = [file.name for file in (home / "results").rglob("*.json")]
     assert names == ["ncm.episodes=6.seed-0.json"]
-
-
-@pytest.mark.slow("runs that are killed and begun again")
-def test_a_killed_run_and_one_in_two_processes_have_the_same_counts(faults, call):
-    """Killed in the middle of 400 sequences of nine sessions, a few at a time."""
-    task = ("--task", "tiny-features-sessions", "--device", "cpu")
-    command = (sys.executable, "-m", "ifsl_bench", "run", "--method", "faults.py:Means", *task)
-    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
-    assert not list((faults / "results").rglob("*.json"))
-    assert subprocess.run(command, capture_output=True).returncode == 0
-    (file,) = (faults / "results").rglob("*.json")
-    counts = json.loads(file.read_text())["episodes"]
-    status, _, err = call("run", "--rerun", "--jobs", "2", "--method", "faults.py:Means,ncm", *task)
-    assert status == 0, err
-    assert json.loads(file.read_text())["episodes"] == counts

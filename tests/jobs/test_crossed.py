@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ifsl_bench.board.result_file import Result
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.data.pools import Dataset, open_dataset
+from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
 from ifsl_bench.data.views import crossed
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.episodic.prepared import Workspace
@@ -27,33 +28,12 @@ from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import Change, make_change, split
 from ifsl_bench.store.check import check_file
+from tests.fuzz import small
 from tests.reporters import Messages
 
-TASKS = """
-[dataset]
-name = "alpha"
-mean = [0.45]
-std = [0.2]
-[pretraining]
-backbone = "resnet-small"
-steps = 4
-batch = 16
-[pretraining.schedule]
-rate = 0.05
-[meta_training]
-steps = 4
-validate_every = 2
-[meta_training.schedule]
-rate = 1e-2
-[evaluation]
-episodes = 12
-validation_episodes = 8
-[episode]
-ways = 3
-novel_queries = 4
-base_queries = 4
-[tasks.alpha-1shot]
-shots = 1
+TASKS = (
+    small.TASKS.replace("tiny-images", "alpha")
+    + """
 [tasks.alpha-shared-1shot]
 shots = 1
 protocol = "shared"
@@ -61,7 +41,7 @@ protocol = "shared"
 shots = 1
 sessions = { count = 2, ways = 2, orders = 3, supports = 2, queries = 4 }
 """
-POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
+)
 CLASSES = {"base": ("cat", "dog", "elk", "fox", "gnu"), "novel/train": ("hen", "ibis", "jay", "kite"),
            "novel/val": ("lark", "mole", "newt"), "novel/test": ("owl", "pig", "quail", "ram")}  # fmt: skip
 IMAGES = {pool: 9 + i for i, pool in enumerate(POOLS)}
@@ -130,12 +110,10 @@ def same(a: Result, b: Result) -> bool:
 
 
 @pytest.mark.parametrize("name", ["alpha-1shot", "alpha-shared-1shot", "alpha-sessions"])
-@pytest.mark.parametrize("method", ["imprint", "lwof"])
-def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, method, root, work):
+def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, root, work):
     """Pretraining, features, meta-training with its validation, calibration, and the test episodes, or sequences."""
-    train = {"steps": 4} if method == "lwof" else {}
     tasks, change = [f"{root / 'tasks.toml'}:{name}"], Change(novel_from="beta")
-    (job,) = make_jobs(Request([method], tasks, {}, train, calibrate=True, change=change), work.home)
+    (job,) = make_jobs(Request(["lwof"], tasks, {}, {"steps": 4}, calibrate=True, change=change), work.home)
     assert job.task.name == f"{name}+novel-from=beta"
     result = api.run_job(job, work)
     expected = api.run_job(replace(job, task=by_hand(job.task)), work)
@@ -181,8 +159,6 @@ def test_mistakes_in_names(name, said):
 @pytest.fixture
 def refused(root, call, tmp_path, monkeypatch):
     """Says a command's one line of refusal, on the data of the module's home and those made here."""
-    import shutil
-
     home = Home.locate(tmp_path / "home")
     shutil.copytree(root / "home" / "data", home.data)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
@@ -212,11 +188,9 @@ def test_what_does_not_go_together_is_refused_in_one_line_before_anything_is_tra
     assert "need 3 novel classes, novel/test of few has 2" in refused("few")
     assert "cannot come from data set 'lacking': it has no pool novel/val" in refused("lacking")
     assert "is on data set 'alpha' already; novel-from takes another data set" in refused("alpha")
-    assert "unknown data set 'cup'" in refused("cup")
-    assert "did you mean 'cub'" in refused("cup")
+    assert re.search("unknown data set 'cup'.* did you mean 'cub'", refused("cup"))
     cub = refused("cub")
     assert "data set 'cub' is not prepared in" in cub
-    assert "It needs CUB_200_2011.tgz" in cub
     assert "ifsl-bench data prepare cub --from PATH" in cub
 
 
@@ -228,7 +202,7 @@ def test_a_plan_knows_sizes_before_data_are_made(call):
     status, out, err = call("plan", "--method", "imprint", "--task", "tiny-5shot", "--novel-from", "cub-64")
     assert status == 0, err
     assert "data set tiny with novel classes of cub-64" in out
-    assert re.search(r"tiny' is not prepared in", out)
+    assert "tiny' is not prepared in" in out
 
 
 def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_with_others(tmp_path):
@@ -241,10 +215,9 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
     again = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
     assert again.provenance["time"] == first.provenance["time"]
     (file,) = (home.results / "alpha-1shot+novel-from=beta").glob("lwof*.json")
-    (crossed,) = find(f"{task}+novel-from=beta")
-    report = check_file(file, {crossed.name: crossed}, home)
+    (crossed_task,) = find(f"{task}+novel-from=beta")
+    report = check_file(file, {crossed_task.name: crossed_task}, home)
     assert [failure for failure in report.failures if "files changed since commit" not in failure] == []
-
     make(home, "beta", sources={"novel/val": "gamma", "novel/test": "gamma"})
     work = api.workspace(home.cache, device="cpu", reporter=Messages())  # the other has the old data open
     changed_result = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
@@ -255,17 +228,9 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
     assert "the data of novel classes differ" in mismatch(first, changed_result)
 
 
-def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(tmp_path):
-    home = Home.locate(tmp_path)
-    grey, colours = make(home, "beta"), np.random.default_rng(0)
-
-    def fill(writer: Writer) -> None:
-        for pool in POOLS:
-            labels, side = np.repeat(np.arange(5), 6), pool if pool.startswith("novel") else "base"
-            with writer.pool(pool, labels, tuple(f"{side} {i}" for i in range(5)), (16, 16, 3)) as images:
-                images[:] = colours.integers(0, 256, (30, 16, 16, 3))
-
-    colour = build(home.data / "gamma", "gamma", "made of noise", fill, {})
+def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(hues):
+    home = Home.locate(hues / "home")
+    grey, colour = make(home, "beta", size=20), open_dataset(home.data / "hues")
     dataset = crossed(colour, grey)
     for name in ("novel/val", "novel/test"):
         pool, plain = dataset.pool(name), grey.pool(name)
@@ -274,7 +239,6 @@ def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channel
         rows = np.array([3, 0, 5])
         for channel in range(3):
             np.testing.assert_array_equal(pool.images[rows][..., channel], plain.images[rows][..., 0])
-        np.testing.assert_array_equal(pool.images[1:3].shape, (2, 16, 16, 3))
     np.testing.assert_array_equal(dataset.pool("base/train").images, colour.pool("base/train").images)
-    with pytest.raises(UserError, match="16x16x3 beside 16x16x1"):
+    with pytest.raises(UserError, match="20x20x3 beside 20x20x1"):
         crossed(grey, colour)

@@ -81,7 +81,7 @@ class Neighbours(Method):
         return Prediction(torch.sin(place * (1 + E) + query.features.sum()), statistics={"size": torch.full((E,), E)})
 
 
-@pytest.mark.parametrize("name", ["protonet", "lr+a", "mlp+a", "neighbours"])
+@pytest.mark.parametrize("name", ["lr+a", "neighbours"])
 def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name, task, work, monkeypatch):
     monkeypatch.setattr(evaluation, "batch_size", lambda *_: 8)
     prepared = backbone_of(job_of("protonet", task, work, None)).prepared(work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 import types
@@ -67,7 +66,7 @@ def jobs_of(methods, task, work, train=None):
     return make_jobs(Request(methods, [task], {}, train or {}), work.home)
 
 
-@pytest.mark.parametrize("name", ["protonet", "lwof", "lr"])
+@pytest.mark.parametrize("name", ["lwof", "lr"])
 def test_a_dry_run_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
     (job,) = jobs_of([name], task, work, {"steps": "5"})
     stages = stages_of(job)
@@ -214,18 +213,17 @@ def test_two_methods_of_one_label_are_refused_and_one_that_is_named_twice_is_run
     assert len(jobs_of([f"{file}:Means", f"{file}:Means", "protonet", "protonet"], task, work)) == 2
 
 
-@pytest.mark.parametrize("changed", [{}, {"method": "{path}"}])
-def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work, tmp_path, changed):
+def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work, tmp_path):
     own = tmp_path / "own.py"
     own.write_text("from ifsl_bench.methods.lwof import LwoF\nclass Learned(LwoF):\n    pass\n")
     result = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
     folder = work.home.trained / result.provenance["checkpoint"]
     file = CheckpointFolder(folder).json
-    content = read_sealed(file)
-    write_sealed(file, content | json.loads(json.dumps(changed).replace("{path}", str(own))))
     own.write_text("raise SystemExit('ran')")
-    with pytest.raises(UserError, match=r"is of a method in a file, .*; run that file to evaluate it"):
-        api.evaluate_checkpoint(folder, task, work=work)
+    for changed in ({}, {"method": str(own)}):
+        write_sealed(file, read_sealed(file) | changed)
+        with pytest.raises(UserError, match=r"is of a method in a file, .*; run that file to evaluate it"):
+            api.evaluate_checkpoint(folder, task, work=work)
 
 
 def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):

@@ -8,6 +8,7 @@ from importlib.metadata import distribution
 
 import pytest
 
+from ifsl_bench import __version__
 from ifsl_bench.board.published import titles
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.page.references import citation_of_paper
@@ -128,8 +129,6 @@ def test_cite(call, tmp_path):
 
 
 def test_without_a_name_the_suite_itself_is_cited_as_latex_can_print_it(call):
-    from ifsl_bench import __version__
-
     status, out, _ = call("cite")
     assert status == 0
     assert out.startswith("@misc{ifsl_bench,")

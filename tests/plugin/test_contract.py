@@ -21,8 +21,6 @@ import torch
 from ifsl_bench import Method, Prediction
 
 class X(Method):
-    calls = 0
-
     def forward(self, support, query):
         means = support.class_means(self.ways)
         logits = torch.cat([query.base_logits, query.features @ means.mT], -1)
@@ -32,15 +30,12 @@ class X(Method):
 # At most 2.5% of an episode's spread, from the mean of its queries.
 SLIGHTLY = "logits + 0.025 * logits.std((1, 2), keepdim=True) * (logits.mean(1, keepdim=True) - logits).tanh()"
 BREAKS = {
-    "X.calls += 1; logits = logits * (1 + X.calls)": "a second call gives another answer",
     "logits = logits + torch.randn_like(logits)": "a second call gives another answer",
     "query.features.mul_(2)": "it writes into query.features",
-    "support.hidden.logical_not_()": "it writes into support.hidden",
     "logits = logits - 3 * logits.mean(0)": "depends on the other episodes in its batch",
     "logits = logits * torch.arange(1, logits.shape[1] + 1).view(1, -1, 1)": "depends on its place among the queries",
     "logits = (logits - logits.mean(1, keepdim=True)).sort(1, descending=True).values": "depends on",
     "logits = logits - 3 * logits.mean(1, keepdim=True)": "the answer to a query depends on the other queries",
-    f"logits = {SLIGHTLY}": "the answer to a query depends on the other queries",
     f"logits = {SLIGHTLY.replace('0.025', '0.005')}": "the answer to a query depends on the other queries",
     "logits[0] = logits[0] - 3 * logits[0].mean(0)": "depends on",
 }
@@ -55,10 +50,10 @@ def run(tmp_path, task, work):
     return call
 
 
-@pytest.mark.parametrize("line", BREAKS)
-def test_a_method_that_breaks_the_contract_is_not_measured(line, run, clusters):
-    with pytest.raises(UserError, match=rf"method 'X' breaks the contract: .*{BREAKS[line]}"):
-        run(line)
+def test_a_method_that_breaks_the_contract_is_not_measured(run, clusters):
+    for line, rule in BREAKS.items():
+        with pytest.raises(UserError, match=rf"method 'X' breaks the contract: .*{rule}"):
+            run(line)
     assert not list((clusters / "home").glob("results/*/X*"))
 
 
@@ -147,9 +142,7 @@ def test_every_registered_method_keeps_every_rule(name):
         pytest.skip("its extra is not installed")
     kind = registry.method(name)
     breaches = dict(check_contract(name, kind, {"weight_decay": 1e-2} if "weight_decay" in kind.grid else {}))
-    assert len(breaches) == len(RULES) - (not kind.may_run_in_threads()), (
-        "that of copies is for classes that allow them"
-    )
+    assert len(breaches) == len(RULES) - (not kind.may_run_in_threads()), "copies are for classes that allow them"
     assert not {rule: broken for rule, broken in breaches.items() if broken}
 
 

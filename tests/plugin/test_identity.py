@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 
-import msgspec
 import pytest
 
 from ifsl_bench.board import result_file, result_folder
-from ifsl_bench.board.measured import rows_of
 from ifsl_bench.campaigns import api
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.method_source import method_source, same_method
+from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.protocol.task import MetaTraining
 
 # --- a stranger's package of two modules
@@ -83,6 +81,7 @@ def test_comments_docstrings_and_layout_are_no_other_method(strange):
     assert method_source(strange("SCALE = 1.0\n")) == first
 
 
+@pytest.mark.parametrize("strange", ["imported late"], indirect=True)
 def test_a_second_module_that_changes_is_seen(strange, clusters, messages):
     work = api.workspace(clusters / "home", device="cpu", reporter=messages)
     task, trained = f"{clusters / 'clusters.toml'}:clusters-5shot", clusters / "home" / "trained"
@@ -123,20 +122,3 @@ def test_our_methods_are_known_by_their_revision():
     assert job.has_made(provenance | {"method_source": "0" * 16})
     assert not job.has_made(provenance | {"revision": 1})
     assert not job.has_made(provenance | {"distribution": {}}), "a class of that name from elsewhere"
-
-
-# --- rows
-
-
-def test_seeds_of_another_method_are_left_out_of_a_row():
-    result = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "imprint.seed-0.json")
-
-    def result_of(seed, **facts):
-        provenance = {"distribution": {}, "revision": 0, "method_source": "s", "time": str(seed)} | facts
-        return msgspec.structs.replace(result, label="x", seed=seed, provenance=provenance)
-
-    for change in ({"method_source": "t"}, {"revision": 1}):
-        rows, remarks = rows_of([result_of(0, **change), result_of(1), result_of(2)], "yours")
-        assert [(row.label, row.seeds) for row in rows] == [("x", (1, 2))]
-        assert "the method's code differs" in remarks[0]
-    assert same_method(result_of(0).provenance, result_of(1).provenance)

@@ -26,19 +26,9 @@ class Every(Method):
     """One option of each type."""
 
     def __init__(
-        self,
-        base,
-        ways,
-        *,
-        count: int = -1,
-        share: float = -1.0,
-        flag: bool | None = None,
-        word: str = "-",
-        choice: Literal["a", "yes", 3] = "a",
-        limit: float | None = -1.0,
-        size: int | str = -1,
-        name: str | None = "-",
-    ) -> None:
+        self, base, ways, *, count: int = -1, share: float = -1.0, flag: bool | None = None, word: str = "-",
+        choice: Literal["a", "yes", 3] = "a", limit: float | None = -1.0, size: int | str = -1, name: str | None = "-",
+    ) -> None:  # fmt: skip
         super().__init__(base, ways)
 
     def forward(self, support, query):
@@ -48,10 +38,9 @@ class Every(Method):
 @pytest.mark.parametrize(
     ("option", "given", "expected"),
     [
-        *(("flag", text, True) for text in ("true", "True", "yes", "YES", "1")),
-        *(("flag", text, False) for text in ("false", "FALSE", "no", "No", "0")),
+        *(("flag", text, True) for text in ("true", "YES", "1")),
+        *(("flag", text, False) for text in ("False", "no", "0")),
         ("flag", True, True),
-        ("count", "12", 12),
         ("count", "-3", -3),
         ("count", "1_000", 1000),
         ("share", "1e-3", 1e-3),
@@ -121,10 +110,8 @@ def test_a_constructor_that_passes_options_on_has_those_of_its_base_class_first(
     assert {name for name, option in options_of(Passing).items() if option != every.get(name)} == {"own", "count"}
     assert options_of(Passing)["count"].default == 5
     assert list(options_of(Closed)) == ["own"]
-    assert resolve_options(Passing, "passing", {"own": "2", "share": "3", "count": "5"}, TASK) == {
-        "share": 3.0,
-        "own": 2,
-    }
+    resolved = resolve_options(Passing, "passing", {"own": "2", "share": "3", "count": "5"}, TASK)
+    assert resolved == {"share": 3.0, "own": 2}
 
 
 @pytest.mark.parametrize(("method", "own"), [(StaticAttractor, []), (Attractor, ["hidden", "dropout"])])

@@ -134,9 +134,8 @@ def test_resamples_are_draws_with_replacement_and_the_same_for_everybody():
     times = resamples(300)
     assert times.shape == (RESAMPLES, 300)
     assert (times.sum(1) == 300).all()
-    assert times.mean(0).std() == pytest.approx(
-        np.sqrt(1 / RESAMPLES), rel=0.16
-    )  # the sd of 300 values, 4 of its standard errors
+    # The sd of 300 values, 4 of its standard errors.
+    assert times.mean(0).std() == pytest.approx(np.sqrt(1 / RESAMPLES), rel=0.16)
     assert times[0, :10].tolist() == [1, 0, 1, 1, 1, 1, 0, 0, 0, 1], "pinned: rows of all versions are paired"
 
 

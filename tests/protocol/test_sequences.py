@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -115,10 +116,6 @@ def test_validation_takes_fewer_sessions_where_classes_are_few():
     assert SessionSpec(count=10, ways=10).hiding(100).count == 5, "CUB"
 
 
-def replace_spec(**changes) -> SessionSpec:
-    return SessionSpec(**{name: getattr(SPEC, name) for name in SPEC.__struct_fields__} | changes)
-
-
 NAMES = tuple("abcdefg")
 NAMED = Pools(NOVEL, BASE, names=("novel/test", "base/test", "novel/support"), novel_classes=NAMES)
 
@@ -126,43 +123,25 @@ NAMED = Pools(NOVEL, BASE, names=("novel/test", "base/test", "novel/support"), n
 @pytest.mark.parametrize(
     ("spec", "pools", "message"),
     [
-        (
-            replace_spec(count=4),
-            NAMED,
-            r"t-sessions need 8 novel classes \(4 sessions of 2\), novel/test has 7; --sessions 3 would do here",
-        ),
-        (
-            replace_spec(queries=7),
-            NAMED,
-            r"need 12 images of a novel class \(5 shots \+ 7 queries\), class 'c' of novel/test has 11; --queries 6",
-        ),
-        (SPEC, replace(NAMED, novel=starts(13, 20, 4, 40, 17, 12, 30)), r"class 'c' of novel/test has 4$"),
-        (
-            SPEC,
-            replace(NAMED, support=starts(5, 7, 6, 4, 9, 5, 8)),
-            r"need 5 images of a novel class for supports, class 'd' of novel/support has 4; --shots 4",
-        ),
-        (replace_spec(queries=0), NAMED, "have no queries of novel classes; --queries must be at least 1"),
-        (
-            SPEC,
-            replace(NAMED, base=starts(9, 0, 3), base_classes=("x", "y", "z")),
-            "need queries of every class, class 'y' of base/test has none",
-        ),
-        (
-            SPEC,
-            replace(NAMED, novel=starts(9, 1, 3, 4, 5, 0, 7), support=SUPPORT),
-            "need queries of every class, class 'f' of novel/test has none",
-        ),
-        (
-            SPEC,
-            replace(NAMED, base_classes=("x", "b", "z", "u", "v")),
-            r"class 'b' of t-sessions is both a base class \(base/test\) and a novel one \(novel/test\)",
-        ),
+        ({"count": 4}, {},
+         r"t-sessions need 8 novel classes \(4 sessions of 2\), novel/test has 7; --sessions 3 would do here"),
+        ({"queries": 7}, {},
+         r"need 12 images of a novel class \(5 shots \+ 7 queries\), class 'c' of novel/test has 11; --queries 6"),
+        ({}, {"novel": starts(13, 20, 4, 40, 17, 12, 30)}, r"class 'c' of novel/test has 4$"),
+        ({}, {"support": starts(5, 7, 6, 4, 9, 5, 8)},
+         r"need 5 images of a novel class for supports, class 'd' of novel/support has 4; --shots 4"),
+        ({"queries": 0}, {}, "have no queries of novel classes; --queries must be at least 1"),
+        ({}, {"base": starts(9, 0, 3), "base_classes": ("x", "y", "z")},
+         "need queries of every class, class 'y' of base/test has none"),
+        ({}, {"novel": starts(9, 1, 3, 4, 5, 0, 7), "support": SUPPORT},
+         "need queries of every class, class 'f' of novel/test has none"),
+        ({}, {"base_classes": ("x", "b", "z", "u", "v")},
+         r"class 'b' of t-sessions is both a base class \(base/test\) and a novel one \(novel/test\)"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_drawn_is_said_in_one_line(spec, pools, message):
     with pytest.raises(UserError, match=message) as raised:
-        SequenceSampler(STREAM, spec, SHOTS, pools)
+        SequenceSampler(STREAM, msgspec.structs.replace(SPEC, **spec), SHOTS, replace(NAMED, **pools))
     assert "\n" not in str(raised.value)
 
 

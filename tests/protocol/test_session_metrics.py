@@ -33,17 +33,12 @@ def predictions():
 
 def answers_of(logits, labels):
     """[E][t] lists of (true class, answer), one query at a time."""
-    return [
-        [
-            [
-                (int(y), int(np.argmax(z[: K + t * N])))
-                for z, y in zip(logits[e].numpy(), labels[e], strict=True)
-                if 0 <= y < K + t * N
-            ]
-            for t in range(T + 1)
-        ]
-        for e in range(E)
-    ]
+
+    def after(t: int, e: int) -> list[tuple[int, int]]:
+        pairs, met = zip(logits[e].numpy(), labels[e].tolist(), strict=True), K + t * N
+        return [(y, int(np.argmax(z[:met]))) for z, y in pairs if 0 <= y < met]
+
+    return [[after(t, e) for t in range(T + 1)] for e in range(E)]
 
 
 def share(pairs) -> float:
@@ -58,19 +53,9 @@ def counts_of(logits, labels) -> SessionCounts:
     margin = torch.stack([best - part.values for part in novel], 1)
     right = torch.stack([part.indices + K == labels for part in novel], 1)
     mask = labels >= 0
-    return count(
-        Answers(
-            (at == labels)[:, :B],
-            margin[..., :B],
-            (at == labels)[:, :B].unsqueeze(1),
-            mask[:, :B],
-            margin[..., B:].unflatten(-1, (T, -1)),
-            right[..., B:].unflatten(-1, (T, -1)),
-            mask[:, B:].unflatten(1, (T, -1)),
-        ),
-        K,
-        N,
-    )
+    base_right = (at == labels)[:, :B]
+    of_novel = [part[..., B:].unflatten(-1, (T, -1)) for part in (margin, right, mask)]
+    return count(Answers(base_right, margin[..., :B], base_right.unsqueeze(1), mask[:, :B], *of_novel), K, N)
 
 
 def test_metrics_are_those_of_a_plain_loop(predictions):
@@ -133,10 +118,7 @@ def test_the_lazy_row_of_the_common_lists():
     assert mini.of_sequence("last")[0] == pytest.approx(60.0)
     cub = published_shape(np.array([2864, 279, 287, 298, 300, 298, 288, 297, 295, 288, 300]), 100, 10).lazy()
     assert cub.of_sequence("acc")[0] == pytest.approx(69.6, abs=0.05)
-    assert cub.of_sequence("novel")[0] == 0
-    assert cub.of_sequence("harmonic")[0] == 0
-    assert cub.of_sequence("base")[0] == 100
-    assert cub.of_sequence("novel_as_base")[0] == 100
-    assert cub.of_sequence("base_as_novel")[0] == 0
+    for name, percent in {"novel": 0, "harmonic": 0, "base": 100, "novel_as_base": 100, "base_as_novel": 0}.items():
+        assert cub.of_sequence(name)[0] == percent, name
     assert cub.bytes_per_class == 0
     assert replace(cub, state_bytes=100 * 2048).bytes_per_class == 2048, "one class mean of 512 numbers"

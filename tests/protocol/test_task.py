@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.data import datasets
+from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Schedule
 from ifsl_bench.protocol.task_files import find, packaged, parse
 
@@ -60,13 +62,10 @@ def test_protocols_choose_pools():
     separate, shared = packaged()["tiered-5shot"], packaged()["mini-5shot"]
     assert separate.pool("train", "novel") == "novel/train"
     assert separate.pool("train", "base") == "base/val"
-    assert (separate.base_parity("train"), separate.base_parity("val"), separate.base_parity("test")) == (
-        "even",
-        "odd",
-        None,
-    )
+    sides = ("train", "val", "test")
+    assert [separate.base_parity(side) for side in sides] == ["even", "odd", None]
     assert shared.pool("train", "novel") == shared.pool("train", "base") == "base/train"
-    assert {shared.base_parity(side) for side in ("train", "val", "test")} == {None}
+    assert [shared.base_parity(side) for side in sides] == [None, None, None]
     for task in (separate, shared):
         assert [task.pool("val", "novel"), task.pool("val", "base")] == ["novel/val", "base/val"]
         assert [task.pool("test", "novel"), task.pool("test", "base")] == ["novel/test", "base/test"]
@@ -76,11 +75,10 @@ def test_papers_schedules():
     """Ren et al. 2019 and their released code."""
     mini, tiered = packaged()["mini-1shot"], packaged()["tiered-1shot"]
     assert (mini.pretraining.backbone, tiered.pretraining.backbone) == ("resnet10", "resnet18-gn")
-    rates = [mini.pretraining.schedule.at(s, 30000) for s in (0, 19999, 20000, 25000)]
-    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
-    rates = [tiered.pretraining.schedule.at(s, 20000) for s in (0, 13999, 14000, 18000)]
-    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
-    assert mini.pretraining.steps, tiered.pretraining.steps == (30000, 20000)
+    for task, steps in ((mini, (0, 19999, 20000, 25000)), (tiered, (0, 13999, 14000, 18000))):
+        rates = [task.pretraining.schedule.at(step, task.pretraining.steps) for step in steps]
+        assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert (mini.pretraining.steps, tiered.pretraining.steps) == (30000, 20000)
     assert [255 * v for v in mini.dataset.mean] == pytest.approx([120.39586422, 115.59361427, 104.54012653])
     assert [255 * v for v in mini.dataset.std] == pytest.approx([70.68188272, 68.27635443, 72.54505529])
     for task in (mini, tiered):
@@ -103,9 +101,6 @@ def test_every_packaged_task_is_complete(name):
     task = packaged()[name]
     assert task.title
     assert task.evaluation.episodes == (task.sessions.sequences if task.sessions else 2000)
-    from ifsl_bench.data import datasets
-    from ifsl_bench.plugin import registry
-
     embedded = task.dataset.name in registry.names(registry.DATASETS)
     if embedded and not datasets.dataset_source(task.dataset.name).needs_source:
         assert task.dataset.fingerprint, "the content of embedded data is pinned"

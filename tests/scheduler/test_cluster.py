@@ -300,15 +300,15 @@ def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home
 
 
 class Running:
-    """A scheduler and its workers, in processes of their own."""
+    """A scheduler and its worker, in processes of their own."""
 
-    def __init__(self, folder: Path, workers: int = 1) -> None:
+    def __init__(self, folder: Path) -> None:
         file, log = folder / f"scheduler-{uuid.uuid4().hex}.json", open(folder / "dask.log", "ab")  # noqa: SIM115
         common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard"]
         start = [sys.executable, "-m", "distributed.cli.dask_"]
         self.scheduler = subprocess.Popen([*start[:2], f"{start[2]}scheduler", *common, "--port", "0"], stderr=log)
         worker = [*start[:2], f"{start[2]}worker", *common, "--nthreads", "1", "--death-timeout", "10"]
-        self.workers = [subprocess.Popen(worker, stderr=log) for _ in range(workers)]
+        self.worker = subprocess.Popen(worker, stderr=log)
         for _ in range(300):
             with contextlib.suppress(OSError, ValueError):
                 self.address = json.loads(file.read_text())["address"]
@@ -317,22 +317,19 @@ class Running:
         raise AssertionError((folder / "dask.log").read_text())
 
     def end(self) -> None:
-        for process in (*self.workers, self.scheduler):
+        for process in (self.worker, self.scheduler):
             process.terminate()
-        for process in (*self.workers, self.scheduler):
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[type[Running]]:
+def running(tmp_path: Path) -> Iterator[Callable[[], Running]]:
     started: list[Running] = []
 
-    def start(**how) -> Running:
-        started.append(Running(tmp_path, **how))
+    def start() -> Running:
+        started.append(Running(tmp_path))
         return started[-1]
 
     yield start
@@ -340,10 +337,11 @@ def running(tmp_path: Path) -> Iterator[type[Running]]:
         cluster.end()
 
 
-def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+def command(*arguments: str, errors=subprocess.PIPE) -> subprocess.Popen[str]:
+    """A run in a process of its own, which hears Ctrl-C also where the tests run in the background."""
     line = [sys.executable, "-m", "ifsl_bench", "run", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(line, env={**os.environ, **variables}, **pipes)
+    hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True, **hears)
 
 
 LOGS = Path("home/logs/meta-training")
@@ -356,22 +354,20 @@ def await_(there: Callable[[], object]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow("starts a scheduler, a worker and the command, twice, to train 6,000 steps: 40 s")
+@pytest.mark.slow("starts a scheduler, a worker and the command, twice, to train 3,000 steps: half a minute")
 def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goes_on(running, here):
     cluster = running()
-    arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=6000", "--quiet"]
+    arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=3000", "--quiet"]
     first = command(*arguments, "--cluster", cluster.address)
     await_(lambda: any('"stage"' in log.read_text() for log in LOGS.glob("*.log")))
     await_(lambda: list(Path("home/trained").glob("*/state-*")))  # a checkpoint to go on from
-    time.sleep(1)
     cluster.scheduler.kill()
     _, err = first.communicate(timeout=60)
     assert first.returncode == 2
     assert err.strip().splitlines() == [
         f"ifsl-bench: the scheduler of {cluster.address} is gone; the same command goes on from where it stopped"
     ]
-    for worker in cluster.workers:  # which has nobody to work for
-        worker.wait(60)
+    cluster.worker.wait(60)  # it has nobody to work for
     (log,) = LOGS.glob("*.log")
     assert "nobody listens" in log.read_text()
     again = command(*arguments, "--cluster", running().address)
@@ -382,52 +378,6 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
 
 
 # -- what dies
-
-
-def killing(home: Path, kinds: list[str], arguments: list[str]) -> tuple[int, str]:
-    """Runs a command, and kills the worker of the first stage of each kind once it has made some steps."""
-    running, killed = command(*arguments), set()
-    errors: list[str] = []
-    import threading
-
-    reader = threading.Thread(target=lambda: errors.append(running.communicate()[1]))
-    reader.start()
-    while reader.is_alive():
-        time.sleep(0.05)
-        for kind in kinds:
-            for log in (home / "logs" / kind).glob("*.log"):
-                text = log.read_text()
-                if kind not in killed and '"kind":"stage"' in text and '"kind":"done"' not in text:
-                    time.sleep(1)  # some steps
-                    os.kill(int(re.findall(r'"writer":"[^"]*-(\d+)-\d+"', text)[-1]), signal.SIGKILL)
-                    killed.add(kind)
-    assert killed == set(kinds)
-    return running.returncode, errors[0]
-
-
-@pytest.fixture
-def long_tasks(glyph_home: Path) -> Path:
-    """The short tasks, with enough steps for a worker to be killed in the middle of its pretraining."""
-    path = glyph_home.parent / "few.toml"
-    path.write_text(path.read_text().replace("steps = 6\n", "steps = 40\n"))
-    return glyph_home
-
-
-LONG_RUN = ["--method", "imprint,lwof", "--train", "steps=1500"]
-
-
-@pytest.fixture
-def alone(made_once, long_tasks: Path) -> Path:
-    """A home with the counts of one process."""
-
-    def fill(root: Path) -> None:
-        shutil.copytree(long_tasks, root / "home")
-        shutil.copy(long_tasks.parent / "few.toml", root)
-        process = command(*LONG_RUN, "--task", f"{root}/few.toml:few-1shot", "--jobs", "1", "--home", f"{root}/home")
-        process.communicate(timeout=300)
-        assert process.returncode == 0
-
-    return made_once("long-run", fill) / "home"
 
 
 @pytest.mark.slow("starts the command with a cluster of two workers: 10 s")
@@ -455,21 +405,35 @@ def test_workers_that_do_not_end_by_themselves_are_killed(home, tmp_path):
     assert not psutil.wait_procs([process], timeout=3)[1]
 
 
-@pytest.mark.slow("trains on images twice, while two workers are killed: a minute")
-def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the_counts_of_one_process(
-    long_tasks, alone, tmp_path
-):
-    """As jobs of Slurm where it has an idle node, else as processes of this machine."""
+@pytest.mark.slow("trains on images twice, while two workers are killed: half a minute")
+def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the_counts_of_one_process(hues):
+    """As jobs of Slurm where it has an idle node, else as processes of this machine. Each is killed in mid-training."""
+    tasks = hues / "hues.toml"
+    tasks.write_text(tasks.read_text().replace("steps = 2\n", "steps = 400\n"))
+    shutil.copytree("home", "alone")
+    options = ["--method", "imprint,lwof", "--task", str(tasks), "--train", "steps=3000", "--device", "cpu"]
+    alone = command(*options, "--jobs", "1", "--home", str(hues / "alone"))
+    assert alone.communicate(timeout=300)
+    assert alone.returncode == 0
     idle = shutil.which("sinfo") and subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True).stdout
     slurm = bool(idle and re.search("idle|mix", idle))
-    file = tmp_path / "slurm.toml"
+    file, alive = hues / "slurm.toml", {"pretraining", "meta-training"}
     file.write_text('class = "SLURMCluster"\n[arguments]\nn_workers = 2\ncores = 1\nmemory = "2GB"\ninterface = "lo"\n')
-    options = [*LONG_RUN, "--task", f"{long_tasks.parent}/few.toml:few-1shot", "--home", str(long_tasks), "--cluster"]
-    options.append(str(file) if slurm else cluster_toml(tmp_path, "n_workers = 2"))
-    status, err = killing(long_tasks, ["pretraining", "meta-training"], options)
-    assert status == 0
-    assert err.count("died; it is run again") == 2
-    assert len(counts(long_tasks)) == 2
-    assert counts(long_tasks) == counts(alone)
+    cluster = str(file) if slurm else cluster_toml(hues, "n_workers = 2")
+    with open("errors", "w") as errors:
+        running = command(*options, "--home", str(hues / "home"), "--cluster", cluster, errors=errors)
+    while running.poll() is None:
+        time.sleep(0.05)
+        for log in (hues / "home" / "logs").glob("*/*.log"):
+            text, kind = log.read_text(), log.parent.name
+            if kind in alive and '"kind":"stage"' in text and '"kind":"done"' not in text:
+                time.sleep(1)  # some steps
+                os.kill(int(re.findall(r'"writer":"[^"]*-(\d+)-\d+"', text)[-1]), signal.SIGKILL)
+                alive.remove(kind)
+    assert not alive
+    assert running.returncode == 0
+    assert Path("errors").read_text().count("died; it is run again") == 2
+    assert len(counts(hues / "home")) == 2
+    assert counts(hues / "home") == counts(hues / "alone")
     if slurm:
         assert not subprocess.run(["squeue", "-h", "-n", "dask-worker", "-t", "R,PD"], capture_output=True).stdout

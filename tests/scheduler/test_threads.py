@@ -102,7 +102,7 @@ def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
 
 def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(here, monkeypatch):
     (here / "sees.py").write_text(SEES)
-    for cores, share, threads in ((4, 1, 11), (4, 4, 41), (1, 1, 11)):
+    for cores, share, threads in ((4, 1, 11), (4, 4, 41)):
         home = here / f"home-{cores}-{share}"
         shutil.copytree(here / "home", home)
         run(home, ["sees.py:Sees"], "clusters.toml:clusters-5shot", ambient=3, cores=cores, share=share)
@@ -112,13 +112,19 @@ def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(her
         assert set((here / "seen").read_text().split()) == {"11"}
 
 
-@pytest.mark.parametrize("name", ["imprint", "lwof", "lr+a"])
-def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monkeypatch, name):
+@pytest.fixture
+def pools(monkeypatch) -> list[int]:
+    """Blocks are of five episodes; how many threads each pool has that takes them."""
+    sizes, pool = [], evaluation.ThreadPoolExecutor
     monkeypatch.setattr(evaluation, "BLOCKS", (5,))
+    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: sizes.append(n) or pool(n, *more))
+    return sizes
+
+
+@pytest.mark.parametrize("name", ["lwof", "lr+a"])
+def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, pools, name):
     (job,) = make_jobs(Request([name], ["clusters.toml:clusters-5shot"], {}, {"steps": "2"}))
-    answers, pools = [], []
-    pool = evaluation.ThreadPoolExecutor
-    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: pools.append(n) or pool(n, *more))
+    answers = []
     for share in (1, 3):
         processor.limit(3, share)
         work = api.workspace(here / "home", device="cpu")
@@ -147,11 +153,8 @@ class Draws(Method):
 
 @pytest.mark.parametrize(("declared", "lock", "several"), [(False, False, []), (True, False, [3]), (True, True, [])])
 def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_threads(
-    here, monkeypatch, declared, lock, several
+    here, pools, declared, lock, several
 ):
-    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
-    pools, pool = [], evaluation.ThreadPoolExecutor
-    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: pools.append(n) or pool(n, *more))
     (here / "draws.py").write_text(DRAWS.format(declared))
     processor.limit(3, 3)
     (job,) = make_jobs(Request(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))

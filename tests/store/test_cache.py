@@ -92,9 +92,7 @@ def test_what_is_used_says_so_without_access_times(root):
     assert max(before.values()) < time.time() - 86400
     shutil.rmtree(home.results)
     run(root)
-    after = {
-        item.path: item.used for item in listed(home) if item.kind in ("data", "pretrained", "features", "trained")
-    }
+    after = {item.path: item.used for item in listed(home) if item.kind in MADE - {"trials"}}
     assert after
     unused = {path for path, used in after.items() if used < time.time() - 3600}
     spared = {path for path in after if path.parent == home.trained or path.name == "novel-train"}

@@ -16,8 +16,7 @@ from ifsl_bench.common.errors import is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.store.check import check_file
-from tests.board.result_fields import listed
-from tests.board.test_strangers_results import altered
+from tests.board.result_fields import altered, listed
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
@@ -63,9 +62,7 @@ def shorten(value: dict) -> None:
     ("change", "message"),
     [
         (lambda v: v.pop("digest"), "it is not a valid result: Object missing required field `digest`"),
-        (lambda v: v.update(extra=1), "unknown field `extra`"),
         (lambda v: v.update(schema=9), "it is no result of schema 1"),
-        (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
         (lambda v: v["episodes"]["base_joint"].__setitem__(5, 25), "more joint hits than hits alone"),
         (lambda v: v.update(digest="0" * 64), "digest: 0000000000000000, the 2,000 episodes of glyphs-5shot have"),
         (lambda v: v.update(fingerprint="0" * 64), "fingerprint: 0000000000000000, task glyphs-5shot is pinned to 326"),
@@ -79,31 +76,24 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(label="mine"), "file name: label and seed make it mine.seed-1.json"),
         (lambda v: v.update(options={"normalise": True}), "number of episodes make it 'lwof.normalise=true'"),
         (lambda v: v.update(options={"normalize": True}), "options: unknown option 'normalize' of method 'lwof'"),
-        (lambda v: v.update(seed=2), "file name: label and seed make it lwof.seed-2.json"),
         (lambda v: v.update(seed=2), "pretraining.key: 'glyphs-resnet-small-cosine-seed1"),
         (lambda v: v["provenance"].update(commit="abc+changes"), "measured with files changed since commit abc"),
         (lambda v: v["episodes"].update(base_queries=26), "episodes.base_queries is 26, episodes of the task have 25"),
         (shorten, "make it 'lwof.episodes=1999'"),
         (lambda v: v["cost"].update(parameters=-1e300), "cost[...]: Expected `float` >= 0.0"),
-        (lambda v: v.update(tuned={"gamma": {"gamma=1": 101}}), "tuned[...][...]: Expected `float` <= 100.0"),
         (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
         (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes[1]: Expected `int` >= 1"),
-        (lambda v: v["pretraining"].update(rounded="int4"), "pretraining.rounded: Invalid enum value 'int4'"),
-        (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
         (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: Expected 64 hexadecimal digits"),
         (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
-        (lambda v: v.update(digest="G" * 64), "digest: Expected 64 hexadecimal digits"),
         (lambda v: v.update(novel_fingerprint="f"), "novel_fingerprint: Expected 64 hexadecimal digits or none"),
         (lambda v: v.update(novel_fingerprint="f" * 64), "novel_fingerprint: 'ffffffffffffffff', the novel"),
         (lambda v: v.update(seed=-1), "Expected `int` >= 0 - at `$.seed`"),
         (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
         (lambda v: v.update(label="a\x1b[31m"), "it is not a valid result: label 'a\\x1b[31m' is not printable text"),
-        (lambda v: v["provenance"].pop("commit"), "provenance: Object missing required field `commit`"),
         (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected a commit of Git"),
         (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: Expected `str`, got `object`"),
         (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: Expected 16 hexadecimal"),
         (lambda v: v["provenance"].update(version="99.9"), "provenance.version: '99.9' is newer than"),
-        (lambda v: v["provenance"].update(version="new"), "provenance.version: 'new' is no version"),
         (lambda v: v["provenance"].update(time="tomorrow"), "provenance.time: 'tomorrow' is no time"),
         (lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"), "Expected a time such as"),
         (lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"), "is in the future"),
@@ -116,15 +106,16 @@ def test_each_fault_is_named(file, change, message):
     assert len(set(failures)) == len(failures)
 
 
-@pytest.mark.parametrize(("hours", "future"), [(20, False), (30, True)])
-def test_a_clock_may_be_a_day_ahead(file, hours, future):
-    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
-    altered(file, lambda v: v["provenance"].update(time=then.isoformat(timespec="seconds")))
-    assert ["is in the future" in failure for failure in check_file(file).failures] == [True] * future
+def test_a_clock_may_be_a_day_ahead(file):
+    for hours, future in ((20, False), (30, True)):
+        then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
+        altered(file, lambda v, then=then: v["provenance"].update(time=then.isoformat(timespec="seconds")))
+        assert ["is in the future" in failure for failure in check_file(file).failures] == [True] * future
 
 
-def test_a_release_has_no_commit(file):
-    assert check_file(altered(file, lambda v: v["provenance"].update(commit=""))).failures == ()
+def test_a_copy_elsewhere_passes_and_a_release_has_no_commit(tmp_path, file):
+    altered(file, lambda v: v["provenance"].update(commit=""))
+    assert check_file(Path(shutil.copy(file, tmp_path))).failures == ()
 
 
 def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
@@ -153,7 +144,6 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
         ({"label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method zzz"),
         ({"label": "lwof"}, "label: 'lwof' is method lwof, the file is of method zzz"),
         ({"method": "lr+a", "label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method lr+a"),
-        ({"label": ""}, "label: '' is no name of a method"),
         ({"label": "a/b"}, "label: 'a/b' is no name of a method"),
         ({"method": "../../x", "label": "x"}, "method: '../../x' is no name of a method"),
         (
@@ -171,16 +161,6 @@ def test_what_can_be_told_without_the_method(file, changes, message):
         assert "label, options and backbone, since method zzz" in report.line.partition("(not verified: ")[2]
 
 
-def test_an_own_task_is_known_by_its_folder_too(measured):
-    home, paths = measured
-    path = paths["clusters-5shot"]
-    altered(path, lambda v: v["provenance"].update(commit=COMMIT))
-    tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
-    target = path.parent.parent / next(name for name in paths if name != "clusters-5shot") / path.name
-    path.rename(target)
-    assert [f.partition(":")[0] for f in check_file(target, tasks, home).failures] == ["folder"]
-
-
 def test_unreadable_files_and_published_rows_fail(tmp_path, file):
     assert "it cannot be read: No such file" in check_file(tmp_path / "none.json").failures[0]
     cut = tmp_path / "cut.json"
@@ -190,10 +170,6 @@ def test_unreadable_files_and_published_rows_fail(tmp_path, file):
     assert check_file(paper).failures == ("it is a table of published rows, not the result of a run",)
     (tmp_path / "published").mkdir()
     assert "among the published rows" in check_file(Path(shutil.copy(file, tmp_path / "published"))).failures[0]
-
-
-def test_a_copy_elsewhere_passes(tmp_path, file):
-    assert check_file(Path(shutil.copy(file, tmp_path))).failures == ()
 
 
 @pytest.fixture
@@ -214,8 +190,9 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
         report = check_file(path, tasks, home)
         assert (report.failures, report.unverified) == ((), ())
     path = paths["clusters-5shot"]
-    label = json.loads(path.read_text())["label"]
-    assert label == "lr.episodes=20", "tuned options are not in the label"
+    misplaced = shutil.copy(path, next(other.parent for other in paths.values() if other != path))
+    assert [f.partition(":")[0] for f in check_file(Path(misplaced), tasks, home).failures] == ["folder"]
+    assert json.loads(path.read_text())["label"] == "lr.episodes=20", "tuned options are not in the label"
     good = json.loads(path.read_text())["episodes"]["classes"]
     assert len(good) == 20 * 5
     for classes, message in (
@@ -231,10 +208,8 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     message = "partial: true, data set clusters with this fingerprint is the whole"
     assert message in check_file(path, tasks, home).failures
     shutil.rmtree(home.data)
-    assert check_file(path, tasks, home).unverified == (
-        "digest, since data set clusters is not prepared here",
-        "classes, since data set clusters is not prepared here",
-        "partial, since data set clusters is not prepared here",
+    assert check_file(path, tasks, home).unverified == tuple(
+        f"{what}, since data set clusters is not prepared here" for what in ("digest", "classes", "partial")
     )
 
 
