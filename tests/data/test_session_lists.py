@@ -189,7 +189,9 @@ def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
     refused(home, "cifar100-sessions", write_cifar(tmp_path / "c", wrong), message, allow_partial=True)
 
 
-@pytest.mark.parametrize("name", ["mini", "cifar100", "cub"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("mini", marks=pytest.mark.slow("cifar100 has the same counts")), "cifar100", "cub"]
+)
 def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     """The pinned digests, from the counts of the lists: no image is needed to know which image is what."""
     source = dataset_source("mini-imagenet-sessions" if name == "mini" else f"{name}-sessions")

@@ -180,9 +180,8 @@ def test_values_that_would_exhaust_the_stack_are_refused(content, message):
         load(b"\x80\x04" + content, "x.pkl")
 
 
-@pytest.mark.parametrize("depth", [2_000, 1_000_000])
-def test_a_deep_value_that_nobody_looks_at_is_read(depth):
-    content = b"\x80\x04}U\x04data)" + depth * b"\x85" + b"s."
+def test_a_deep_value_that_nobody_looks_at_is_read():
+    content = b"\x80\x04}U\x04data)" + 200_000 * b"\x85" + b"s."
     assert isinstance(loaded(content)[b"data"], tuple)
     shape = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + DEEP
     with pytest.raises(UserError, match=r"damaged .*an array whose shape"):
