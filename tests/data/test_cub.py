@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import rows
 from ifsl_bench.data.sets import cub
 from ifsl_bench.data.source import Count
+from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
 
 LISTED = list(rows("cub.csv"))
@@ -44,25 +41,19 @@ def photograph(name: str, number: int) -> bytes:
     return out.getvalue()
 
 
-def members() -> dict[str, bytes]:
-    """The archive's files, on the way to the photographs too."""
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    """The download, in random order; with files on the way to the photographs too."""
     files = {
         "attributes.txt": b"1 has_bill_shape::curved_(up_or_down)\n",
         "CUB_200_2011/classes.txt": b"1 001.Black_footed_Albatross\n",
-        "CUB_200_2011/bounding_boxes.txt": b"1 60.0 27.0 325.0 304.0\n",
         "CUB_200_2011/parts/parts.txt": b"1 back\n",
     }
     for name in SIDES:
         bird = name[4:].title()
         for number in range(EACH):
             files[f"CUB_200_2011/images/{name}/{bird}_{number:04d}_{9000 - number}.jpg"] = photograph(name, number)
-    return files
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("cub") / "CUB_200_2011.tgz"
-    files = members()
     with tarfile.open(path, "w:gz", compresslevel=1) as packed:
         add_files(packed, {name: files[name] for name in random.Random(0).sample(sorted(files), len(files))})
     return path
@@ -107,8 +98,8 @@ def check(dataset, size: int) -> None:
         side = "train" if name.startswith("base") else name.removeprefix("novel/")
         assert list(pool.classes) == [c for c in SIDES if SIDES[c] == side]
         assert (len(pool.classes), len(pool)) == (count.classes, count.images)
-        for c, cls in enumerate(pool.classes):
-            colours = pool.images[pool.starts[c] : pool.starts[c + 1]].astype(int).mean((1, 2))  # [n, 3]
+        for cls in pool.classes:
+            colours = of_class(pool, cls).astype(int).mean((1, 2))  # [n, 3]
             expected = np.array([colour(cls, number) for number in range(EACH)])
             expected[7] = expected[7] @ [0.299, 0.587, 0.114]
             distance = np.abs(colours[:, None] - expected[None]).max(-1)  # [n, EACH]
@@ -119,21 +110,17 @@ def check(dataset, size: int) -> None:
     assert all(sorted(numbers) == list(range(EACH)) for numbers in image_numbers.values())  # each once, over the pools
 
 
-@pytest.mark.parametrize(("name", "size"), [("cub", 84), ("cub-64", 64)])
-def test_the_archive_makes_the_pools(name, size, archive, home, small, messages):
-    dataset = prepare(home, name, archive, False, messages)
+@pytest.mark.parametrize(
+    ("name", "size", "source"),
+    [("cub", 84, lambda archive, unpacked: archive), ("cub", 84, lambda archive, unpacked: unpacked),
+     ("cub-64", 64, lambda archive, unpacked: unpacked / "images")],
+    ids=["archive", "folder", "its images alone"],
+)  # fmt: skip
+def test_the_download_makes_the_pools(name, size, source, archive, unpacked, home, small, messages):
+    dataset = prepare(home, name, source(archive, unpacked), False, messages)
     check(dataset, size)
-    verify(dataset)
     assert not dataset.partial
     assert any("photographs of CUB-200-2011" in line for line in messages.said)
-
-
-def test_the_folder_and_its_images_alone_give_what_the_archive_gives(archive, unpacked, tmp_path, small):
-    prints = {
-        prepare(Home.locate(tmp_path / str(i)), "cub", path, False, Reporter()).fingerprint
-        for i, path in enumerate((archive, unpacked, unpacked / "images"))
-    }
-    assert len(prints) == 1
 
 
 def test_whole_photographs_are_stretched(tmp_path, home, messages):
@@ -150,25 +137,15 @@ def test_whole_photographs_are_stretched(tmp_path, home, messages):
     assert (first[:, 24:] > 215).all()
 
 
-def linked(unpacked: Path, folder: Path) -> Path:
-    """The images' folders as links, to add to."""
-    folder.mkdir()
+def test_wrong_folders_are_told(unpacked, home, tmp_path):
+    (folder := tmp_path / "images").mkdir()
     for path in (unpacked / "images").iterdir():
         (folder / path.name).symlink_to(path)
-    return folder
-
-
-def test_wrong_folders_are_told(unpacked, home, tmp_path):
-    folder = linked(unpacked, tmp_path / "images")
     (folder / "201.Dodo").mkdir()
     (folder / "201.Dodo" / "dodo_0001_1.jpg").write_bytes(photograph("001.", 1))
-    with pytest.raises(UserError, match=r"1 classes that are not CUB-200-2011's \(201\.Dodo\)"):
-        prepare(home, "cub", folder, False, Reporter())
+    refused(home, "cub", folder, r"1 classes that are not CUB-200-2011's \(201\.Dodo\)")
     (folder / "201.Dodo" / "dodo_0001_1.jpg").unlink()
     (folder / "cropped").symlink_to(unpacked / "images")
-    with pytest.raises(UserError, match=r"twice, .*give the folder of the images alone"):
-        prepare(home, "cub", folder, False, Reporter())
-    with pytest.raises(UserError, match="has none of the forms of data set 'cub'"):
-        prepare(home, "cub", unpacked / "parts", False, Reporter())
-    with pytest.raises(UserError, match=r"which makes data set 'cub' .* or 'cub-64'"):
-        prepare(home, "tiny", unpacked, False, Reporter())
+    refused(home, "cub", folder, "twice, .*give the folder of the images alone")
+    refused(home, "cub", unpacked / "parts", "has none of the forms of data set 'cub'")
+    refused(home, "tiny", unpacked, "which makes data set 'cub' .* or 'cub-64'")

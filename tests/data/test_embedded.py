@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,7 +24,8 @@ from ifsl_bench.data.sets import embedded
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import find
-from tests.tools.embed_features import _Named, embed, quantised
+from tests.data.helpers import spoil
+from tests.tools.embed_features import _Named, embed
 
 NOTICE = "features of letters, for tests"
 TASKS = """
@@ -51,22 +53,6 @@ shots = 1
 shots = 1
 protocol = "shared"
 """
-
-
-def test_every_feature_is_within_half_a_level_of_its_byte():
-    rng = np.random.default_rng(0)
-    features = {name: rng.normal(size=(n, 7)).astype(np.float32) for name, n in (("a", 300), ("b", 20))}
-    for rows in features.values():
-        rows[:, 3] = -2.5  # of one value
-        rows[:, 4] *= 1e4
-    levels, scale, offset = quantised(features)
-    for name, rows in features.items():
-        assert levels[name].dtype == np.uint8
-        apart = np.abs(levels[name] * scale.astype(np.float64) + offset - rows)
-        assert (apart <= scale * 0.5001 + 1e-6 * np.abs(offset)).all()
-    whole = np.concatenate(list(levels.values()))
-    assert (np.delete(whole.min(0), 3) == 0).all()
-    assert (np.delete(whole.max(0), 3) == 255).all()
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +151,11 @@ def test_what_needs_images_is_refused(used, call):
 def test_a_damaged_file_is_named(used, made, tmp_path, monkeypatch):
     home = used[0]
     (path,) = (made[0] / "features").iterdir()
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    (tmp_path / path.name).write_bytes(content)
+    damaged = Path(shutil.copy(path, tmp_path))
+    spoil(damaged, -5)
     monkeypatch.setattr(embedded, "FOLDER", tmp_path)
     with pytest.raises(CorruptFile, match="its checksum differs; install ifsl_bench again"):
         ensure(home, used[3].dataset, Reporter())
-    (tmp_path / path.name).write_bytes(content[:100])
+    damaged.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CorruptFile, match="damaged or missing"):
         ensure(home, used[3].dataset, Reporter())

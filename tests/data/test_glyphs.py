@@ -12,6 +12,7 @@ import pytest
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
 from ifsl_bench.data.sets.glyphs import fonts, raster, variation
 from ifsl_bench.data.sets.glyphs.fonts import FontError, Outline
+from tests.data.helpers import spoil
 from tests.tools import derive_letters as derive
 
 LETTERS = glyphs.letters()
@@ -111,10 +112,9 @@ def test_letters_agree_with_freetype_and_agg(face: str) -> None:
 
 
 def test_a_differing_font_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = bytearray((fonts.font_directory() / "DejaVuSans.ttf").read_bytes())
-    content[1000] ^= 1
-    (tmp_path / "DejaVuSans.ttf").write_bytes(content)
-    shutil.copy(fonts.font_directory() / "DejaVuSerif.ttf", tmp_path)
+    for face in ("DejaVuSans", "DejaVuSerif"):
+        shutil.copy(fonts.font_directory() / f"{face}.ttf", tmp_path)
+    spoil(tmp_path / "DejaVuSans.ttf", 1000)
     monkeypatch.setattr(fonts, "font_directory", lambda: tmp_path)
     fonts.open_face.cache_clear()
     try:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +67,6 @@ def tars() -> dict[str, tuple[bytes, str]]:
         "negative size that ends at the first header": (PLAIN + member(base256(-2048)) + END, below),
         "negative octal": (PLAIN + member(b"-0000001000\0") + END, below),
         "size of 2^80": (member(base256(1 << 80)) + END, "cut short"),
-        "size of 2^61": (member(base256(1 << 61)) + END, "cut short"),
         "pax size below zero": (extended(b"x", record(b"size", b"-1024")) + member() + END, below),
         "long pax header of digits": (extended(b"x", b"1" * 16_000) + b"\1" * 512 + END, "damaged"),
         "many long pax headers": (extended(b"x", b"1" * 100_000 + b" ") * 30 + PLAIN + END, "header of 100,001 bytes"),
@@ -76,11 +74,6 @@ def tars() -> dict[str, tuple[bytes, str]]:
         "pax sparse": (extended(b"x", record(b"GNU.sparse.map", b"0,1")) + PLAIN + END, "a sparse file"),
         "GNU sparse": (head(kind=b"S") + END, "a sparse file"),
         "long name of 2^80 bytes": (head(b"x", base256(1 << 80), b"L") + PLAIN + END, "header of 2.80 or more bytes"),
-        "long name of 6 GB": (
-            head(b"x", base256(6 << 30), b"L") + PLAIN + END,
-            "extended header of 6,442,450,944 bytes",
-        ),
-        "long link below zero": (head(b"x", base256(-512), b"K") + PLAIN + END, below),
         "pax header below zero": (head(b"x", base256(-512), b"x") + PLAIN + END, below),
         "long name of 16,000": (extended(b"L", b"n" * 16_000 + b"\0") + PLAIN + END, "16,000 characters"),
         "5,000 digits": (extended(b"L", b"1" * 5000 + b".png\0") + PLAIN + END, "5,004 characters"),
@@ -129,20 +122,15 @@ def zips() -> dict[str, tuple[bytes, str]]:
     bomb = zeros_deflated(300)
     small = zlib.compress(b"x" * 1000, wbits=-15)
     ok = (b"a.png", 8, small, 1000, zlib.crc32(b"x" * 1000))
-    bz = b"".join([bz2.compress(bytes(MB))])
+    bz = bz2.compress(bytes(MB))
     huge_dictionary = b"\x09\x04\x05\x00" + b"\x5d" + struct.pack("<I", 0xFFFFFFFF) + bytes(20)
     return {
         "members upon each other": (zipped([ok, (b"b.png", *ok[1:])], shift=-10), "lies upon another"),
         "two names for one member": (zipped([ok, (b"b.png", *ok[1:])], shift=-35 - len(small)), "lies upon another"),
-        "a member beyond the end": (zipped([ok, (b"b.png", *ok[1:])], shift=1 << 20), "lies upon another"),
         "a list beyond the end": (zipped([ok], end=1 << 31), "no list of files|lies upon"),
         "stored, in another size": (zipped([(b"a.png", 0, b"x" * 10, 1000, 0)]), "not in its size|damaged|wrong"),
         "more than it says": (zipped([(b"a.png", 8, small, 10, 0)]), "damaged"),
         "less than it says": (zipped([(b"a.png", 8, small, 2000, 0)]), "damaged|cut short"),
-        "something after the end of what is packed": (
-            zipped([(b"a.png", 8, small + b"more" * 10, 2000, 0)]),
-            "damaged|cut short",
-        ),
         "bzip2, something after the end": (zipped([(b"a.png", 12, bz + bz[:40], 2 * MB, 0)]), "damaged|cut short"),
         "no name": (zipped([(b"", *ok[1:]), (b"b.png", 8, small, 10, 0)]), "damaged"),
         "bzip2, more than it says": (zipped([(b"a.png", 12, bz, 100, 0)]), "damaged"),
@@ -160,15 +148,10 @@ def packed() -> dict[str, tuple[bytes, str]]:
         "bzip2": bz2.compress(start) + bz2.compress(bytes(MB)) * 300,
         "xz": lzma.compress(start) + lzma.compress(bytes(MB), preset=0) * 300,
     }
-    inner = {
-        name: pack(PLAIN + member(base256(-1024)) + END)
-        for name, pack in (("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress))
-    }
     long = gzip.compress(head(b"x", base256(6 << 30), b"L")) + gzip.compress(bytes(MB)) * 20
     return {
         **{f"a bomb of {name}": (content, "expands to more than 200 times") for name, content in bombs.items()},
-        **{f"negative size in {name}": (content, "size below zero") for name, content in inner.items()},
-        "a file of 2^50 bytes in gzip": (gzip.compress(PLAIN + member(base256(1 << 50)) + END), "cut short"),
+        "negative size in gzip": (gzip.compress(PLAIN + member(base256(-1024)) + END), "size below zero"),
         "long name of 6 GB in gzip": (long, "extended header of 6,442,450,944 bytes"),
     }
 
@@ -217,32 +200,20 @@ def test_a_hostile_archive_is_refused_in_one_line_soon_and_in_little_memory(name
     assert peak < 500e6
 
 
-def sizes(tree_file: Callable[[Path], Path], path: Path) -> None:
-    with open_tree(tree_file(path)) as tree, pytest.raises(UserError, match="too large for an encoded image") as error:
-        tree.read(next(entry for entry in tree.entries if entry.name == "a.png"))
-    assert "IFSL_BENCH_LARGEST_IMAGE" in str(error.value)
-
-
-def sparse(path: Path, before: bytes, size: int, after: bytes) -> Path:
-    """A file with ``size`` zeros in it that take no room on the disk."""
-    with open(path, "wb") as file:
-        file.write(before)
-        file.seek(size, os.SEEK_CUR)
-        file.write(after)
-    return path
-
-
 def test_an_image_of_4_gb_is_refused_before_it_is_read(tmp_path, traced):
     size = 4 << 30
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    sparse(folder / "a.png", b"", size, b"x")
+    (tmp_path / "folder").mkdir()
+    for path, before, after in (("a.tar", head(size=base256(size)), END), ("folder/a.png", b"", b"x")):
+        with open(tmp_path / path, "wb") as file:
+            file.write(before)
+            file.seek(size, os.SEEK_CUR)  # zeros that take no room on the disk
+            file.write(after)
+    (tmp_path / "a.zip").write_bytes(zipped([(b"a.png", 8, b"\0" * 5000, 900_000 * 1000, 0)]))
     with traced() as memory:
-        sizes(lambda p: sparse(p, head(size=base256(size)), size, END), tmp_path / "a.tar")
-        sizes(lambda p: folder, tmp_path)
-        declared = zipped([(b"a.png", 8, b"\0" * 5000, 900_000 * 1000, 0)])
-        (tmp_path / "a.zip").write_bytes(declared)
-        sizes(lambda p: p, tmp_path / "a.zip")
+        for path in ("a.tar", "folder", "a.zip"):
+            with open_tree(tmp_path / path) as tree, pytest.raises(UserError, match="IFSL_BENCH_LARGEST_IMAGE") as said:
+                tree.read(tree.named("a.png"))
+            assert "too large for an encoded image" in str(said.value)
     assert memory.peak < 5e6
 
 
@@ -295,16 +266,13 @@ def test_the_list_of_a_zip_archive_is_counted_wherever_it_is_said_to_be(ending, 
                 open_tree(tmp_path / "a.zip")
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_list_as_long_as_is_taken_fits_into_a_gigabyte(kind, tmp_path, traced):
     """Measured on a short one, whose files are as small as they can be."""
-    count, path = 10_000, tmp_path / f"a.{kind}"
+    count, path = 3_000, tmp_path / f"a.{kind}"
     names = [b"n%04d/image_%07d.png" % (i // 100, i) for i in range(count)]
-    if kind == "zip":
-        path.write_bytes(zipped([(name, 0, b"", 0, 0) for name in names]))
-    else:
-        content = b"".join(map(head, names)) + END
-        path.write_bytes(gzip.compress(content, 1) if kind == "tar.gz" else content)
+    of_zip = kind == "zip"
+    path.write_bytes(zipped([(n, 0, b"", 0, 0) for n in names]) if of_zip else b"".join(map(head, names)) + END)
     peaks = []
     for _ in range(3):  # modules imported on first use, and other threads of the process, take memory too
         with traced() as memory, open_tree(path) as tree:

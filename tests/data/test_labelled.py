@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import verify
+from tests.data.helpers import of_class
 
 CLASSES, EACH, SIZE = {"train": 12, "val": 5, "test": 6}, 30, 10
 UNIT, WHOLE = (lambda image: image.float() / 255), (lambda image: image.float())
@@ -57,16 +58,14 @@ def check(dataset, sides, filed=None) -> None:
         data = sides[list(CLASSES).index(side)]
         first, last = parts.get(pool_name, (0, 1))
         labels = {f"{side}-{label}": label for label in data.labels}
-        for c, name in enumerate(entry["classes"]):
+        for name in entry["classes"]:
             rows = [i for i, label in enumerate(data.labels) if label == labels[name]]
             expected = data.images[rows[round(first * len(rows)) : round(last * len(rows))]]
-            images = pool.images[pool.starts[c] : pool.starts[c + 1]]
-            np.testing.assert_array_equal(images, expected.permute(0, 2, 3, 1).numpy())
+            np.testing.assert_array_equal(of_class(pool, name), expected.permute(0, 2, 3, 1).numpy())
 
 
 SHOWN = {
     "255ths": UNIT,
-    "doubles": lambda image: image.double() / 255,
     "whole": WHOLE,
     "bfloat16": lambda image: image.bfloat16(),
     "int64": lambda image: image.long(),
@@ -145,16 +144,14 @@ def test_a_part_is_marked_and_never_given_for_the_whole(work):
     sides = make()
     for i in range(EACH - 9):
         sides[0].labels[i * 12] = 1  # of class 0, which keeps 9
-    with pytest.raises(
-        UserError, match=r"1 of 23 classes have fewer than 10 images: train-0 \(9\).*allow_partial=True"
-    ):
+    few = r"1 of 23 classes have fewer than 10 images: train-0 \(9\).*allow_partial=True"
+    with pytest.raises(UserError, match=few):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work)
     dataset = ifsl_bench.from_learn2learn(sides, name="mine", work=work, allow_partial=True)
     assert dataset.partial
     assert "train-0" not in dataset.pool("base/train").classes
-    with pytest.raises(
-        UserError, match=r"prepared already \(partial\) .*; allow_partial=True accepts that, force=True"
-    ):
+    there = r"prepared already \(partial\) .*; allow_partial=True accepts that, force=True"
+    with pytest.raises(UserError, match=there):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work)
     again = ifsl_bench.from_learn2learn(sides, name="mine", work=work, allow_partial=True)
     assert again.manifest == dataset.manifest
@@ -192,13 +189,9 @@ WRONG = {
     "positive but normalised": (lambda s: setattr(s[1], "show", lambda i: i / 255 / 1.7), "has values from 0.* to 0.*, "
                                 "expected whole numbers from 0 to 255, or 255ths from 0 to 1"),
     "two ranges": (lambda s: setattr(s[2], "show", WHOLE), "give all images one range"),
-    "not finite": (lambda s: setattr(s[0], "show", lambda i: i / torch.tensor(0.0)), "has values from"),
     "sizes": (lambda s: setattr(s[2], "images", s[2].images[..., :SIZE]), "image 0 of the test data set is 10 x 10 "
               "pixels of 3 channels, image 0 of the train data set is 12 x 10 pixels of 3 channels; images must be"),
-    "channels": (lambda s: setattr(s[2], "images", s[2].images[:, :1]), "12 x 10 pixels of 1 channel,"),
-    "four channels": (lambda s: setattr(s[0], "show", lambda i: torch.cat([i, i])), r"uint8\[6, 10, 12\], expected an"),
     "features": (lambda s: setattr(s[0], "show", lambda i: i.flatten() / 255), r"is a torch.Tensor float32\[360\], e"),
-    "text": (lambda s: setattr(s[0], "show", str), r"is a builtins.str <U\d+\[\], expected an image"),
     "meta": (lambda s: setattr(s[0], "show", lambda i: i.to("meta")), r"cannot be read \(NotImplementedError"),
     "no pair": (lambda s: [list(range(40))] * 3, r"image 0 of the train data set is a builtins.int, expected a pair"),
     "broken": (lambda s: setattr(s[0], "show", lambda i: 1 / 0), r"0 of the train data set cannot be read \(Zero"),
@@ -208,12 +201,10 @@ WRONG = {
                     r"10 on base, .*; there are \d+: 9 on base, .*, by what was given"),
     "two": (lambda s: s[:2], "a list of three, .*; this one has 2"),
     "one object": (lambda s: s[0], "given as a list, .*, not as a .*Pairs"),
-    "dict": (lambda s: dict(zip(CLASSES, s, strict=True)), "not as a builtins.dict"),
     "None": (lambda s: [None, *s[1:]], r"the train data set is a builtins.NoneType which cannot be read"),
     "order": (lambda s: [Pairs(d.images, d.labels, mode=m) for d, m in zip(s, ("test", "validation", "train"),
                          strict=True)], r"by their modes its objects are \['test', 'val', 'train'\]"),
     "a row too far": (lambda s: setattr(s[0], "labels_to_indices", {0: [360]}), "names image 360, it has 360"),
-    "a negative row": (lambda s: setattr(s[0], "labels_to_indices", {0: [3, -1]}), "names image -1, it has 360"),
 }  # fmt: skip
 
 

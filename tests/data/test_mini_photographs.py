@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import lzma
 import re
-from collections import Counter
-from csv import DictReader
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +14,9 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, held_out, rows
 from ifsl_bench.data.sets import mini_sessions
 from ifsl_bench.data.sets.mini import NAMES
+from tests.data.helpers import of_class, refused
 
 LIST = list(rows(mini_sessions.LISTS))
-SHARED = Path(__file__).parents[3] / "shared" / "fscil" / "mini-imagenet-fscil.csv.xz"
 BASE = sorted({row["wnid"] for row in LIST if row["session"] == "0"})
 NOVEL = sorted({row["wnid"] for row in LIST if row["session"] != "0"})
 CLASSES = [*BASE[:2], *NOVEL[:2]]
@@ -41,19 +38,7 @@ def grey(name: str) -> int:
 
 
 def names_of(pool, wnid: str) -> list[int]:
-    c = pool.classes.index(wnid)
-    return pool.images[pool.starts[c] : pool.starts[c + 1], 0, 0, 0].tolist()
-
-
-def test_the_session_lists_have_the_published_counts():
-    counts = Counter((row["role"], row["session"] == "0") for row in LIST)
-    assert counts == {("train", True): 30_000, ("test", True): 6_000, ("train", False): 200, ("test", False): 4_000}
-    sides = columns("mini-imagenet.csv", "wnid", "split")
-    assert Counter(sides[wnid] for wnid in BASE) == {"train": 36, "val": 11, "test": 13}
-    assert len(BASE) == 60
-    assert len(NOVEL) == 40
-    sessions = {row["wnid"]: int(row["session"]) for row in LIST}
-    assert Counter(sessions.values()) == {0: 60} | dict.fromkeys(range(1, 9), 5)
+    return of_class(pool, wnid)[:, 0, 0, 0].tolist()
 
 
 def test_equal_images_across_training_and_test_are_where_the_manual_says():
@@ -67,12 +52,8 @@ def test_equal_images_across_training_and_test_are_where_the_manual_says():
     assert [name[:9] in BASE for name in names] == [True, True, True, True, False, False]
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
-def test_the_packaged_list_is_the_published_one():
-    assert list(DictReader(lzma.decompress(SHARED.read_bytes()).decode().splitlines())) == LIST
-
-
-def test_sessions_take_the_images_of_the_lists(home, photographs, messages):
+def test_sessions_take_the_images_of_the_lists_and_missing_ones_need_consent(home, photographs, messages):
+    refused(home, "mini-imagenet-sessions", photographs, r"lacks 57,600 of the 60,000 images of mini-ImageNet \(n0")
     dataset = prepare(home, "mini-imagenet-sessions", photographs, False, messages, allow_partial=True)
     assert dataset.partial
     train, val, test, support, query = map(
@@ -94,25 +75,19 @@ def test_sessions_take_the_images_of_the_lists(home, photographs, messages):
         assert sorted(names_of(support, wnid) + names_of(query, wnid)) == sorted(map(grey, everything))
 
 
-def test_held_out_from_photographs(home, photographs, messages):
-    dataset = prepare(home, "mini-imagenet-held-out", photographs, False, messages, allow_partial=True)
-    wnid = next(w for w in CLASSES if columns("mini-imagenet.csv", "wnid", "split")[w] == "train")
-    images = [name for name in columns(NAMES, "filename", "original") if name[:9] == wnid]
-    for pool, part in held_out(images, f"mini-imagenet-held-out:{wnid}").items():
-        assert names_of(dataset.pool(pool), wnid) == list(map(grey, part))
-
-
-def test_missing_and_misshapen_images_are_named(home, photographs, tmp_path, messages):
-    with pytest.raises(UserError, match=r"lacks 57,600 of the 60,000 images of mini-ImageNet \(n0"):
-        prepare(home, "mini-imagenet-sessions", photographs, False, messages)
-    small = next(photographs.rglob("*.jpg"))
-    content = small.read_bytes()
+def test_the_held_out_variant_draws_a_classs_images_and_names_misshapen_ones(home, photographs, messages):
+    train = [w for w in CLASSES if columns("mini-imagenet.csv", "wnid", "split")[w] == "train"]
+    images = [name for name in columns(NAMES, "filename", "original") if name[:9] == train[0]]
+    misshapen = next(photographs.rglob(f"{NOVEL[0]}*.jpg"))
+    content = misshapen.read_bytes()
     try:
-        Image.new("L", (64, 84)).save(small)
-        prepare(home, "mini-imagenet-held-out", photographs, False, messages, allow_partial=True)
-        assert any(small.name in line and "84" in line for line in messages.warned)
+        Image.new("L", (64, 84)).save(misshapen)
+        dataset = prepare(home, "mini-imagenet-held-out", photographs, False, messages, allow_partial=True)
     finally:
-        small.write_bytes(content)
+        misshapen.write_bytes(content)
+    assert any(misshapen.name in line and "84" in line for line in messages.warned)
+    for pool, part in held_out(images, f"mini-imagenet-held-out:{train[0]}").items():
+        assert names_of(dataset.pool(pool), train[0]) == list(map(grey, part))
 
 
 def test_supports_have_the_classes_of_the_queries(home):

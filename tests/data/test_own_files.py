@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import POOLS, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.reach import out_of_reach
 from ifsl_bench.data.read.archive import open_tree
@@ -20,6 +19,7 @@ from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, te
 from ifsl_bench.data.sets.layout import find_layout
 from ifsl_bench.data.source import Import
 from ifsl_bench.protocol.task_files import find, own
+from tests.data.helpers import refused
 
 CLASSES = [f"class {i}" for i in range(24)]
 SMALL = OwnOptions(size=16)
@@ -88,8 +88,8 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
 @pytest.mark.parametrize("target", ["nowhere", "class 99"], ids=["nowhere", "itself"])
 def test_a_broken_link_to_a_class_is_not_passed_over(photos, home, messages, target):
     (photos / "class 99").symlink_to(target)
-    with pytest.raises(UserError, match=r"1 links in .*photos cannot be followed: class 99\. Mend or remove them, or"):
-        prepare(home, "mine", photos, False, Reporter(), own=SMALL)
+    message = r"1 links in .*photos cannot be followed: class 99\. Mend or remove them, or"
+    refused(home, "mine", photos, message, own=SMALL)
     dataset = prepare(home, "mine", photos, False, messages, allow_partial=True, own=SMALL)
     assert dataset.partial
     assert "class 99" in dataset.manifest["about"]["missing"][0]
@@ -158,10 +158,7 @@ def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages
 
 def test_files_of_several_data_sets_are_sent_to_each(home, tmp_path):
     folder = touched(tmp_path / "il", "n01440764/n01440764_10026.JPEG")
-    with pytest.raises(UserError) as caught:
-        prepare(home, "tiered-imagenet-2018", folder, False, Reporter())
-    message = str(caught.value)
-    assert "holds the training images of ILSVRC-2012" in message
+    message = refused(home, "tiered-imagenet-2018", folder, "holds the training images of ILSVRC-2012")
     assert "which makes data set 'mini-imagenet-ilsvrc' (" in message
     assert " or 'tiered-imagenet' (" in message
     assert "not 'tiered-imagenet-2018'; to prepare it: " in message
@@ -183,32 +180,30 @@ def names(folders: list[str]) -> list[str]:
 USUAL = by_side({"train": 25, "val": 5, "test": 6})
 
 
-def test_folders_called_train_val_and_test_are_the_division(tmp_path, home, messages):
-    sides = by_side({"Train": 25, "VAL": 5, "test": 6})
+@pytest.mark.parametrize(
+    ("counts", "of_pools", "protocol"),
+    [
+        ({"Train": 25, "VAL": 5, "test": 6}, ["base/train", "novel/val", "novel/test"], "shared"),
+        ({"base": 30, "novel-train": 7, "novel-val": 5, "novel-test": 6}, ["base/train", *POOLS[3:]], "separate"),
+    ],
+)
+def test_folders_called_after_sides_are_the_division(counts, of_pools, protocol, tmp_path, home, messages):
+    sides = by_side(counts)
     root = written(tmp_path / "x" / "images", [*chain(*sides.values())])
     dataset = prepare(home, "mine", root.parent, False, messages, own=SMALL)
-    for pool, side in (("base/train", "Train"), ("novel/val", "VAL"), ("novel/test", "test")):
-        assert list(dataset.pool(pool).classes) == names(sides[side])
-    assert not dataset.has("novel/train")
-    assert any("divide the classes: 25 on base, 5 on novel/val, 6 on novel/test" in line for line in messages.said)
-    assert find("mine-5shot", home=home)[0].protocol == "shared"
+    for pool, folders in zip(of_pools, sides.values(), strict=True):
+        assert list(dataset.pool(pool).classes) == names(folders)
+    assert dataset.has("novel/train") == ("novel/train" in of_pools)
+    told = ", ".join(f"{count} on {pool}" for pool, count in zip(["base", *of_pools[1:]], counts.values(), strict=True))
+    assert any(f"divide the classes: {told}" in line for line in messages.said)
+    assert find("mine-5shot", home=home)[0].protocol == protocol
 
 
-def test_four_folders_make_the_separate_protocol(tmp_path, home, messages):
-    sides = by_side({"base": 30, "novel-train": 7, "novel-val": 5, "novel-test": 6})
-    root = written(tmp_path / "x", [*chain(*sides.values())])
-    dataset = prepare(home, "mine", root, False, messages, own=SMALL)
-    assert [len(dataset.pool(pool).classes) for pool in POOLS] == [30, 30, 30, 7, 5, 6]
-    assert list(dataset.pool("novel/train").classes) == names(sides["novel-train"])
-    assert find("mine-5shot", home=home)[0].protocol == "separate"
-
-
-@pytest.mark.parametrize(("novel", "images", "count"), [(12, 20, 2), (61, 20, 10), (9, 20, None), (12, 10, None)])
-def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(novel, images, count, tmp_path, home, messages):
+@pytest.mark.parametrize(("base", "novel", "count"), [(20, 12, 2), (20, 55, 10), (20, 9, None), (60, 12, None)])
+def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(base, novel, count, tmp_path, home, messages):
     """Ten images of a class are too few for five shots and as many queries as a base class has: a tenth of 60, 6."""
-    sides = by_side({"train": 20, "val": 5, "test": novel})
-    for side in sides:
-        written(tmp_path / "x", sides[side], images if side == "test" else 60)
+    for side, folders in by_side({"train": 20, "val": 5, "test": novel}).items():
+        written(tmp_path / "x", folders, base if side == "train" else 10)
     dataset = prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
     tasks = {task.name: task for task in own(home).values()}
     assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
@@ -218,24 +213,21 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(novel, i
     assert not few or not out_of_reach(dataset, find("mine-5shot+ways=4+sessions=2", home=home))
     if count:
         assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)
-    assert len(lines) == (images == 10)
+    assert len(lines) == (base == 60)
 
 
-def test_the_same_classes_in_train_and_val_are_no_division_of_classes(tmp_path, home, messages):
-    root = written(tmp_path / "x", [f"{side}/class {i}" for side in ("train", "val") for i in range(24)])
-    with pytest.raises(UserError, match=r"class 'class 0' is in several of the folders train, val of .*with --from"):
-        prepare(home, "mine", root, False, messages, own=SMALL)
-    assert prepare(home, "mine", root / "train", False, messages, own=SMALL).has("base/train")
+def test_the_same_classes_in_train_and_val_are_no_division_of_classes(tmp_path, home):
+    root = touched(tmp_path / "x", *(f"{side}/class {i}/1.png" for side in ("train", "val") for i in range(24)))
+    message = r"class 'class 0' is in several of the folders train, val of .*with --from"
+    refused(home, "mine", root, message, own=SMALL)
 
 
-def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home, messages):
+def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home):
     """It would be a class, and the sides classes too."""
-    root = written(tmp_path / "images", [*chain(*USUAL.values()), "extra/x"], images=2)
-    with pytest.raises(UserError, match=r"sides of a data set \(test, train, val\), and beside them extra; move these"):
-        prepare(home, "mine", root, False, messages, own=SMALL)
-    plain = written(tmp_path / "plain", ["test", *(f"class {i}" for i in range(30))])  # a class may be called that
-    with open_tree(plain) as tree:
-        assert "test" in find_layout(tree).classes
+    root = touched(tmp_path / "images", *(f"{folder}/1.png" for folder in [*chain(*USUAL.values()), "extra/x"]))
+    message = r"sides of a data set \(test, train, val\), and beside them extra; move these"
+    refused(home, "mine", root, message, own=SMALL)
+    assert "test" in classes_of(touched(tmp_path / "plain", "test/1.png", "a/1.png")), "a class may be called that"
 
 
 def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
@@ -255,7 +247,7 @@ def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
 
 
 def test_classes_that_hold_folders_alone_are_told(tmp_path, home, messages):
-    root = written(tmp_path / "x", [f"alphabet {a}/character {c}" for a in range(24) for c in range(2)])
+    root = written(tmp_path / "x", [f"alphabet {a}/character {c}" for a in range(24) for c in range(2)], images=10)
     dataset = prepare(home, "mine", root, False, messages, own=SMALL)
     assert dataset.pool("base/train").classes[0].startswith("alphabet ")
     (warning,) = (line for line in messages.warned if "only folders" in line)
@@ -263,18 +255,16 @@ def test_classes_that_hold_folders_alone_are_told(tmp_path, home, messages):
     assert warning.endswith("add --depth 2")
 
 
-def test_with_depth_the_inner_folders_are_the_classes(tmp_path, home, call, messages):
+def test_with_depth_the_inner_folders_are_the_classes(tmp_path, home, call):
     root = written(tmp_path / "x", CHARACTERS)
-    status, out, err = call("data", "prepare", "mine", "--from", str(root), "--size", "16", "--depth", "2",
-                            "--home", str(home.cache))  # fmt: skip
+    arguments = ("data", "prepare", "mine", "--from", str(root), "--home", str(home.cache), "--size", "16")
+    status, _, err = call(*arguments, "--depth", "2")
     assert status == 0, err
-    assert "folders alone" not in err
-    assert "alphabet 0/character" in out
-    dataset = prepare(home, "mine", root, False, messages, own=OwnOptions(size=16, depth=2))
+    assert "only folders" not in err
+    dataset = open_dataset(home.data / "mine")
     classes = [name for pool in POOLS[2:] if dataset.has(pool) for name in dataset.pool(pool).classes]
     assert sorted(classes) == sorted(CHARACTERS)
-    with pytest.raises(UserError, match="with other settings"):
-        prepare(home, "mine", root, False, messages, own=SMALL)
+    assert "with other settings" in call(*arguments)[2]
 
 
 # -- enlarged

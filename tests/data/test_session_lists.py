@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import lzma
 import pickle
+import shutil
 import tarfile
 from collections import Counter
 from csv import DictReader
@@ -18,31 +19,40 @@ from PIL import Image
 
 from ifsl_bench.board.result_file import read as read_result
 from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.datasets import dataset_source
+from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionSource, order_of, session_pools
-from ifsl_bench.data.sets import cifar_sessions, cub_sessions
+from ifsl_bench.data.sets import cifar_sessions, cub_sessions, mini_sessions
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
 from ifsl_bench.protocol.episodes import task_stream
 from ifsl_bench.protocol.task_files import packaged
+from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
-CIFAR, CUB = list(rows(cifar_sessions.LISTS)), list(rows(cub_sessions.LISTS))
+MODULES = (mini_sessions, cifar_sessions, cub_sessions)
+MINI, CIFAR, CUB = (list(rows(module.LISTS)) for module in MODULES)
 NAMES = sorted(columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
 TRAIN, TEST = 8_000, 2_000  # images of the made-up files, the first of 50,000 and 10,000
 
 
-@pytest.mark.parametrize("name", [cifar_sessions.LISTS, cub_sessions.LISTS])
+@pytest.mark.parametrize("name", [module.LISTS for module in MODULES])
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
 def test_the_packaged_lists_are_the_published_ones(name):
     assert list(DictReader(lzma.decompress((SHARED / name).read_bytes()).decode().splitlines())) == list(rows(name))
 
 
 def test_the_lists_have_the_published_counts():
-    counts = Counter((row["role"], row["session"] == "0") for row in CIFAR)
-    assert counts == {("train", True): 30_000, ("test", True): 6_000, ("train", False): 200, ("test", False): 4_000}
+    for rows_of_one in (MINI, CIFAR):
+        counts = Counter((row["role"], row["session"] == "0") for row in rows_of_one)
+        assert counts == {("train", True): 30_000, ("test", True): 6_000, ("train", False): 200, ("test", False): 4_000}
+    sides = columns("mini-imagenet.csv", "wnid", "split")
+    base = {row["wnid"] for row in MINI if row["session"] == "0"}
+    assert Counter(sides[wnid] for wnid in base) == {"train": 36, "val": 11, "test": 13}
     counts = Counter((row["role"], row["session"] == "0") for row in CUB)
     assert counts == {("train", True): 3_000, ("test", True): 2_864, ("train", False): 500, ("test", False): 2_930}
     of_class = Counter((row["image"][:3], row["role"]) for row in CUB)
@@ -96,19 +106,23 @@ def write_cifar(folder: Path, labels: dict[str, np.ndarray]) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def prepared(cifar, tmp_path_factory) -> Dataset:
+    """CIFAR-100 in sessions, of the made-up files."""
+    root = tmp_path_factory.mktemp("cifar")
+    files = write_cifar(root / "files", cifar)
+    return prepare(Home.locate(root / "home"), "cifar100-sessions", files, False, Reporter(), allow_partial=True)
+
+
 def places(pool, name: str) -> list[int]:
-    c = pool.classes.index(name)
-    first = pool.images[pool.starts[c] : pool.starts[c + 1]][:, 0, 0]
+    first = of_class(pool, name)[:, 0, 0]
     assert (first[:, 2] == NAMES.index(name)).all()
     return (256 * first[:, 0].astype(int) + first[:, 1]).tolist()
 
 
-def test_cifars_pools_are_those_of_the_list(home, tmp_path, cifar, messages):
-    dataset = prepare(
-        home, "cifar100-sessions", write_cifar(tmp_path / "c", cifar), False, messages, allow_partial=True
-    )
-    assert dataset.partial
-    pools = {name: dataset.pool(name) for name in COUNTS_60_40}
+def test_cifars_pools_are_those_of_the_list(prepared, cifar):
+    assert prepared.partial
+    pools = {name: prepared.pool(name) for name in COUNTS_60_40}
     for label, name in enumerate(NAMES):
         listed = [int(row["index"]) for row in CIFAR if row["role"] == "train" and int(row["index"]) < TRAIN]
         mine = [i for i in listed if cifar["train"][i] == label]
@@ -125,14 +139,13 @@ def test_cifars_pools_are_those_of_the_list(home, tmp_path, cifar, messages):
             assert sorted(places(pools["novel/test"], name)) == sorted(test)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_other_base_classes_of_a_list_take_all_images_with_them(home, tmp_path, cifar, messages, number):
+def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_path):
     """Training and test images of every class are those that it has in the list, whichever side it is on now."""
-    whole = prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", cifar), False, messages, allow_partial=True)
-    view = other_base_classes(whole, number)
+    whole = open_dataset(shutil.copytree(prepared.folder, tmp_path / "copy"))
+    view = other_base_classes(whole, 1)
     assert (view.fingerprint, view.shape, view.partial) == (whole.fingerprint, whole.shape, True)
     pools = {name: view.pool(name) for name in COUNTS_60_40}
-    base = drawn_base(NAMES, 60, number)
+    base = drawn_base(NAMES, 60, 1)
     assert [set(pools[f"base/{part}"].classes) for part in ("train", "val", "test")] == [base] * 3
     assert set(pools["novel/test"].classes) == set(pools["novel/support"].classes) == set(NAMES) - base
     for name, pool in pools.items():
@@ -168,15 +181,17 @@ def test_base_classes_are_a_function_of_number_and_names_alone():
     assert drawn_base(NAMES[::-1], 60, 1) == drawn_base(NAMES, 60, 1) != drawn_base(NAMES, 60, 2)
 
 
-def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar, messages):
+def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
     row = next(row for row in CIFAR if row["role"] == "train" and int(row["index"]) < TRAIN)
     wrong = {"train": cifar["train"].copy(), "test": cifar["test"]}
     wrong["train"][int(row["index"])] = 99
-    with pytest.raises(UserError, match=rf"train\[{row['index']}\] is of class 'worm', in CIFAR-100's session lists"):
-        prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", wrong), False, messages, allow_partial=True)
+    message = rf"train\[{row['index']}\] is of class 'worm', in CIFAR-100's session lists"
+    refused(home, "cifar100-sessions", write_cifar(tmp_path / "c", wrong), message, allow_partial=True)
 
 
-@pytest.mark.parametrize("name", ["mini", "cifar100", "cub"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("mini", marks=pytest.mark.slow("cifar100 has the same counts")), "cifar100", "cub"]
+)
 def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     """The pinned digests, from the counts of the lists: no image is needed to know which image is what."""
     source = dataset_source("mini-imagenet-sessions" if name == "mini" else f"{name}-sessions")
@@ -207,10 +222,10 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
 
 
 @pytest.mark.slow("features of 7,000 images by a network")
-def test_a_run_on_the_published_order(home, tmp_path, cifar, call, messages, monkeypatch):
+def test_a_run_on_the_published_order(home, prepared, call, monkeypatch):
     """One sequence: no interval anywhere, no test, and the result is sound."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
-    prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", cifar), False, messages, allow_partial=True)
+    shutil.copytree(prepared.folder, home.data / prepared.name)
     task = "cifar100-sessions-published+pretraining-steps=3+backbone=resnet10-stempool"
     status, out, err = call("run", "--method", "ncm,imprint", "--task", task, "--device", "cpu")
     assert status == 0, err
@@ -234,44 +249,41 @@ def test_a_list_of_sessions_that_is_not_there_is_refused():
         order_of("cub-sessions", BIRDS[:1])
 
 
+def unlisted(bird: str) -> list[str]:
+    return [f"{bird}/Unlisted_{i:04d}_1.jpg" for i in range(3)]
+
+
 BIRDS = ["001.Black_footed_Albatross", "100.Brown_Pelican", "101.White_Pelican", "200.Common_Yellowthroat"]
+LISTED = {bird: [row["image"] for row in CUB if row["image"].startswith(bird)] for bird in BIRDS}
+# All listed photographs of four classes and three others of each; each is of a grey of its own in its class.
+GREYS = {image: grey for bird in BIRDS for grey, image in enumerate([*LISTED[bird], *unlisted(bird)])}
 
 
 @pytest.fixture(scope="module")
 def birds(tmp_path_factory) -> Path:
-    """All listed photographs of four classes and three others of each, of one grey, as CUB_200_2011.tgz has them."""
+    """The photographs as CUB_200_2011.tgz has them."""
     path = tmp_path_factory.mktemp("cub") / "CUB_200_2011.tgz"
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:
-        for image in bird_names():
+        for image, grey in GREYS.items():
             out = io.BytesIO()
-            Image.new("L", (30, 20), grey(image)).save(out, "PNG")
+            Image.new("L", (30, 20), grey).save(out, "PNG")
             add_files(archive, {f"CUB_200_2011/images/{image}": out.getvalue()})
     return path
 
 
-def bird_names() -> list[str]:
-    listed = [row["image"] for row in CUB if row["image"].split("/")[0] in BIRDS]
-    return [*listed, *(f"{bird}/Unlisted_{i:04d}_1.jpg" for bird in BIRDS for i in range(3))]
-
-
-def grey(image: str) -> int:
-    """Different for the images of a class."""
-    mine = [name for name in bird_names() if name.split("/")[0] == image.split("/")[0]]
-    return mine.index(image)
-
-
-def test_birds_pools_are_those_of_the_list(home, birds, messages):
+def test_birds_pools_are_those_of_the_list_and_missing_birds_need_consent(home, birds, messages):
+    first = next(row["image"] for row in CUB if row["image"] not in GREYS)
+    refused(home, "cub-sessions", birds, rf"images of CUB-200-2011's session lists \({first}, ")
     dataset = prepare(home, "cub-sessions", birds, False, messages, allow_partial=True)
     pools = {name: dataset.pool(name) for name in cub_sessions.COUNTS}
     assert dataset.shape == (224, 224, 3)
     assert any("images are missing: 002." in line for line in messages.warned)
 
     def greys(pool: str, bird: str) -> list[int]:
-        c = pools[pool].classes.index(bird)
-        return pools[pool].images[pools[pool].starts[c] : pools[pool].starts[c + 1], 112, 112, 0].tolist()
+        return of_class(pools[pool], bird)[:, 112, 112, 0].tolist()
 
     for bird in BIRDS:
-        listed = {role: [grey(row["image"]) for row in CUB if row["image"].startswith(bird) and row["role"] == role]
+        listed = {role: [GREYS[row["image"]] for row in CUB if row["image"] in LISTED[bird] and row["role"] == role]
                   for role in ("train", "test")}  # fmt: skip
         side = "base" if bird < "101" else "novel"
         assert greys(f"{side}/test", bird) == listed["test"]
@@ -279,14 +291,7 @@ def test_birds_pools_are_those_of_the_list(home, birds, messages):
             assert sorted(greys("base/train", bird) + greys("base/val", bird)) == sorted(listed["train"])
             assert len(greys("base/val", bird)) == 8
         else:
-            unlisted = [grey(f"{bird}/Unlisted_{i:04d}_1.jpg") for i in range(3)]
-            assert greys("novel/support", bird) == listed["train"] + unlisted
-
-
-def test_birds_that_are_missing_are_named(home, birds, messages):
-    first = next(row["image"] for row in CUB if row["image"].split("/")[0] not in BIRDS)
-    with pytest.raises(UserError, match=rf"images of CUB-200-2011's session lists \({first}, "):
-        prepare(home, "cub-sessions", birds, False, messages)
+            assert greys("novel/support", bird) == listed["train"] + [GREYS[image] for image in unlisted(bird)]
 
 
 @pytest.mark.parametrize(
