@@ -406,7 +406,6 @@ def lees():
 
 
 @pytest.mark.parametrize("wrap", [
-    lambda tensors: tensors,
     lambda tensors: {"embedding": tensors, "head": {"scale": torch.ones(1)}},  # Lee et al.
     lambda tensors: {"params": {f"module.encoder.{k}": v for k, v in tensors.items()} | {"fc.weight": torch.ones(2)}},
 ])  # fmt: skip

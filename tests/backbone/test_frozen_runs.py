@@ -1,18 +1,11 @@
-"""Whole commands with a backbone from elsewhere: run, table, campaign, check; and one that has learned."""
+"""Whole commands with a backbone from elsewhere: run, table, campaign, check, sessions."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-
-from ifsl_bench.backbone.frozen import Preprocess
-from ifsl_bench.backbone.timm_zoo import Timm
-from ifsl_bench.data.pools import open_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -73,36 +66,3 @@ def test_sessions_on_a_backbone_from_elsewhere_have_one_for_both_heads(hues, cal
     assert [result["episodes"]["sessions"] for result in results] == [2, 2]
     assert len({result["pretraining"]["key"] for result in results}) == 2, "a head each"
     assert len(list((hues / "home" / "features").iterdir())) == 1, "on the same features"
-
-
-def learn(pool, path: Path) -> None:
-    """Trains a network of timm's from scratch, by timm's own optimiser and on what its preprocessing makes of the
-    images, and writes its weights."""
-    import timm
-    from safetensors.torch import save_file
-    from timm.optim import create_optimizer_v2
-
-    prepare_images = Preprocess(Timm().card("test_vit", True), torch.device("cpu"))
-    torch.manual_seed(0)
-    network = timm.create_model("test_vit", pretrained=False, num_classes=5)
-    optimiser = create_optimizer_v2(network, opt="adamw", lr=1e-3)
-    images, labels = (torch.from_numpy(np.array(x)) for x in (pool.images, pool.labels))
-    for _ in range(12):
-        loss = F.cross_entropy(network(prepare_images(images)), labels.long())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    save_file(network.state_dict(), path)
-
-
-def test_a_network_of_timms_that_learned_the_base_classes_tells_new_ones_apart(hues, call):
-    pool = open_dataset(hues / "home" / "data" / "hues").pool("base/train")
-    learn(pool, hues / "learned.safetensors")
-    options = ("--backbone", "timm:test_vit", "--weights", "learned.safetensors", "--episodes", "100")
-    status, _, err = call("run", "--method", "imprint", "--task", "hues.toml", *options, "-q")
-    assert status == 0, err
-    (file,) = (hues / "home" / "results").rglob("*.json")
-    result = json.loads(file.read_text())
-    assert result["pretraining"]["accuracy"]["base/val"] > 80  # percent; chance is 20
-    assert result["summary"]["novel_alone"]["mean"] > 60  # chance is 33
-    assert result["summary"]["acc"]["mean"] > 45  # chance is 13

@@ -16,17 +16,19 @@ from tests.tolerances import rounding
 STOP = 1e-9  # DualNewton's in float64: of the gradient at the centres, in the metric of the penalty
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["batched", "compiled"])
+@pytest.fixture(params=[True, False], ids=["batched", "compiled"])
 def way(request):
     """All at once in torch, as on a device, or one by one by compiled kernels."""
     with compiled.batched(request.param):
         yield
 
 
-@pytest.fixture(params=[1, 8], ids=["conjugate gradients", "factorised"])
-def patience(request, monkeypatch):
-    """Steps between two looks of torch at how far it is: where a look costs something, the adjoint factorises."""
+@pytest.fixture(params=[1, 8, None], ids=["conjugate gradients", "factorised", "compiled"])
+def adjoint(request, monkeypatch):
+    """The ways to a gradient. In torch the adjoint factorises where a look at how far it is costs something."""
     monkeypatch.setattr(regression, "patience", lambda like: request.param)
+    with compiled.batched(request.param is not None):
+        yield
 
 
 def problem(
@@ -79,32 +81,21 @@ def scipy_solution(args, index, **options):
 
 SHAPES = {
     "plain": {},
-    "regular": {"base": 0},
-    "one way": {"ways": 1},
     "one way, one shot": {"ways": 1, "shots": 1},
-    "one shot": {"shots": 1},
     "one shot, no base": {"shots": 1, "base": 0},
-    "twenty ways": {"ways": 20},
-    "many shots": {"shots": 40, "features": 16},
     "more rows than features": {"features": 4},
-    "one base class": {"base": 1},
-    "norm 50": {"norm": 50.0},
-    "weak": {"gamma": 1e-6},
-    "strong": {"gamma": 10.0},
     "norm 50, weak": {"norm": 50.0, "gamma": 1e-6},
     "norm 50, weak, regular": {"norm": 50.0, "gamma": 1e-6, "base": 0},
+    "strong": {"gamma": 10.0},
     "saturated": {"shots": 1, "norm": 30.0, "lift": 25.0, "gamma": 0.0, "decay": 1e-6, "episodes": 8},
-    "duplicates": {"duplicate": True},
     "duplicates across classes": {"duplicate": True, "shots": 1, "ways": 6},
-    "support equals base": {"copy": True},
     "all rows equal": {"same": True, "ways": 20, "shots": 1, "base": 0},
-    "all rows equal, weak": {"same": True, "ways": 20, "shots": 1, "base": 0, "norm": 50.0, "gamma": 1e-6},
     "no pull": {"gamma": 0.0, "decay": 1e-6, "norm": 20.0, "lift": 3.0},
-    "no pull, one shot": {"gamma": 0.0, "decay": 1e-6, "norm": 20.0, "lift": 3.0, "shots": 1},
     "everything": {"norm": 50.0, "gamma": 1e-6, "duplicate": True, "copy": True, "shots": 3},
 }
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_no_worse_than_scipy(shape, dtype):
@@ -131,8 +122,9 @@ def test_no_worse_than_scipy(shape, dtype):
             assert float(gradient.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-7)
 
 
-@pytest.mark.parametrize("shape", [{}, {"ways": 1, "shots": 1}, {"shots": 1}], ids=str)
-@pytest.mark.parametrize("precision", [1e-4, 1e-2, 1.0, 1e2])
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("shape", [{}, {"ways": 1, "shots": 1}], ids=str)
+@pytest.mark.parametrize("precision", [1e-4, 1e2])
 def test_the_tolerance_asked_for_is_kept(shape, precision):
     args = problem(**shape, episodes=6)
     args = args._replace(precisions=torch.full_like(args.precisions, precision))
@@ -146,7 +138,8 @@ def test_the_tolerance_asked_for_is_kept(shape, precision):
     assert bool((size[0] <= 30 * tolerance * size[1]).all())
 
 
-@pytest.mark.parametrize("penalty", [1e-3, 0.1, 10.0])
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("penalty", [1e-3, 10.0])
 def test_scikit_learn_without_base_classes(penalty):
     linear = pytest.importorskip("sklearn.linear_model")
     args = problem(base=0, episodes=1, norm=3.0)
@@ -164,11 +157,12 @@ def test_scikit_learn_without_base_classes(penalty):
     np.testing.assert_allclose(v[:, -1] - v[:, -1].mean(), model.intercept_ - model.intercept_.mean(), atol=1e-4)
 
 
+@pytest.mark.usefixtures("way")
 def test_one_episode_at_a_time_gives_the_same_as_a_batch():
-    args = problem(episodes=7)
+    args = problem(episodes=3)
     whole = minimise(SoftmaxRegression(), DualNewton(), None, args)
     objective = SoftmaxRegression()
-    for index in range(7):
+    for index in range(3):
         alone = minimise(objective, DualNewton(), None, objective.take(args, torch.tensor([index])))
         torch.testing.assert_close(whole.value[index : index + 1], alone.value, rtol=100 * STOP, atol=STOP)
 
@@ -180,8 +174,8 @@ def query_loss(args, solver=None, linear=None):
     return (query @ solution.value.mT).logsumexp(-1).sum() + solution.value.square().sum()
 
 
-@pytest.mark.usefixtures("patience")
-@pytest.mark.parametrize("shape", [{}, {"base": 0}, {"ways": 1}, {"shots": 1}], ids=["plain", "regular", "one", "shot"])
+@pytest.mark.usefixtures("adjoint")
+@pytest.mark.parametrize("shape", [{}, {"base": 0}, {"ways": 1}], ids=["plain", "regular", "one"])
 def test_gradcheck_of_the_solved_loss(shape):
     args = problem(features=5, episodes=2, gamma=0.05, norm=3.0, **{"ways": 3, "shots": 2, **shape})
     leaves = [a.requires_grad_() for a in args if a.is_floating_point() and bool(a.isfinite().all())]
@@ -194,6 +188,7 @@ def test_gradcheck_of_the_solved_loss(shape):
     assert torch.autograd.gradcheck(loss, leaves, eps=1e-6, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.usefixtures("way")
 def test_shared_centres_receive_the_sum_over_episodes():
     args = problem(features=5, episodes=3)
     shared = args.centres[0].clone().requires_grad_()
@@ -203,21 +198,22 @@ def test_shared_centres_receive_the_sum_over_episodes():
     torch.testing.assert_close(shared.grad, apart.grad.sum(0))
 
 
-@pytest.mark.parametrize("name", ["norm 50, weak", "duplicates", "everything", "twenty ways"])
+@pytest.mark.parametrize("name", ["norm 50, weak", "everything"])
 def test_conjugate_gradients_and_factorisation_agree_on_hard_problems(name, monkeypatch):
     gradients = []
     for steps in (1, 8):
         monkeypatch.setattr(regression, "patience", lambda like, steps=steps: steps)
         args = problem(**SHAPES[name])
         args = args._replace(centres=args.centres.requires_grad_(), precisions=args.precisions.requires_grad_())
-        query_loss(args, DualNewton(), ConjugateGradient(1e-12, 5000)).backward()
+        with compiled.batched():
+            query_loss(args, DualNewton(), ConjugateGradient(1e-12, 5000)).backward()
         gradients.append((args.centres.grad, args.precisions.grad))
     for first, second in zip(*gradients, strict=True):
         assert float((first - second).norm() / second.norm()) < 1e-5  # a residual of 1e-12 through a condition of 1e7
 
 
-@pytest.mark.parametrize("name", ["plain", "one shot", "norm 50, weak", "duplicates", "everything", "all rows equal"])
-@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("name", ["plain", "norm 50, weak", "everything", "all rows equal"])
+@pytest.mark.usefixtures("adjoint")
 def test_exact_gradients_in_single_precision(name):
     gradients = []
     for dtype in (torch.float64, torch.float32):
@@ -233,6 +229,7 @@ def test_exact_gradients_in_single_precision(name):
         assert float((double - single).norm() / double.norm()) < 1e-3  # float32's 6e-8 through a condition of 1e4
 
 
+@pytest.mark.usefixtures("way")
 def test_an_inverse_that_is_not_one_is_reported():
     args = problem(**SHAPES["everything"])
     args = args._replace(centres=args.centres.requires_grad_())
@@ -245,6 +242,7 @@ def test_an_inverse_that_is_not_one_is_reported():
 SUM = rounding(torch.float64, 5000)  # terms of the series, the last of them below 0.9 to this power
 
 
+@pytest.mark.usefixtures("way")
 def test_neumann_series_tends_to_the_damped_inverse_and_its_divergence_is_counted():
     args = problem(norm=3.0, gamma=0.1)
     solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
@@ -261,6 +259,7 @@ def test_neumann_series_tends_to_the_damped_inverse_and_its_divergence_is_counte
     assert (solution.adjoint.episodes, solution.adjoint.diverged) == (3, 3)
 
 
+@pytest.mark.usefixtures("way")
 def test_what_has_no_minimum_has_no_exact_gradient():
     strength = torch.zeros(3, dtype=torch.float64)
     objective, g = SoftmaxRegression(), torch.Generator().manual_seed(0)

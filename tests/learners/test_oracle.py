@@ -15,10 +15,7 @@ from ifsl_bench.solve import LBFGS, GradientDescent, minimise
 from tests.methods.test_attractors import CLASSES, N, arguments, pieces, point, stored_episode
 from tests.tolerances import rounding
 
-KINDS = ["none", "static", "attn"]
 FORMULA = rounding(torch.float64, 25 * 64)  # sums over 25 support rows of 64 features
-CONDITION = 100  # of the inner problems' Hessians in the metric of their penalty, with room
-SOLVED = {torch.float64: 1e-9 * CONDITION, torch.float32: rounding(torch.float32, 1, CONDITION)}  # DualNewton's stop
 
 
 def close(result, expected, within=FORMULA):
@@ -27,14 +24,14 @@ def close(result, expected, within=FORMULA):
 
 
 def problem(z, learner, kind):
-    """A stored episode's method, its inner problem, the arguments, support and query."""
-    base, support, query, _ = stored_episode(z)
+    """A stored episode's inner problem and its arguments."""
+    base, support, *_ = stored_episode(z)
     decay = float(np.float32(1e-3 if kind == "none" else 1e-5))  # stored in single precision
     method = CLASSES.get(kind, Ridge)(base, N, learner=learner, weight_decay=decay).eval()
     if kind != "none":
         method.load_state_dict(pieces(kind, learner, z, "meta"))
     with torch.no_grad():
-        return method, method.learner.objective, arguments(method, support), support, query
+        return method.learner.objective, arguments(method, support)
 
 
 def parts(v):
@@ -42,11 +39,11 @@ def parts(v):
 
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["none", "static", "attn"])
 def test_derivatives_and_differences_of_the_objective(oracle, learner, kind):
     """The part `fold` drops of the objective is one number at all points."""
     z = oracle(f"{learner}_{kind}_s5_nomask")
-    _, objective, args, *_ = problem(z, learner, kind)
+    objective, args = problem(z, learner, kind)
     minimum = objective.value(point(z, learner, "tight/w"), args).squeeze()
     for place in ("init", "probe", "tight"):
         v = point(z, learner, f"{place}/w")
@@ -61,24 +58,9 @@ def test_derivatives_and_differences_of_the_objective(oracle, learner, kind):
         close(a - b, expected)
 
 
-@pytest.mark.parametrize("dtype", SOLVED)
-@pytest.mark.parametrize("kind", KINDS)
-def test_lr_solution_and_logits(oracle, kind, dtype):
-    z = {key: x.to(dtype) if x.is_floating_point() else x for key, x in oracle(f"lr_{kind}_s5_nomask").items()}
-    method, objective, args, support, query = problem(z, "lr", kind)
-    solution = minimise(objective, method.learner.solver(dtype), None, args)
-    assert bool(solution.converged.all())
-    logits = method(support, query).logits.detach()[0]
-    for result, expected in (
-        (solution.value, point(z, "lr", "tight/w")), (logits, z["tight/query_logits_no_dummy_step"]),
-    ):  # fmt: skip
-        assert float((result - expected).norm() / expected.norm()) < SOLVED[dtype]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_mlp_search_from_beside_the_stored_solution_returns_to_it(oracle, kind):
-    z = oracle(f"mlp_{kind}_s5_nomask")
-    _, objective, args, *_ = problem(z, "mlp", kind)
+def test_mlp_search_from_beside_the_stored_solution_returns_to_it(oracle):
+    z = oracle("mlp_attn_s5_nomask")
+    objective, args = problem(z, "mlp", "attn")
     generator = torch.Generator().manual_seed(0)
     optimum = point(z, "mlp", "tight/w")
     near = Network(*(w + 1e-3 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in optimum))
@@ -92,8 +74,8 @@ def test_mlp_search_from_beside_the_stored_solution_returns_to_it(oracle, kind):
 def test_unrolled_gradient_descent_trajectory(oracle):
     start = point(oracle("lr_attn_s5_nomask"), "lr", "init/w")
     z = oracle("bptt20_lr_attn_s5_nomask")
-    args = problem(z, "lr", "attn")[2]
-    for steps in range(1, 21):
+    _, args = problem(z, "lr", "attn")
+    for steps in (1, 2, 20):
         v = minimise(SoftmaxRegression(), GradientDescent(1.0, steps), start, args).value[0]
         w, b = (z[f"trajectory/w/{name}_class_b"][steps - 1] for name in ("w", "b"))
         close(v, torch.cat([w.T, b[:, None]], 1))

@@ -16,8 +16,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ifsl_bench.methods.lda import LDA, inverse
-from scipy.stats import multivariate_normal
-from sklearn.covariance import OAS
 from torch import nn
 
 from ifsl_bench.backbone.features import Moments
@@ -162,17 +160,6 @@ def test_options_of_fecam_are_refused_where_they_have_no_meaning(oracle):
     ):
         with pytest.raises(UserError, match=reason):
             method("lda", base, **options)
-
-
-def test_lda_is_the_logarithm_of_normal_densities_of_one_covariance(oracle):
-    z = oracle("slda_s5")
-    base = base_of(z)
-    apart = (z["in/x_base"] - base.prototypes[z["in/y_base"].long()]).numpy()
-    covariance = 0.9 * OAS(assume_centered=True).fit(apart).covariance_ + 0.1 * np.eye(16)
-    means = torch.cat([base.prototypes, z["in/x_support"].view(N, -1, 16).mean(1)]).numpy()
-    expected = np.stack([multivariate_normal(m, covariance).logpdf(z["in/x_query"]) for m in means], 1)
-    logits = method("lda", base, form="slda", shrinkage=0.1)(*episode(z, base)).logits[0]
-    close(logits - logits[:, :1], expected - expected[:, :1], 1e-9)
 
 
 def test_the_correction_of_lda_is_what_noisy_means_add_to_a_distance_on_average():
