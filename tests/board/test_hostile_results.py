@@ -143,11 +143,9 @@ def test_the_novel_classes_are_part_of_what_must_match():
     "change",
     [
         lambda v: v["training"].update(solves=5),
-        lambda v: v["training"].update(solves={"adjoint_indefinite": 3}),
         lambda v: v["training"].update(solves={"unconverged": -1, "episodes": 2}),
         lambda v: v["training"].update(solves={"adjoint_indefinite": "x", "adjoint_episodes": []}),
         lambda v: v["episodes"].update(base_queries=10**400),
-        lambda v: v["episodes"].update(classes=[10**30]),
     ],
 )
 def test_what_tables_cannot_use_is_left_out_in_one_line(results, said, change):
@@ -191,7 +189,7 @@ def test_show_writes_out_what_would_steer_the_terminal(loud, said, style):
 
 
 @pytest.mark.parametrize("style", FORMATS)
-@pytest.mark.parametrize("options", [(), ("--full",), ("--rank", "--full")], ids=["plain", "full", "ranked"])
+@pytest.mark.parametrize("options", [(), ("--rank", "--full")], ids=["plain", "ranked"])
 def test_tables_write_out_what_would_steer_the_terminal(loud, said, style, options):
     for seed in (0, 2):
         (loud / f"glyphs-5shot/lwof.seed-{seed}.json").unlink()
@@ -221,24 +219,12 @@ def test_cells_of_markdown_are_text_alone():
     assert r"!\[\](http://e.x) \\\[f\](g) `table [TASK]`" in noted, "no image and no link, and code as it is"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_notes_in_markdown_have_no_link_and_no_image_whatever_their_backticks(seed):
     """By a parser of Markdown, of texts made of what steers it."""
     draw = random.Random(seed)
-    parts = [
-        "`",
-        "``",
-        "`` ",
-        "[x](http://e.x)",
-        "![x](http://e.x)",
-        "\\",
-        "[",
-        "](http://e.x)",
-        " ",
-        "a",
-        "`[a]`",
-        "```",
-    ]
+    parts = ["`", "``", "`` ", "[x](http://e.x)", "![x](http://e.x)", "\\", "[", "](http://e.x)", " ", "a",
+             "`[a]`", "```"]  # fmt: skip
     for _ in range(500):
         note = "x" + "".join(draw.choices(parts, k=draw.randrange(1, 12)))
         kinds = {child.type for token in MarkdownIt("commonmark").parse(prose(note, "markdown"))

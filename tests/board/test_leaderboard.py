@@ -252,7 +252,7 @@ def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the
     [
         ["table", "mini-5shot", "mini-regular-5shot"], ["table", "--full", "glyphs-5shot"], ["methods"], ["tasks"],
         ["compare", "lwof", "imprint", "--task", "glyphs-5shot"], ["data", "list"], ["data", "stats", "clusters"],
-        ["table", "--rank", "glyphs-5shot", "glyphs-sessions"], ["show", "first"],
+        ["table", "--rank", "glyphs-1shot", "mini-sessions"], ["show", "first"],
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -89,7 +89,7 @@ def test_where_classes_cannot_be_told_apart_there_is_none():
     assert re.match(r"30 episodes with (39|40) novel classes do not", over_classes(np.ones((30, 1)), few))
 
 
-@pytest.mark.parametrize(("classes", "spread"), [(20, 1.5), (20, 4.5), (45, 0.5), (45, 2.5), (108, 4.0)])
+@pytest.mark.parametrize(("classes", "spread"), [(20, 4.5), (45, 0.5), (108, 4.0)])
 def test_intervals_hold_the_mean_over_all_classes_as_often_as_they_say(classes, spread):
     """At the numbers of novel test classes of our tasks; an interval over episodes misses it far more often."""
     rng, cases = np.random.default_rng(5), 600

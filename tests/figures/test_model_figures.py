@@ -227,10 +227,17 @@ def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, cal
     assert not (tmp_path / "x.png").exists()
 
 
-def test_confusions_are_those_of_the_episodes_one_by_one(trained):
+@pytest.fixture(scope="module")
+def confused(trained):
+    """What two methods take for what, in all test episodes."""
+    work, task, _ = trained
+    return confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
+
+
+def test_confusions_are_those_of_the_episodes_one_by_one(trained, confused):
     """And so are the intervals; all answers together are the counts that runs have stored."""
-    work, task, results = trained
-    first, second = confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
+    results = trained[2]
+    first, second = confused
     ready, shares = opened(trained, "imprint"), {}
     for index in range(60):
         episode = episode_of(ready, index)
@@ -292,7 +299,7 @@ def in_sessions(here):
     return workspace(here / "home", device="cpu"), f"{here / 'clusters.toml'}:clusters-sessions"
 
 
-@pytest.mark.parametrize("method", ["ncm", "lr", "subspace", "upper-bound"])
+@pytest.mark.parametrize("method", ["ncm", "subspace", "upper-bound"])
 def test_confusions_in_sessions_are_counted_after_the_last_one(method, in_sessions):
     work, task = in_sessions
     options = {"memory": "supports"} if method == "subspace" else {}
@@ -308,9 +315,9 @@ def test_confusions_in_sessions_are_counted_after_the_last_one(method, in_sessio
     assert confusion.units.max() == 4, "orders, of 8 sequences"
 
 
-def test_the_figure_of_confusions_has_the_largest_shares(trained, call, tmp_path):
+def test_the_figure_of_confusions_has_the_largest_shares(trained, confused, call, tmp_path):
     work, task, _ = trained
-    of_methods = confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
+    of_methods = confused
     figure, notes = confusions.draw(of_methods)
     (axes,) = figure.axes
     mean = (of_methods[0].shares + of_methods[1].shares) / 2

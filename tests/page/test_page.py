@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.board import boards
+from ifsl_bench.board import claims as module_of_claims
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.claims import Claim, judge, judged
 from ifsl_bench.board.columns import Entry, plus_minus
@@ -80,13 +81,14 @@ def results(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def board(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
-    return load_board(find(TASK)[0], results)
+@pytest.fixture(scope="module")
+def board(results):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boards, "packaged_root", lambda: results / "none")
+        return load_board(find(TASK)[0], results)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def text(board):
     return page_html(gather([board]))
 
@@ -182,7 +184,8 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
             assert ranks[label].first == 1 + better
 
 
-def test_the_numbers_are_those_that_the_commands_print(call, results, board, text):
+def test_the_numbers_are_those_that_the_commands_print(call, results, text, monkeypatch):
+    monkeypatch.setattr(boards, "packaged_root", lambda: results / "none")
     rows = [row for row in data_of(text)["rows"] if row.get("setting") != "best of 12 trials"]
     status, out, _ = call("table", TASK, "--rank", "--full", "--results", str(results), "--format", "json")
     assert status == 0
@@ -248,7 +251,7 @@ def test_a_hostile_name_is_text_in_html_and_in_scripts(text):
     assert len(reader.scripts) == 1 + 1 + len(SCRIPTS), "the data, Plotly and ours: no script of anybody else's"
 
 
-@pytest.mark.parametrize("value", ["</script>", "<!--", "<script", "a\u2028b\u2029c", "&lt;", "ü≤"])
+@pytest.mark.parametrize("value", ["</script><!--<script&lt;", "a\u2028b\u2029c", "ü≤"])
 def test_json_in_a_script_ends_nothing_and_is_the_same(value):
     script = script_json({value: [value]})
     assert json.loads(script) == {value: [value]}
@@ -277,7 +280,8 @@ def test_plotly_is_the_file_of_the_package_that_is_named():
     assert "MIT License" in (ASSETS / "plotly-license.txt").read_text()
 
 
-def test_the_command(call, results, tmp_path):
+def test_the_command(call, results, tmp_path, monkeypatch):
+    monkeypatch.setattr(module_of_claims, "judged", list)  # claims are tested below, and take long
     out = tmp_path / "page.html"
     status, output, _ = call("report", TASK, "--results", str(results), "--out", str(out))
     assert status == 0
