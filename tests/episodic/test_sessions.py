@@ -6,6 +6,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -580,19 +583,30 @@ def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
 
 
 OF_FAULTS = """
-import torch
+import os, signal, torch
+from pathlib import Path
 from ifsl_bench import GrowingMethod, Learned
 
-class Breaks(GrowingMethod):
+class Means(GrowingMethod):
+    calls = 0
+
     def learn_classes(self, support, earlier):
-        broken = earlier is not None and earlier.shape[-1] == 30
-        return Learned(support.class_means(self.ways) * (float("nan") if broken else 1))
+        Means.calls += 1
+        if Means.calls > 600 and not Path("killed").exists():
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Learned(support.class_means(self.ways))
 
     def class_logits(self, state, query):
         return -torch.cdist(query.features, state)
 
     def base_logits(self, query):
         return -torch.cdist(query.features, self.base.prototypes.expand(len(query.features), -1, -1))
+
+class Breaks(Means):
+    def learn_classes(self, support, earlier):
+        broken = earlier is not None and earlier.shape[-1] == 30
+        return Learned(support.class_means(self.ways) * (float("nan") if broken else 1))
 """
 
 
@@ -607,3 +621,19 @@ def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
     assert "1 of 2 jobs failed" in err
     names = [file.name for file in (home / "results").rglob("*.json")]
     assert names == ["ncm.episodes=6.seed-0.json"]
+
+
+@pytest.mark.slow("a run that is killed and begun again")
+def test_a_killed_run_has_the_counts_of_one_in_another_process(home, call):
+    """Killed in the middle of 400 sequences of nine sessions, a few at a time."""
+    (home / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
+    task = ("--method", "faults.py:Means", "--task", "tiny-features-sessions", "--device", "cpu")
+    command = (sys.executable, "-m", "ifsl_bench", "run", *task)
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert not list((home / "results").rglob("*.json"))
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    (file,) = (home / "results").rglob("*.json")
+    counts = json.loads(file.read_text())["episodes"]
+    status, _, err = call("run", "--rerun", "--jobs", "2", *task)
+    assert status == 0, err
+    assert json.loads(file.read_text())["episodes"] == counts
