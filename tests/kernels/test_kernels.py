@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.kernels import krylov, network, store, threads, vectors
 from ifsl_bench.kernels import regression as regression_kernels
-from ifsl_bench.kernels.compiling import inlined
+from ifsl_bench.kernels.compiling import FOLDER, inlined
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
 from ifsl_bench.protocol.episodes import Sampler
@@ -309,6 +310,29 @@ def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
     torch.testing.assert_close(by_func(centres.detach()), first.detach(), rtol=UNROLLED, atol=UNROLLED)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         first.sum().backward()
+
+
+@pytest.mark.slow("compiles a kernel again")
+def test_damaged_machine_code_is_compiled_again(tmp_path):
+    assert FOLDER is not None
+    DualNewton().run(SoftmaxRegression(), None, regression(1))  # compiled by now
+    shutil.copytree(FOLDER, tmp_path / FOLDER.name)
+    damaged = {}
+    for code in (tmp_path / FOLDER.name).rglob("regression.solve-*.nbc"):  # one for each kind of arguments and process
+        content = bytearray(code.read_bytes())
+        content[len(content) // 2] ^= 16
+        code.write_bytes(content)
+        damaged[code] = bytes(content)
+    assert damaged
+    program = "\n".join([
+        "import sys; sys.path.insert(0, 'tests/kernels')",
+        "import test_kernels as t",
+        "out = t.DualNewton().run(t.SoftmaxRegression(), None, t.regression(1))",
+        "assert bool(out.converged.all())",
+    ])  # fmt: skip
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[2])
+    assert not any(code.exists() and code.read_bytes() == content for code, content in damaged.items())
 
 
 def test_the_kernels_can_be_switched_off():
