@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Method, Prediction, Query, Support, ask, check_prediction, masked_logits
+from ifsl_bench.plugin.method import Method, Prediction, Query, Support, answering, ask, check_prediction, masked_logits
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
 TOLERANCE = 1e-4
@@ -50,9 +50,8 @@ class Asked:
 
     def exactly(self) -> Asked:
         """The same question in double precision."""
-        method = copy.deepcopy(self.method).double()
-        method.base = method.base.to(dtype=torch.float64)
-        return replace(self, method=method, support=each(self.support, _double), query=each(self.query, _double))
+        support, query = each(self.support, in_double), each(self.query, in_double)
+        return replace(self, method=method_in_double(self.method), support=support, query=query)
 
     def looked_at(self) -> Asked:
         """The same method asked, with what one answer says of :attr:`searches`."""
@@ -77,8 +76,16 @@ def each(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
     return type(rows)(*map(change, vars(rows).values()))
 
 
-def _double(x: Tensor) -> Tensor:
+def in_double(x: Tensor) -> Tensor:
+    """A tensor of numbers in double precision; labels and masks as they are."""
     return x.double() if x.is_floating_point() else x
+
+
+def method_in_double(method: Method) -> Method:
+    """A copy of a method in double precision."""
+    double = copy.deepcopy(method).double()
+    double.base = double.base.to(dtype=torch.float64)
+    return double
 
 
 def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
@@ -152,7 +159,8 @@ def check_answers(asked: Asked) -> Tensor:
         UserError: it breaks one; says which.
     """
     for rule in IN_EVERY_RUN:
-        if (broken := rule(asked)) and not _rounding(rule, asked):
+        exact = rule in (leaves_its_input, repeats)
+        if (broken := rule(asked)) and (exact or not kept_in_double(rule, asked)):
             raise UserError(f"method {asked.name!r} breaks the contract: {broken}")
     return asked.logits()
 
@@ -169,12 +177,13 @@ def check_repeated(asked: Asked, answers: Tensor) -> None:
                         f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
 
 
-def _rounding(rule: Rule, asked: Asked) -> bool:
-    """Returns whether a rule that is broken in single precision is kept in double.
+def kept_in_double(rule: Callable[[Any], str], asked: Any) -> bool:
+    """Returns whether a rule that is broken in single precision is kept in double, where ``asked.exactly()`` asks.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
     """
     try:
-        return rule not in (leaves_its_input, repeats) and not rule(asked.exactly())
+        with answering("", asked.method):
+            return not rule(asked.exactly())
     except UserError:
         return False  # a method that works in single precision alone

@@ -28,10 +28,11 @@ from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.episodic.session_answers import Sessions
 from ifsl_bench.episodic.session_hits import Answers, count
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.episode_contract import each
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.plugin.session_contract import check_session_rules, check_sessions
+from ifsl_bench.plugin.session_contract import Learner, check_session_rules, check_sessions, sees_one_sequence
 from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.sequences import Pools, SequenceSampler
 from ifsl_bench.protocol.task import SessionSpec
@@ -470,6 +471,27 @@ def test_each_rule_of_sessions_is_held(kind, message, base):
     loader = loader_of(base)
     with pytest.raises(UserError, match=message):
         check_sessions("m", make_method(kind, base, 2, {}), loader.batch(0, 4).supports, loader.episodes(4).query)
+
+
+class Rounds(Stepwise):
+    """Adds a large number, another for each size of a batch, and takes it off: in single precision that rounds."""
+
+    def learn(self, support, before=None):
+        means = super().learn(support, before).state
+        return Learned(means + 1e5 * len(means) - 1e5 * len(means))
+
+    def forward(self, support, query):
+        return self.answer(self.learn(support).state, query)
+
+
+def test_rounding_that_differs_between_batches_is_no_breach(base):
+    def single(x):
+        return x.float() if x.is_floating_point() else x
+
+    loader, method = loader_of(base), make_method(Rounds, base.to(dtype=torch.float32), 2, {})
+    supports, query = [each(x, single) for x in loader.batch(0, 4).supports], each(loader.episodes(4).query, single)
+    assert sees_one_sequence(Learner(method, supports[:2], query, False)), "in single precision"
+    check_sessions("m", method, supports, query)
 
 
 def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
