@@ -57,7 +57,7 @@ def _facts(result: Result) -> dict[str, str]:
         "of the novel classes' data": result.novel_fingerprint,
         "data": PARTIAL if result.partial else "",
         "backbone": backbone.get("key"),
-        "SHA-256 of its weights": backbone.get("sha256"),
+        "SHA-256 of its weights": f"{sha256[:16]}..." if (sha256 := str(backbone.get("sha256") or "")) else "",
         "code of the method": provenance.get("method_source"),
         "seconds": _pairs({k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}),
     }
