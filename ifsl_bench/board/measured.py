@@ -118,12 +118,7 @@ class Row:
     @property
     def edge(self) -> list[str]:
         """The options whose chosen value is the smallest or the largest that was tried, for some seed."""
-        return sorted({name for r in self.results for name in r.at_edge})
-
-    @property
-    def earlier_search(self) -> bool:
-        """Returns whether a search of before chose the options of some seed, see :attr:`Result.rounds`."""
-        return any(r.earlier_search for r in self.results)
+        return sorted({name for r in self.results for name in r.edge})
 
     @property
     def has_options(self) -> bool:

@@ -73,11 +73,6 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     if edges := [f"{called(row)}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
     notes += [f"{remark[0].upper()}{remark[1:]}." for remark in holding_choices(board.rows)]
-    if earlier := [called(row) for row in board.rows if row.earlier_search]:
-        notes.append(
-            "Options chosen by an earlier search, which had narrower ranges and tried nothing beside the best, and not "
-            f"measured anew yet: {', '.join(earlier)}."
-        )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
     if looking := [row.full_name for row in measured if row.transductive]:

@@ -60,9 +60,8 @@ class Result(Part, frozen=True):
             in all settings.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
         edge: the options whose chosen value is the smallest or the largest that was tried, though the option takes
-            values beyond; files of an earlier search say it of ranges, see :attr:`at_edge`.
-        rounds: how many settings each round of the search for options tried; empty where nothing was searched, and in
-            files of an earlier search, which had narrower ranges and tried nothing beside the best.
+            values beyond.
+        rounds: how many settings each round of the search for options tried; empty where nothing was searched.
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
         choice: None where nothing was chosen, and where it is not recorded.
     """
@@ -111,31 +110,11 @@ class Result(Part, frozen=True):
         """Names what was chosen on validation episodes: options, ``train.rate`` for the learning rate."""
         return {name for names in self.tuned for name in names.split(", ")}
 
-    @property
-    def earlier_search(self) -> bool:
-        """Returns whether its options were chosen by an earlier search."""
-        return bool(self.tuned) and not self.rounds
-
     def accuracy(self, setting: str) -> float | None:
         """The validation accuracy of a setting, -inf where it was passed over; None where it was not tried."""
         if setting in self.passed_over:
             return -math.inf
         return next((tried[setting] for tried in self.tuned.values() if setting in tried), None)
-
-    @property
-    def at_edge(self) -> list[str]:
-        """See :attr:`edge`; of an earlier search, numbers that are the smallest or the largest that was tried."""
-        if not self.earlier_search:
-            return self.edge
-        names: set[str] = set()
-        for tried in self.tuned.values():
-            best = max(tried, key=lambda setting: self.accuracy(setting) or 0.0)
-            settings = {point: dict(part.split("=", 1) for part in point.split(", ") if "=" in part) for point in tried}
-            for name, value in settings[best].items():
-                with contextlib.suppress(ValueError):  # words are neither
-                    numbers = [float(values.get(name, "")) for values in settings.values()]
-                    names |= {name} if float(value) in (min(numbers), max(numbers)) else set()
-        return sorted(names)
 
     def own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Options and changes of meta-training that somebody set: those that a label may say."""

@@ -163,10 +163,8 @@ def _facts(result: Result) -> dict[str, list[str]]:
         best_first = sorted(tried, key=tried.__getitem__, reverse=True)
         lines.setdefault(TRIED, []).extend(f"{setting}: {_percent(tried[setting])}" for setting in best_first)
     facts = {}
-    if result.at_edge:
-        facts["chosen at an end"] = f"{', '.join(result.at_edge)}: better values may lie beyond what was tried"
-    if result.earlier_search:
-        facts["search"] = "an earlier one, with narrower ranges; nothing was tried beside the best"
+    if result.edge:
+        facts["chosen at an end"] = f"{', '.join(result.edge)}: better values may lie beyond what was tried"
     facts |= {str(key): _statistic(values, len(result.episodes)) for key, values in result.solver.items()}
     facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
     facts["cost"] = _words(result.cost)

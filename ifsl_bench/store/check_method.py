@@ -190,7 +190,7 @@ def _odd_search(result: Result, job: Job) -> Iterator[str]:
 def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
     """Checks that the settings to try were tried, and the best of them chosen."""
     tried = result.tuned[names]
-    if result.trials > MOST_TRIALS or result.earlier_search:  # said already; or settings that cannot be made again
+    if result.trials > MOST_TRIALS:  # said already
         return
     if result.trials and len(tried) > result.trials:
         yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"

@@ -139,8 +139,6 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     if stored.digest != result.digest:
         reasons.append("other episodes")
     episodes = None if reasons else _other_counts(stored, result)
-    if stored.earlier_search:
-        reasons.append("options chosen by an earlier search")
     if not same_method(stored.provenance, result.provenance):
         reasons.append("other code of the method")
     if stored.pretraining.get("key") != result.pretraining["key"]:

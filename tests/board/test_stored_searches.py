@@ -47,16 +47,10 @@ def test_a_stored_choice_is_inside_what_was_tried_or_marked_below_the_table(name
         for label, names in re.findall(r"(\S+): ([^;]+)[;.]", note.partition("beyond. ")[2])
         for name in names.split(", ")
     }
-    earlier = {
-        label
-        for note in notes
-        if "by an earlier search" in note
-        for label in note.rpartition(": ")[2].rstrip(".").split(", ")
-    }
     for row in board.rows:
-        names = sorted(set().union(*(ends(result) for result in row.results if not result.earlier_search)))
+        names = sorted(set().union(*(ends(result) for result in row.results)))
         assert set(names) <= {name for label, name in marked if label == row.label}, row.label
-        assert any(result.tuned and not result.rounds for result in row.results) == (row.label in earlier), row.label
+        assert all(bool(result.tuned) == bool(result.rounds) for result in row.results), row.label
 
 
 def test_tuned_is_nowhere_significantly_worse_than_untuned(tmp_path):
@@ -65,7 +59,7 @@ def test_tuned_is_nowhere_significantly_worse_than_untuned(tmp_path):
     for name in TASKS:
         board = board_of(name, tmp_path)
         for row in board.rows:
-            if row.setting == "tuned-12" and not row.earlier_search and not row.results[0].training:
+            if row.setting == "tuned-12" and not row.results[0].training:
                 untuned = board.row(row.label.replace("@tuned-12", ""))
                 gaps[f"{row.label} on {name}"] = compare(row, untuned, board.compared).overall["acc"]
     assert gaps
