@@ -1,2 +1,2 @@
-__version__ = "0.2.0"
-RELEASED = "2026-11-23"
+__version__ = "0.3.0"
+RELEASED = "2026-11-27"

@@ -419,7 +419,10 @@ def test_a_package_is_one_however_its_name_is_spelled(searched, tmp_path):
 def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverified(searched, tmp_path):
     def change(value):
         value["provenance"]["distribution"]["version"] = "99.0"
+        value["provenance"]["revision"] = 9
 
+    report = checked(searched, tmp_path, "lr", lambda v: v["provenance"]["distribution"].update(version="99.0"))
+    assert (report.failures, report.unverified) == ((), ()), "of the same revision"
     report = checked(searched, tmp_path, "lr", change)
     assert (report.failures, len(report.unverified)) == ((), 1)
     assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", report.unverified[0])
