@@ -1,4 +1,4 @@
-"""R, the attractor, as the centres and precisions that episodic objectives take, and the parts that centres are made of.
+"""R, the attractor, as the centres and precisions that episodic objectives take; the parts that centres are made of.
 
     R = (1/M) sum_k sum_d exp(log_gamma_d) (V_kd - u_kd)^2        over the M rows of V: novel classes, or hidden units
 

@@ -128,7 +128,7 @@ def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _other_version(result: Result, job: Job | None) -> str:
-    """Names the other version of its package that the method is from; "" where the installed one has the same method."""
+    """Names the other version of its package that the method is from; "" where the installed one has the same."""
     recorded, (_, theirs) = _distribution(result), _owners(result)
     if not theirs or not recorded.get("version") or (job and job.has_made(result.provenance)):
         return ""
