@@ -1,7 +1,7 @@
 """What a bias found on validation episodes costs against the best one, and how it varies with the training seed.
 
 ``python docs/simulations/calibration.py RESULT.json...`` prints a row for each method and task among result files.
-Without files it prints how far the stored results are from the best bias, by task.
+Without files it prints how far the stored results of episodes are from the best bias, by task.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     groups: dict[tuple[str, str], list[Result]] = {}
     for path in sys.argv[1:] or sorted(packaged_root().glob("*/*.seed-*.json")):
         result = read(Path(path))
-        if sys.argv[1:] or result.calibration:
+        if sys.argv[1:] or (result.calibration and result.calibration.curve.base_joint):  # sessions have no curve
             groups.setdefault((result.task, result.label if sys.argv[1:] else ""), []).append(result)
     line = row if sys.argv[1:] else task
     print(render([plain_table([line(group) for group in groups.values()])], "markdown"))

@@ -309,8 +309,8 @@ def holding_choices(rows: Sequence[Row]) -> list[str]:
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
     return [
-        "intervals hold what was chosen on validation episodes, a bias or options, fixed in "
-        f"{which}, measured before it was recorded"
+        f"in {which} the ± leaves out that a bias or options were chosen on validation episodes: the results are too "
+        "old to record it"
     ]
 
 

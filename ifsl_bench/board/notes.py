@@ -46,12 +46,16 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
 
     if board.rows:
         first = board.rows[0].results[0]
-        over = f"{len(first.episodes):,} episodes"
+        of = f"mean ± 95% interval over {len(first.episodes):,} episodes"
         if isinstance(first, SessionResult):
-            over = f"{first.counts().orders:,} orders of the novel classes ({len(first.episodes):,} sequences)"
-        notes.append(f"Measured: mean ± 95% interval over {over}, averaged over seeds, in percent.")
+            orders = first.counts().orders
+            of = f"mean ± 95% interval over {orders:,} orders of the novel classes ({len(first.episodes):,} sequences)"
+            of = of if orders > 1 else "on one order of the novel classes, so without intervals"
+        notes.append(f"Measured: {of}, averaged over seeds, in percent.")
         if isinstance(first, SessionResult):
-            notes += [OF_SESSIONS, f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}."]
+            notes.append(OF_SESSIONS)
+            if orders > 1:
+                notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
     usual = board.task.evaluation.episodes
