@@ -19,9 +19,9 @@ from ifsl_bench.board import result_file
 
 def accuracy(path: Path) -> np.ndarray:
     """[episodes], in percent."""
-    episodes = result_file.read(path).episodes
-    hits = np.add(episodes.base_joint, episodes.novel_joint)
-    return 100 * hits / (episodes.base_queries + episodes.novel_queries)
+    counts = result_file.read(path).counts()
+    hits = np.add(counts.base_joint, counts.novel_joint)
+    return 100 * hits / (counts.base_queries + counts.novel_queries)
 
 
 def main() -> None:
