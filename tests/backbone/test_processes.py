@@ -116,14 +116,15 @@ def error_lines(err: str) -> list[str]:
 @pytest.mark.slow("six commands, most of them of two processes")
 def test_two_processes_train_what_one_does_also_when_killed_and_resumed_as_another_number(dots):
     """Batches that two processes cannot halve, five an epoch; killed in the second epoch or the third, and begun
-    again from its start."""
-    commands = {"one": start(dots, "one", 1), "two": start(dots, "two", 2)}
+    again from its start: two processes once by torchrun itself."""
+    commands = {"one": start(dots, "one", 1), "two": start(dots, "two", 2, restarts=1, KILL="1:7")}
     for home, command in commands.items():
         status, out, err = done(command)
         assert status == 0, err
         assert out.count("weights: ") == 1, "the first process speaks for both"
         assert err.count("linear head, seed 0: done") == 1
         assert state(dots, home).info["processes"] == [1 if home == "one" else 2]
+    assert f"(resumed at 5 of {STEPS})" in err
     whole = changes(dots, "one")
     assert furthest(changes(dots, "two"), whole) < ROUNDED
 
@@ -151,14 +152,6 @@ def test_what_goes_wrong_in_all_processes_is_told_once(dots):
     assert out == ""
     (line,) = error_lines(err)
     assert "the backbone has batch norm, which 2 processes cannot share on the CPU; " in line
-
-
-@pytest.mark.slow("torchrun, which starts its processes twice")
-def test_processes_that_torchrun_replaces_go_on(dots):
-    status, out, err = done(start(dots, "replaced", 2, restarts=1, KILL="1:7"))
-    assert status == 0, err
-    assert f"(resumed at 5 of {STEPS})" in err
-    assert out.count("weights: ") == 1
 
 
 @pytest.mark.slow("starts torchrun")
