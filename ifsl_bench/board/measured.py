@@ -309,8 +309,8 @@ def holding_choices(rows: Sequence[Row]) -> list[str]:
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
     return [
-        f"in {which} the ± leaves out that a bias or options were chosen on validation episodes: the results are too "
-        "old to record it"
+        f"in {which} intervals leave out that a bias or options were chosen on validation episodes: the results are "
+        "too old to record it"
     ]
 
 

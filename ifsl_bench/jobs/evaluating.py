@@ -166,13 +166,17 @@ def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, 
 
 
 def commit() -> str:
-    """The commit of the checkout this package runs from, with "+changes" where files differ; "" outside one."""
+    """The commit of the checkout this package runs from, with "+changes" where its files differ; "" outside one.
+
+    Stored results are left out: they differ after a run that replaces one.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return ""
     try:
         head = _git(root, "rev-parse", "HEAD")
-        return head + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+        changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/results/*/*.json")
+        return head + ("+changes" if changes else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -228,8 +228,8 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
         from_before(result("before")).summary["calibrated_acc"]["interval"], abs=STORED
     )
     remark = (
-        "n before the ± leaves out that a bias or options were chosen on validation episodes: the results are too old "
-        "to record it"
+        "n before intervals leave out that a bias or options were chosen on validation episodes: the results are too "
+        "old to record it"
     )
     assert f"I{remark}." in task_table(whole_board).notes
     assert f"i{remark}" in compare(before, new).notes
