@@ -251,6 +251,6 @@ def _typed(arguments: list[str]) -> str:
     for word in arguments:
         folder = word.partition("=")[0] in FOLDERS
         if not skip and not folder:
-            words.append(word)
+            words.append(Path(word).name if Path(word).is_absolute() else word)
         skip = word in FOLDERS
     return shlex.join(["ifsl-bench", *words])
