@@ -294,7 +294,8 @@ def _to_best(entry: Entry) -> str:
     is over episodes alone."""
     if not (entry.place and entry.place.gap):
         return ""
-    return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if entry.place.common_seeds < 2 else "")
+    few = entry.place.common_seeds < 2 and not entry.place.row.single
+    return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if few else "")
 
 
 def _rank(entry: Entry) -> str:

@@ -202,6 +202,8 @@ def over_classes(differences: np.ndarray, classes: np.ndarray, choices: np.ndarr
     from scipy.special import stdtrit
 
     n, ways = classes.shape
+    if n == 1:
+        return "there is one episode"
     ids, at = np.unique(classes, return_inverse=True)
     at, count = at.reshape(n, ways), len(ids)
     together = np.zeros((count, count))  # episodes that hold both classes; N^2 times Z'Z

@@ -64,6 +64,11 @@ class Row:
         return "orders" if isinstance(self.results[0], SessionResult) else "episodes"
 
     @property
+    def single(self) -> bool:
+        """Returns whether it has one episode, or one order: nothing says how much others would differ."""
+        return len(self.results[0].episodes) == 1
+
+    @property
     def images_kept(self) -> str:
         """The images of all sessions that the method was asked with: "supports", "all images", or ""."""
         counts = [r.episodes for r in self.results if isinstance(r, SessionResult)]
@@ -148,12 +153,12 @@ class Row:
 
     @property
     def holds_bias(self) -> bool:
-        """Returns whether its intervals hold a bias fixed, as results of older versions do."""
+        """Returns whether its intervals hold a bias fixed, as older results do."""
         return any(r.calibration and not r.calibration.resampled_base for r in self.results)
 
     @property
     def holds_choices(self) -> bool:
-        """Returns whether its intervals hold a choice on validation episodes fixed, as results of older versions do."""
+        """Returns whether its intervals hold a choice on validation episodes fixed, as older results do."""
         return self.units == "episodes" and (self.holds_bias or any(r.tuned and not r.choice for r in self.results))
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
@@ -309,8 +314,8 @@ def holding_choices(rows: Sequence[Row]) -> list[str]:
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
     return [
-        f"in {which} intervals leave out that a bias or options were chosen on validation episodes: the results are "
-        "too old to record it"
+        f"the intervals of {which} do not include the choice of a bias or options: their results were written before "
+        "it was recorded"
     ]
 
 

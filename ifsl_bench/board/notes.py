@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PAPER, PARTIAL, Row, held_fixed, holding_choices
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
-from ifsl_bench.board.result_file import SessionResult
+from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import numbers_in_words, seeds_in_words
 from ifsl_bench.plugin.registry import owners
@@ -32,6 +33,15 @@ def of_calibration(task: Task) -> str:
     return f"cal.: with one bias on all novel logits, found on validation {found_on}."
 
 
+def _what_is_measured(result: Result) -> str:
+    if isinstance(result, SessionResult):
+        orders, sequences = result.counts().orders, len(result.episodes)
+        if sequences == 1:
+            return "one order of the novel classes, so there are no intervals"
+        return f"mean ± 95% interval over {orders:,} orders of the novel classes ({sequences:,} sequences)"
+    return f"mean ± 95% interval over {len(result.episodes):,} episodes"
+
+
 def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[str]:
     """The notes that a reader of the task's table needs, a line each.
 
@@ -44,18 +54,14 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     def called(row: Row) -> str:
         return row.label if alike[row.label] == 1 else row.full_name
 
+    single = bool(board.rows) and board.rows[0].single
     if board.rows:
         first = board.rows[0].results[0]
-        of = f"mean ± 95% interval over {len(first.episodes):,} episodes"
-        if isinstance(first, SessionResult):
-            orders = first.counts().orders
-            of = f"mean ± 95% interval over {orders:,} orders of the novel classes ({len(first.episodes):,} sequences)"
-            of = of if orders > 1 else "on one order of the novel classes, so without intervals"
-        notes.append(f"Measured: {of}, averaged over seeds, in percent.")
+        notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
         if isinstance(first, SessionResult):
             notes.append(OF_SESSIONS)
-            if orders > 1:
-                notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
+        if isinstance(first, SessionResult) and not single:
+            notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
     usual = board.task.evaluation.episodes
@@ -65,7 +71,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
             "episodes narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are the "
             "same."
         )
-    if any(row.one_pretraining for row in board.rows):
+    if any(row.one_pretraining for row in board.rows) and not single:
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
     tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
     notes += [
@@ -152,7 +158,8 @@ def notes_of_ranks(board: Board) -> list[str]:
     if reasons:
         reasons_text = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
         notes.append(f"Provisional, without a rank. {reasons_text[0].upper()}{reasons_text[1:]}.")
-    if few := [place.row.full_name for place in places if place.gap is not None and place.common_seeds < 2]:
+    few = [place.row.full_name for place in places if place.gap and place.common_seeds < 2 and not place.row.single]
+    if few:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
             f"over episodes alone, of these trained models and not of the methods."
@@ -164,7 +171,9 @@ def standings(board: Board, labels: Sequence[str]) -> list[list[str]]:
     """The :func:`standing` of each row; one line for several rows that nothing is ranked with."""
     reasons = {place.reason for place in board.ranking.places}
     if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
-        return [[one_line(f"All rows are provisional ({reasons.pop()}); ranks need three seeds. A difference: "
+        reason = reasons.pop()
+        needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
+        return [[one_line(f"All rows are provisional ({reason}){needs}. A difference: "
                           f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}")]]  # fmt: skip
     return [standing(board, label) for label in labels]
 
@@ -217,4 +226,6 @@ def _difference(ranking: Ranking, mine: Row, row: Row) -> str:
     over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {mine.units} and seeds"
     if not common:
         over += "; the two have no seed in common"
+    if math.isnan(gap.interval):
+        return f"{row.full_name} with {level}: {gap.mean:+.2f} points on one {mine.units.removesuffix('s')}"
     return f"{row.full_name} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, {over}"

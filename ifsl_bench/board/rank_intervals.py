@@ -112,7 +112,7 @@ class Difference:
 
     Attributes:
         mean: over the seeds and episodes that both have.
-        error: its standard error, over seeds and episodes.
+        error: its standard error, over seeds and episodes; NaN with a single episode, which says nothing of others.
         degrees: of freedom of ``mean / error`` under Student's distribution.
         models_fixed: whether it is over episodes alone: a statement on these trained models, not on methods.
     """
@@ -140,7 +140,7 @@ class Difference:
     @property
     def p(self) -> float:
         """Two-sided p-value of the hypothesis that a and b are equal."""
-        return min(1.0, 2 * replace(self, mean=abs(self.mean)).p_better())
+        return float(np.minimum(1.0, 2 * replace(self, mean=abs(self.mean)).p_better()))
 
 
 def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices: float = 0.0) -> Difference:
@@ -156,7 +156,7 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
     seeds, episodes = d.shape
     if not d.any() and not choices:  # in every episode of every seed: they do the same, and chance has no hand in it
         return Difference(0.0, 0.0, math.inf, not random or seeds < 2)
-    over_episodes = float(d.mean(0).var(ddof=1)) / episodes if episodes > 1 else 0.0
+    over_episodes = float(d.mean(0).var(ddof=1)) / episodes if episodes > 1 else math.nan
     over_seeds, degrees = 0.0, math.inf
     models_fixed = not random or seeds < 2
     if not models_fixed:

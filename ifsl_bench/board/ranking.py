@@ -74,7 +74,7 @@ class Ranking:
         self.rows = tuple(row for row in rows if _kind(row) == self.kind)
         self.metric, self.setting = metric, setting
         able = [row for row in self.rows if self._is_apt(row) and not row.has_options]
-        able = [row for row in able if len(row.seeds) >= SEEDS and not row.other_gradient]
+        able = [row for row in able if len(row.seeds) >= SEEDS and not row.other_gradient and not row.single]
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _usual(able) or _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
@@ -181,6 +181,8 @@ class Ranking:
         if row.other_gradient:
             count, total = row.solves["adjoint_diverged"]
             return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
+        if row.single:
+            return f"one {row.units.removesuffix('s')}"
         if (n := len(row.seeds)) < SEEDS:
             return "1 seed" if n == 1 else f"{n} seeds"
         if row.has_options:

@@ -221,7 +221,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
             "p": None if math.isnan(over.p) else over.p,
             "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
             "interval_overall": rounded(both.interval, 6) if several else None,
-            "p_overall": both.p if several else None,
+            "p_overall": both.p if several and not math.isnan(both.p) else None,
             "interval_of_classes": rounded(classes, 6),
             "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
             "classes": comparison.classes or None,
@@ -233,7 +233,8 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         return comparison.overall[name] if several else comparison.episodes[name]
 
     def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
-        return f"± {values[name].interval:.2f}"
+        interval = values[name].interval
+        return "" if math.isnan(interval) else f"± {interval:.2f}"
 
     columns: list[Column[str]] = [
         _metric(units),
@@ -250,8 +251,8 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         Column(fields=record),
     ]
     title = (
-        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, {comparison.count:,} {units}, "
-        f"{seeds_in_words(comparison.seeds)}"
+        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, "
+        f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {seeds_in_words(comparison.seeds)}"
     )
     overall = [
         f"A - B overall: percentage points, with 95% interval and p-value over {units} and seeds, as in ranks, "

@@ -123,14 +123,18 @@ def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
     if owners and not (recorded.get("name") and recorded.get("version")):
         yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
                f"{registry.package_of(owners[0])}")  # fmt: skip
-    elif other_version := _other_version(result, _known_job(result, task)):
+    elif (other_version := _other_version(result)) and not _has_made(_known_job(result, task), result):
         raise Unverified(f"distribution, since {other_version}")
 
 
-def _other_version(result: Result, job: Job | None) -> str:
-    """Names the other version of its package that the method is from; "" where the installed one has the same."""
+def _has_made(job: Job | None, result: Result) -> bool:
+    return job is not None and job.has_made(result.provenance)
+
+
+def _other_version(result: Result) -> str:
+    """Names the other version of its package that the method is from; "" for the installed version."""
     recorded, (_, theirs) = _distribution(result), _owners(result)
-    if not theirs or not recorded.get("version") or (job and job.has_made(result.provenance)):
+    if not theirs or not recorded.get("version"):
         return ""
     here = registry.distribution_of(theirs[0])
     if recorded["version"] == here["version"]:
@@ -143,7 +147,7 @@ def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
     if (job := _known_job(result, task)) is None:
         return
     faults = list(_odd_search(result, job))
-    if faults and (other_version := _other_version(result, job)):
+    if faults and (other_version := _other_version(result)):
         raise Unverified(f"choice of options, since {other_version}")
     yield from faults
 
@@ -151,7 +155,7 @@ def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
 def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The method's code; that of another version of its package may be other code."""
     job = _known_job(result, task)
-    if job and not job.has_made(result.provenance) and not _other_version(result, job):
+    if job and not _has_made(job, result) and not _other_version(result):
         yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 

@@ -228,11 +228,11 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
         from_before(result("before")).summary["calibrated_acc"]["interval"], abs=STORED
     )
     remark = (
-        "n before intervals leave out that a bias or options were chosen on validation episodes: the results are too "
-        "old to record it"
+        "he intervals of before do not include the choice of a bias or options: their results were written before it "
+        "was recorded"
     )
-    assert f"I{remark}." in task_table(whole_board).notes
-    assert f"i{remark}" in compare(before, new).notes
+    assert f"T{remark}." in task_table(whole_board).notes
+    assert f"t{remark}" in compare(before, new).notes
     assert not [note for note in compare(new, new).notes if remark in note]
 
 

@@ -14,12 +14,14 @@ from scipy import stats
 
 from ifsl_bench.board.asked import board_of
 from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.comparison import compare, verdict
 from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.leaderboard import overview, task_tables
 from ifsl_bench.board.notes import notes_of
 from ifsl_bench.board.published import KINDS, ONE_ORDER, published
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_folder import packaged_root
+from ifsl_bench.board.show import comparison_table
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
@@ -221,3 +223,18 @@ def test_the_overview_has_averages_of_sessions():
     lines = render(overview([board_of("tiny-features-sessions", Home.locate())])[0], "text").splitlines()
     assert lines[0] == "tiny-features-sessions"
     assert lines[2].split() == ["rank", "method", "Avg.", "cal.", "Acc.", "gain", "seeds", "source"]
+
+
+def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_seeds(tmp_path):
+    """Its seeds are equal where nothing is trained, which says nothing of other orders."""
+    board = load_board(packaged()["mini-sessions-published"], tmp_path)
+    assert {len(row.seeds) for row in board.rows} == {1, 3}
+    assert {(place.ranks, place.reason) for place in board.places} == {(None, "one order")}
+    ncm, teen = board.row("ncm"), board.row("teen")
+    comparison = compare(ncm, teen, board.compared)
+    gap = comparison.overall["acc"]
+    assert gap.mean > 0
+    assert np.isnan([gap.interval, gap.p]).all()
+    assert "nothing says how much others would differ" in verdict(comparison)
+    assert "nan" not in render([comparison_table(comparison)], "text").lower()
+    assert "NaN" not in render([comparison_table(comparison)], "json")

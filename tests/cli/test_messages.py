@@ -145,7 +145,7 @@ def test_data_sets_of_ones_own_are_completed(call, clusters, monkeypatch):
 
 
 def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
-    command = "run /h/i.toml --method lr --log csv --log-dir /a/b --home=/c --results /d --data x=/e --cluster f.toml -v"
+    command = "run /h/i.toml --method lr --log csv --log-dir /a --home=/c --results /d --data x=/e --cluster f.toml -v"
     assert _typed(command.split()) == "ifsl-bench run i.toml --method lr --log csv -v"
 
 

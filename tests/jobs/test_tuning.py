@@ -423,6 +423,12 @@ def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverifie
 
     report = checked(searched, tmp_path, "lr", lambda v: v["provenance"]["distribution"].update(version="99.0"))
     assert (report.failures, report.unverified) == ((), ()), "of the same revision"
+    report = checked(
+        searched, tmp_path, "lr",
+        lambda v: (v["provenance"]["distribution"].update(version="99.0"), v.update(transductive=True)),
+    )  # fmt: skip
+    assert report.failures == (), "another version may search otherwise"
+    assert [text.partition(",")[0] for text in report.unverified] == ["choice of options"]
     report = checked(searched, tmp_path, "lr", change)
     assert (report.failures, len(report.unverified)) == ((), 1)
     assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", report.unverified[0])
