@@ -230,9 +230,7 @@ def test_a_run_on_the_published_order(home, prepared, call, monkeypatch):
     status, out, err = call("run", "--method", "ncm,teen", "--task", task, "--device", "cpu")
     assert status == 0, err
     assert "±" not in out
-    assert (
-        "Measured: one order of the novel classes, so there are no intervals, averaged over seeds, in percent." in out
-    )
+    assert "one order of the novel classes, so there are no intervals" in " ".join(out.split())
     status, out, err = call("compare", "ncm", "teen", "--task", task)
     assert status == 0, err
     assert "The difference is that of one order: nothing says how much others would differ." in out
