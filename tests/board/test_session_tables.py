@@ -230,6 +230,7 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
     board = load_board(packaged()["mini-sessions-published"], tmp_path)
     assert {len(row.seeds) for row in board.rows} == {1, 3}
     assert {(place.ranks, place.reason) for place in board.places} == {(None, "one order")}
+    assert "Measured: one order of the novel classes, so there are no intervals" in notes_of(board)[0]
     ncm, teen = board.row("ncm"), board.row("teen")
     comparison = compare(ncm, teen, board.compared)
     gap = comparison.overall["acc"]
