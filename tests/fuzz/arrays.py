@@ -161,11 +161,11 @@ def spoiled_npz(random: Random, content: bytes) -> bytes:
     features, labels = random.choice(ODD_FEATURES), random.choice(ODD_LABELS)
     out = io.BytesIO()
     method = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
-    with zipfile.ZipFile(out, "w", method) as archive:
+    with zipfile.ZipFile(out, "w") as archive:
         for name, array in (("features.npy", features), ("labels.npy", labels), ("images.npy", features)):
             name = random.choice((name,) * 9 + ("features", "x.npy", "labels"))
             if name not in archive.namelist():
-                archive.writestr(name, _npy(random, array))
+                archive.writestr(zipfile.ZipInfo(name), _npy(random, array), method)  # of 1980, not of now
     return out.getvalue()
 
 

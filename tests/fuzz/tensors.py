@@ -67,7 +67,8 @@ def spoiled_pt(random: Random, content: bytes) -> bytes:
             elif name.endswith("byteorder") and way < 0.5:
                 data = b"big"
             if name not in new.namelist():
-                new.writestr(name, data, random.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))
+                method = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+                new.writestr(zipfile.ZipInfo(name), data, method)  # of 1980, not of now
     return out.getvalue()[: 1 << 20]
 
 
