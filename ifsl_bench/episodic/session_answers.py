@@ -25,7 +25,7 @@ from ifsl_bench.plugin.method import (
     masked_logits,
 )
 from ifsl_bench.plugin.options import with_ways
-from ifsl_bench.solve.tree import leaves, rebuild
+from ifsl_bench.solve.tree import leaves, rebuild, side_by_side
 
 FAILED = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
 
@@ -133,7 +133,7 @@ class Sessions:
             base = Query(*(part.expand(count, -1, -1) for part in parts))
             of_novel = torch.stack([method.class_logits(state, novel).mT for state in states], 1)
             return of_novel, torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
-        every, classes = _together(states), (sessions, self.ways)
+        every, classes = side_by_side(states), (sessions, self.ways)
         flat = rebuild(every, [None if x is None else x.flatten(0, 1).unsqueeze(0) for x in leaves(every)])
         of_base = method.class_logits(flat, self._queries)[0].mT  # [E T N, B]
         best = of_base.unflatten(0, (count, *classes)).amax(2)
@@ -253,16 +253,10 @@ def _learned(method: GrowingMethod, batch: SequenceBatch) -> list[Learned]:
     for support in batch.supports:
         query = method.compared(Query(support.features, support.base_logits))
         states = [session.state for session in learned]
-        parts = [_together(states)] if states and method.by_class else states
+        parts = [side_by_side(states)] if states and method.by_class else states
         earlier = [method.class_logits(state, query) for state in parts]
         learned.append(method.learn_classes(support, torch.cat(earlier, -1) if earlier else None))
     return learned
-
-
-def _together(states: Sequence[State]) -> State:
-    """The states of sessions, [E, N, ...] each, as that of one session of all their classes."""
-    columns = zip(*map(leaves, states), strict=True)
-    return rebuild(states[0], [None if parts[0] is None else torch.cat(parts, 1) for parts in columns])
 
 
 def _of_supports(support: Support) -> State:

@@ -78,7 +78,7 @@ class Ready:
             from ifsl_bench.plugin.session_contract import check_sessions
 
             batch = loader.batch(0, min(FIRST, self.job.episodes))
-            check_sessions(self.job.name, self.method, batch.supports[:2], loader.episodes(len(batch)).query)
+            check_sessions(self.job.name, self.method, batch.supports, loader.episodes(len(batch)).query)
 
     def bias(self, reporter: Reporter) -> tuple[Bias | None, str]:
         """Finds the bias that calibrates it on the validation episodes that options are chosen on.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.method import GrowingMethod, Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
 from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocol.task import MetaTraining
@@ -61,6 +61,11 @@ def check_method(method: Any, where: str = "") -> None:
         raise UserError(f"{called} does not define {', '.join(missing)}")
     if method.forward is Method.forward and method.learn is Method.learn:
         raise UserError(f"{called} defines neither forward nor learn and answer")
+    if issubclass(method, GrowingMethod):
+        for name in ("learn", "answer"):
+            if getattr(method, name) is not getattr(GrowingMethod, name):
+                raise UserError(f"{called} is a GrowingMethod, which is never asked to {name}; define learn_classes "
+                                f"and class_logits, or make it a subclass of ifsl_bench.Method")  # fmt: skip
     for name, (is_sound, expected) in ATTRIBUTES.items():
         if not is_sound(value := getattr(method, name)):
             raise UserError(f"{called}.{name} is {value!r}, expected {expected}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,24 +23,24 @@ from ifsl_bench.plugin.episode_contract import (
     kept_in_double,
     method_in_double,
 )
-from ifsl_bench.plugin.method import Method, Query, State, Support, answering, check_prediction
+from ifsl_bench.plugin.method import GrowingMethod, Method, Query, State, Support, answering, check_prediction
 from ifsl_bench.plugin.rules import made_up
-from ifsl_bench.solve.tree import leaves
+from ifsl_bench.solve.tree import leaves, side_by_side
 
 
 @dataclass(frozen=True)
 class Learner:
-    """A method with two sessions that it has to learn one after the other."""
+    """A method with sessions that it has to learn one after the other."""
 
     method: Method
-    supports: Sequence[Support]
-    query: Query  # of the classes of both sessions
+    supports: Sequence[Support]  # of two sessions at least
+    query: Query  # of classes of the first two
     searches: bool  # whether an inner search finds its answers, to its own tolerance
 
     def state(self, supports: Sequence[Support] | None = None) -> State:
-        """The state that the method carries on after these sessions, both where not given."""
+        """The state that the method carries on after these sessions, the first two where not given."""
         state: State = None
-        for support in supports or self.supports:
+        for support in supports or self.supports[:2]:
             state = self.method.learn(support, state).state
         return state
 
@@ -72,8 +73,19 @@ def leaves_earlier_states(learner: Learner) -> str:
 def carries_no_images(learner: Learner) -> str:
     """The state is as large for one support image of a class as for more."""
     lean = learner.state([_one_image(support, learner.method.ways) for support in learner.supports])
-    sizes = [[None if x is None else x.shape for x in leaves(state)] for state in (lean, learner.state())]
+    states = lean, learner.state(learner.supports)
+    sizes = [[None if x is None else x.shape for x in leaves(state)] for state in states]
     return "" if sizes[0] == sizes[1] else "its state grows with the number of support images"
+
+
+def answers_from_its_state(learner: Learner) -> str:
+    """An answer comes from the state that is given, whatever was learned since."""
+    state = learner.state()
+    before = learner.method.answer(state, learner.query).logits
+    learner.state(learner.supports[1::-1])
+    after = learner.method.answer(state, learner.query).logits
+    broken = "the answer from a state changes when other sessions are learned: it keeps something beside the state"
+    return broken if differs(after, before, learner.searches) else ""
 
 
 def sees_one_sequence(learner: Learner) -> str:
@@ -96,13 +108,28 @@ def keeps_order_free(learner: Learner) -> str:
     if not learner.method.order_free:
         return ""
     ways = learner.method.ways
-    turned = learner.logits(learner.supports[::-1])
+    turned = learner.logits(learner.supports[1::-1])
     base, first, second = turned.split([turned.shape[-1] - 2 * ways, ways, ways], -1)
     broken = "the answer depends on the order of sessions, against order_free"
     return broken if differs(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else ""
 
 
-OF_ANSWERS = (sees_one_sequence, begins_as_episode, keeps_order_free)
+def grows_in_one_pass(learner: Learner) -> str:
+    """A ``GrowingMethod`` learns and answers sessions at once, as it declares, as it does one by one."""
+    method = learner.method
+    if not isinstance(method, GrowingMethod):
+        return ""
+    query, states = method.compared(learner.query), learner.state()
+    expected = torch.cat([method.class_logits(state, query) for state in states], -1)
+    if not method.looks_back:
+        states = [method.learn_classes(support, None).state for support in learner.supports[:2]]
+    parts = [side_by_side(states)] if method.by_class else states
+    at_once = torch.cat([method.class_logits(state, query) for state in parts], -1)
+    broken = "sessions learned and answered at once have other logits than one by one, against looks_back or by_class"
+    return broken if differs(at_once, expected, learner.searches) else ""
+
+
+OF_ANSWERS = (answers_from_its_state, sees_one_sequence, begins_as_episode, keeps_order_free, grows_in_one_pass)
 RULES = (leaves_earlier_states, carries_no_images, *OF_ANSWERS)
 
 
@@ -111,8 +138,8 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
     """Holds a method that learns session by session against the rules of sessions.
 
     Args:
-        supports: of the first sessions, two at least.
-        query: of all of these.
+        supports: of the sessions, two at least.
+        query: of the first two.
 
     Raises:
         UserError: it breaks one; says which.
@@ -121,7 +148,7 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
         episode = method(supports[0], query)
         (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
         check_prediction(name, episode, episodes, queries, classes + method.ways)
-        learner = Learner(method, supports[:2], query, comes_of_search(episode))
+        learner = Learner(method, supports, query, comes_of_search(episode))
         answer = method.answer(learner.state(), query)
         check_prediction(name, answer, episodes, queries, classes + 2 * method.ways)
         for rule in RULES:
@@ -142,11 +169,12 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
         return
     asked = made_up(name, kind, options, 5, False, False)
     whole = asked.support
-    later = replace(whole, features=whole.features.roll(1, 0), base_logits=whole.base_logits.roll(1, 0))
+    sessions = [each(whole, partial(torch.roll, shifts=t, dims=0)) for t in range(len(whole.features))]
+    applies = {keeps_order_free: asked.method.order_free, grows_in_one_pass: isinstance(asked.method, GrowingMethod)}
     with answering(name, asked.method):
-        learner = Learner(asked.method, (whole, later), asked.query, comes_of_search(asked.answer()))
+        learner = Learner(asked.method, sessions, asked.query, comes_of_search(asked.answer()))
         for rule in RULES:
-            if rule is keeps_order_free and not asked.method.order_free:
+            if not applies.get(rule, True):
                 continue
             yield (rule.__doc__ or "").strip().rstrip("."), rule(learner)
 

@@ -40,6 +40,12 @@ def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
     return build(like)
 
 
+def side_by_side(trees: Sequence[Tree]) -> Tree:
+    """Trees of one form with leaves [E, N, ...] each, as one with all their columns."""
+    columns = zip(*map(leaves, trees), strict=True)
+    return rebuild(trees[0], [None if parts[0] is None else torch.cat(parts, 1) for parts in columns])
+
+
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """Applies `function` to every leaf that is a tensor."""
     return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])

@@ -17,7 +17,7 @@ from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.method import Prediction
+from ifsl_bench.plugin.method import GrowingMethod, Prediction
 from ifsl_bench.plugin.options import space_of
 from ifsl_bench.plugin.settings import at_edge, points
 from ifsl_bench.protocol.metrics import Counts
@@ -93,6 +93,14 @@ def test_what_a_class_declares_wrongly_is_said_before_any_work(jobs):
 def test_a_class_that_answers_nothing_is_said():
     with pytest.raises(UserError, match="X defines neither forward nor learn and answer"):
         check_method(type("X", (Method,), {}))
+
+
+def test_a_growing_method_with_an_answer_of_its_own_is_refused():
+    """Its sequences are answered from ``class_logits`` alone, so it would be measured without that answer."""
+    growing = dict.fromkeys(("learn_classes", "class_logits"), lambda self, *_: None)
+    check_method(type("X", (GrowingMethod,), growing))
+    with pytest.raises(UserError, match="X is a GrowingMethod, which is never asked to answer"):
+        check_method(type("X", (GrowingMethod,), {**growing, "answer": Method.answer}))
 
 
 def test_an_answer_of_another_type_is_one_line(jobs):
