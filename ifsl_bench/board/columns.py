@@ -131,11 +131,15 @@ class Heading:
 # What a terminal without room leaves out, the highest first; what is not here stays.
 FEW_SEEDS = " *"
 AVERAGE = Heading("Avg.", r"Avg. $\uparrow$", short=True, paper_short=True)  # of sessions, in place of Acc.
+IN_SESSIONS = {"acc": AVERAGE, "harmonic": Heading("harmonic", r"harmonic $\uparrow$", short=True)}
 DROP = {
-    "base": 9,
     "first": 9,
-    "novel": 8,
-    "gain": 1,
+    "last": 5,
+    "gain": 4,
+    "base": 3,  # one without the other misleads
+    "novel": 3,
+    "gacc": 2,
+    "harmonic": 1,
     "delta_b": 9,
     "delta_a": 9,
     "state": 8,
@@ -155,17 +159,17 @@ HEADINGS = {
     "base_alone": Heading("base alone"),
     "novel_joint": Heading("novel joint"),
     "novel_alone": Heading("novel alone"),
-    "harmonic": Heading("harmonic"),
     "ausuc": Heading("AUSUC"),
     "calibrated_delta": Heading("cal. Delta"),
     # Of sequences of sessions.
     "first": Heading("A_0", r"$A_0 \uparrow$", short=True, paper_short=True),
     "last": Heading("A_T", r"$A_T \uparrow$", short=True, paper_short=True),
-    "pd": Heading("PD"),  # the less the better, unlike what papers print bold
+    "pd": Heading("PD", r"PD $\downarrow$"),  # the less the better, unlike what papers print bold
     "gain": Heading("gain", r"gain $\uparrow$", short=True),
-    "base": Heading("base", "base", short=True),
-    "novel": Heading("novel", "novel", short=True),
-    "gacc": Heading("gAcc"),
+    "base": Heading("base", r"base $\uparrow$", short=True),
+    "novel": Heading("novel", r"novel $\uparrow$", short=True),
+    "harmonic": Heading("harmonic"),  # of episodes too
+    "gacc": Heading("gAcc", r"gAcc $\uparrow$", short=True),
     "learned": Heading("just learned"),
     "novel_as_base": Heading("novel as base"),
     "base_as_novel": Heading("base as novel"),
@@ -178,12 +182,13 @@ def task_columns(
     """The columns of a task's table.
 
     Args:
-        full: also the joint and alone accuracies of base and novel classes, and what weighs one against the other.
+        full: also the joint and alone accuracies of base and novel classes, and what weighs one against the other; in
+            sessions, the accuracy after each, and every metric.
         ranked: also the rank, and how far each row is from the best.
         row_metrics: the metrics that some row has. Readers are not shown what no row has; programs get it always.
     """
     kind = task.kind
-    names = kind.fields if full else [name for name in HEADINGS if name in kind.fields and HEADINGS[name].short]
+    names = kind.fields if full else [name for name in HEADINGS if name in kind.fields and heading_of(name, task).short]
     metrics = [
         _metric(name, heading_of(name, task).text if kind.shows(name, row_metrics) else None, ranked)
         for name in names
@@ -199,7 +204,7 @@ def task_columns(
         Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18),
         *metrics,
         *((Column("to the best", _to_best, drop=DROP["to_best"]),) if ranked else ()),
-        *((Column("bytes/class", _state, _state_fields, drop=DROP["state"]),) if task.sessions else ()),
+        *((Column("bytes/class", state, _state_fields, drop=DROP["state"]),) if task.sessions else ()),
         Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
         Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=DROP["spread"]),
         _trials(full),
@@ -222,7 +227,7 @@ def rounded(value: float, digits: int = 4) -> float | None:
 
 def heading_of(metric: str, task: Task) -> Heading:
     """The heading of a metric in the tables of a task."""
-    return AVERAGE if metric == "acc" and task.sessions else HEADINGS[metric]
+    return IN_SESSIONS.get(metric, HEADINGS[metric]) if task.sessions else HEADINGS[metric]
 
 
 def _metric(name: str, heading: str | None, bold: bool) -> Column[Entry]:
@@ -335,7 +340,8 @@ def _state_bytes(entry: Entry) -> float:
     return math.nan if known is None else known
 
 
-def _state(entry: Entry) -> str:
+def state(entry: Entry) -> str:
+    """The bytes that a row carries on for each novel class, as text; "" where nobody knows."""
     return "" if math.isnan(size := _state_bytes(entry)) else f"{size:,.0f}"
 
 

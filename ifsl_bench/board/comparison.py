@@ -116,6 +116,8 @@ def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classe
             yield f"seed {result.seed}: the two start from backbones that were trained separately (another machine?)"
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
+    if keeping := [f"{_called(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
+        yield f"{' and '.join(keeping)} of earlier sessions"
     yield from holding_choices([a, b])
     if a.units == "orders":
         yield f"every interval holds fixed {held_fixed([a, b])}"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, heading_of, published_entries
+from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, heading_of, published_entries, state
 from ifsl_bench.board.measured import COMPUTED, STORED, having
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import LETTERS, bibtex
@@ -28,6 +28,7 @@ ARROWS = (
     "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
     "Ren et al. (2019) print the same numbers as decreases, with a down arrow."
 )
+BESIDE = ("base", "novel", "harmonic", "gacc", "calibrated_acc", "state")  # in sessions, more columns
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
 
 
@@ -43,7 +44,7 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
     as printed.
 
     Args:
-        full: the columns of the paper's full ablation tables, with Delta_a and Delta_b.
+        full: the columns of the paper's full ablation tables, with Delta_a and Delta_b; in sessions, :data:`BESIDE`.
     """
     groups: dict[str, list[Board]] = {}
     for board in boards:
@@ -67,7 +68,9 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     filled = [name for name in columns if having(measured, name)]
     columns = [name for name in columns if boards[0].task.kind.shows(name, filled)]
     if sessions := boards[0].task.sessions:
-        columns = ["first", *(f"a_{t}" for t in range(1, sessions.count)), "last", "acc", "pd", "gain"]
+        after = ["first", *(f"a_{t}" for t in range(1, sessions.count)), "last"]
+        beside = [name for name in BESIDE if full and (name != "calibrated_acc" or name in filled)]
+        columns = [*after, "acc", "pd", "gain", *beside]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     twice = {row.label for row in measured if row.origin != STORED} & {
         row.label for row in measured if row.origin == STORED
@@ -79,7 +82,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         bold |= _bold(board, entries, columns)
         for entry in entries:
             blocks.setdefault(_block(entry), {}).setdefault(_label(entry, twice), {})[board.name] = entry
-    notes = [note for board in boards for note in (*notes_of(board, "their ± too"), *notes_of_ranks(board))]
+    notes = [note for board in boards for note in (*notes_of(board, "their ± too", columns), *notes_of_ranks(board))]
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}",
@@ -92,7 +95,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         rf"\caption{{{escaped(_caption(boards))}}}",
         rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(boards))}}}",
         r"\toprule",
-        *(_sessions_header(sessions.count) if sessions else _header(boards, columns)),
+        *(_sessions_header(boards[0].task, columns[len(after) :]) if sessions else _header(boards, columns)),
     ]
     for block in sorted(blocks):
         lines.append(r"\midrule")
@@ -137,13 +140,14 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
 
 
-def _sessions_header(count: int) -> list[str]:
-    """The header as papers on sessions have it: the accuracy after each, their average, and what is lost on the way."""
-    numbers = " & ".join(map(str, range(count + 1)))
+def _sessions_header(task: Task, columns: Sequence[str]) -> list[str]:
+    """The header as papers on sessions have it: the accuracy after each, then what sums it up."""
+    numbers = [str(t) for t in range(task.sessions.count + 1)] if task.sessions else []
+    heads = ["bytes/class" if name == "state" else heading_of(name, task).paper for name in columns]
+    over = rf"\multicolumn{{{len(numbers)}}}{{c}}{{Acc. after each session (\%) $\uparrow$}}"
     return [
-        rf"\multirow{{2}}{{*}}{{Model}} & \multicolumn{{{count + 1}}}{{c}}{{Acc. after each session (\%) $\uparrow$}} "
-        r"& \multirow{2}{*}{Avg. $\uparrow$} & \multirow{2}{*}{PD $\downarrow$} & \multirow{2}{*}{gain $\uparrow$} \\",
-        rf" & {numbers} & & & \\",
+        " & ".join([r"\multirow{2}{*}{Model}", over, *(rf"\multirow{{2}}{{*}}{{{head}}}" for head in heads)]) + r" \\",
+        f" & {' & '.join(numbers)}{' &' * len(heads)} " + r"\\",
     ]
 
 
@@ -170,6 +174,8 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
         label += f", {entry.source}"
     if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
         label += f", {mark}"
+    if entry.measured and (images := entry.measured.images_kept):
+        label += f", keeps {images}"
     return f"{label}, partial data" if entry.partial and not entry.comparable else label
 
 
@@ -205,6 +211,8 @@ def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -
     """A number as the paper prints it: its ± beside an accuracy only."""
     if entry is not None and name.startswith("a_"):
         return f"{entry.after[int(name[2:])].mean:.2f}"
+    if entry is not None and name == "state":
+        return state(entry)
     if entry is None or name not in entry.values:
         return ""
     value = entry.values[name]

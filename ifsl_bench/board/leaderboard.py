@@ -17,7 +17,8 @@ from ifsl_bench.board.published_table import published_tables
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
-OVERVIEW = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "Delta", "gain", "seeds", "source")  # headings
+OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
+OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
 SHARED = "Rows of other seeds stand where their difference to the best row, on the seeds that both have, puts them."
 RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
@@ -46,7 +47,7 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
     seeds that they share.
 
     Args:
-        full: also the joint and alone accuracies of base and novel classes.
+        full: with all columns that :func:`ifsl_bench.board.columns.task_columns` has.
 
     Raises:
         UserError: there is no row.
@@ -78,13 +79,17 @@ def ranked_tables(
 
 
 def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
-    """The best three ranked rows of each task and the user's own, in few columns; and where there is more."""
+    """The best three ranked rows of each task and the user's own, with their lazy ones, in few columns; and where
+    there is more.
+    """
     tables, boards = [], list(boards)
     for board in boards:
         whole = ranked_table(board)
         entries = [entry for entry in whole.rows if entry.comparable and entry.measured]
         best = [entry for entry in entries if entry.place and entry.place.ranks] or entries
         shown = [entry for entry in entries if entry in best[:3] or _mine(entry)]
+        firsts = {f"{entry.after[0].mean:.2f}" for entry in shown if entry.after}
+        shown += [e for e in whole.rows if e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
         notes = [f"{count} more row{'s' * (count > 1)}: ifsl-bench leaderboard {board.name}"] if count else []

@@ -35,7 +35,7 @@ def table(
     Args:
         methods: labels of the only rows to show.
         setting: "paper" for methods as published alone, "tuned-12" for the best of 12 trials; all rows by default.
-        full: show joint and alone accuracies too; data frames have all columns that ``--format json`` has.
+        full: show more columns, as ``table --full``; data frames have all columns that ``--format json`` has.
         home, results: as ``--home`` and ``--results``.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
@@ -19,11 +19,15 @@ from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, Task
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
-OF_SESSIONS = (
-    "Avg.: the mean accuracy after each session, A_0 to A_T; base and novel: after the last; lazy: the same base "
-    "classifier (A_0), which never answers with a novel class; gain: how far Avg. is above that; bytes/class: what is "
-    "carried on for each novel class."
-)
+OF_SESSIONS = {  # column -> what it is
+    "acc": "Avg.: the mean accuracy after each session, A_0 to A_T",
+    "pd": "PD: A_0 minus A_T",
+    "base": "base, novel and their harmonic mean: after the last",
+    "gacc": "gAcc: like Avg., of accuracies averaged over weights of the base session",
+    "gain": "lazy: the same base classifier (A_0), which never answers with a novel class; gain: how far Avg. is above "
+    "that",
+    "state": "bytes/class: what is carried on for each novel class",
+}
 HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 
@@ -42,11 +46,14 @@ def _what_is_measured(result: Result) -> str:
     return f"mean ± 95% interval over {len(result.episodes):,} episodes"
 
 
-def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[str]:
+def notes_of(
+    board: Board, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys() - {"pd"}
+) -> list[str]:
     """The notes that a reader of the task's table needs, a line each.
 
     Args:
         plus_minus: where the table has the ± that papers print.
+        shown: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
     """
     notes, measured = [], (*board.rows, *board.others)
     alike = Counter(row.label for row in measured)
@@ -59,7 +66,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         first = board.rows[0].results[0]
         notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
         if isinstance(first, SessionResult):
-            notes.append(OF_SESSIONS)
+            notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
         if isinstance(first, SessionResult) and not single:
             notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
         if board.task.hides("val"):

@@ -32,7 +32,8 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         after: A_0 ... A_T.
         base, novel: after each session; None where nothing is printed.
         kind: one of :data:`KINDS`.
-        chosen_on_test: whether something, as an epoch, was chosen on test images.
+        chosen_on_test: whether something, as an epoch, was chosen on test images; None, as for the next ones, where
+            no source says so.
         images: those of earlier sessions that it keeps.
         knows_classes: whether the number of classes is known beforehand.
         novel_seen: whether the pretraining of the backbone has, or may have, seen the novel classes.
@@ -44,10 +45,10 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     base: list[float | None] = []
     novel: list[float | None] = []
     backbone: str = ""
-    chosen_on_test: bool = False
+    chosen_on_test: bool | None = None
     images: str = ""
-    knows_classes: bool = False
-    novel_seen: Literal["no", "may", "yes"] = "no"
+    knows_classes: bool | None = None
+    novel_seen: Literal["no", "may", "yes"] | None = None
     seeds: int | None = None
     note: str = ""
 
@@ -58,7 +59,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "chosen on test images" if self.chosen_on_test else "",
             f"keeps {self.images} images" if self.images else "",
             "knows the number of classes" if self.knows_classes else "",
-            MARKS[self.novel_seen],
+            MARKS[self.novel_seen or "no"],
         ]
         return "; ".join(filter(None, marks))
 
@@ -70,7 +71,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def marks(self) -> str:
         """The flags as letters of :data:`LETTERS`."""
-        holds = (self.chosen_on_test, bool(self.images), self.knows_classes, self.novel_seen != "no")
+        holds = (self.chosen_on_test, bool(self.images), self.knows_classes, self.novel_seen in ("may", "yes"))
         return "".join(letter for letter, held in zip(LETTERS, holds, strict=True) if held)
 
     def values(self, queries: np.ndarray) -> dict[str, float]:
@@ -166,8 +167,10 @@ def published(task: str) -> list[PublishedRow]:
         listed = task if task in file.sequences else task + LISTED
         for label, sequence in file.sequences.get(listed, {}).items():
             values_here = sequence.values(np.array(file.queries[listed]))
+            of_all = file.source.partition("; ")[2]  # such as "means of 10 runs"
+            note = "; ".join(filter(None, [of_all, sequence.note]))
             rows.append(
-                PublishedRow(label=label, values=values_here, source=stem, note=sequence.note, sequence=sequence,
+                PublishedRow(label=label, values=values_here, source=stem, note=note, sequence=sequence,
                              protocol="" if listed == task else ONE_ORDER)
             )  # fmt: skip
     return rows

@@ -12,8 +12,8 @@ from ifsl_bench.board.table import Column, Table
 SHOWN = ("acc", "first", "last", "pd", "gain", "base", "novel")
 DROP = {"pd": 2, "first": 3, "base": 5, "novel": 4}
 NOTES = [
-    "Published: as printed, one sequence each, without intervals; ranked nowhere, in no significance test. Sources "
-    "that contradict each other stand side by side.",
+    "Published: as printed, without intervals; means of several runs where a note says so. Ranked nowhere, in no "
+    "significance test. Sources that contradict each other stand side by side.",
     "gain: how far Avg. is above that of a model with the same A_0 which never answers with a novel class.",
     "kind: who prints the numbers; cited: another paper repeats them; rerun: another paper ran the method itself.",
 ]
@@ -80,6 +80,7 @@ def _after(t: int, shown: bool) -> Column[PublishedRow]:
 
 
 def _flags(row: PublishedRow) -> dict[str, bool | str | None]:
+    """The flags for programs; None where no source says so."""
     sequence = _sequence(row)
     return {
         "chosen_on_test": sequence.chosen_on_test,

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ifsl_bench.board.boards import Board
     from ifsl_bench.common.files import Home
 
+FULL = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
+
 
 def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool, labels: Sequence[str]) -> None:
     from ifsl_bench.board.leaderboard import ranked_tables, with_variants
@@ -62,7 +64,7 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
 )
 @click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
               "(tuned-12 for the best of 12 trials).")  # fmt: skip
-@click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
+@click.option("--full", is_flag=True, help=FULL)
 @click.option(
     "--beside", is_flag=True, help="Show measured rows beside printed ones, and whether they are within the band."
 )
@@ -112,7 +114,7 @@ def table(
 )
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--setting", metavar="NAME", help="Methods as published (paper, the default), or tuned ones (tuned-12).")
-@click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
+@click.option("--full", is_flag=True, help=FULL)
 @label_option
 @folders_options
 @style_option

@@ -108,7 +108,7 @@ class How:
 @click.option("--pretrain", "own_weights", is_flag=True,
               help="Train the backbone here even if its weights come with the package.")  # fmt: skip
 @click.option(
-    "--full", is_flag=True, help="Tables with the joint and alone accuracies too; with --dry-run, a line for each task."
+    "--full", is_flag=True, help="Tables with all columns, as of table --full; with --dry-run, a line for each task."
 )
 @click.option("--jobs", type=Whole(1, MOST_WORKERS),
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip

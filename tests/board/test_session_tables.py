@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from ifsl_bench.board.asked import board_of
@@ -22,6 +24,7 @@ from ifsl_bench.board.published import KINDS, ONE_ORDER, published
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.board.show import comparison_table
+from ifsl_bench.board.terminal import print_tables
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
@@ -58,6 +61,7 @@ def test_published_rows_are_those_of_the_list():
         assert row.sequence.novel == entry.get("novel", [])
         assert row.sequence.seeds == entry.get("seeds")
         assert (row.sequence.novel_seen == "may") == entry.get("contaminated_pretraining", False)
+        assert (" runs" in row.note) == (" runs" in entry["source"] + entry.get("note", "")), "means of several"
 
 
 def test_a_published_row_has_its_gain_over_its_own_lazy_row():
@@ -80,10 +84,13 @@ def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
         assert [fact[f"a_{t}"] for t in (0, 8)] == [76.6, 50.22]
         assert records["Joint-CNN"]["keeps_images"] == "all"
         assert records["BiMC"]["novel_seen"] == "may"
+        flags = ("chosen_on_test", "keeps_images", "knows_classes", "novel_seen")
+        assert [records["SPPR"][flag] for flag in flags] == [None] * 4, "its README says nothing of these"
         assert not any("rank_first" in record for record in records.values())
     else:
         assert text.startswith("mini-sessions, published\n")
         assert "They are of one order of the classes and one support set." in text
+        assert "EEIL*, Ft-CNN, iCaRL*, Joint-CNN, NCM* (LUCIR), TOPIC (AL-MML) (tao2020): means of 10 runs." in text
         assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("FACT")][:3] == [
             "FACT", "FACT (released log)", "FACT (rerun by M2SD)"
         ]  # fmt: skip
@@ -115,6 +122,35 @@ def test_full_tables_have_the_accuracy_after_each_session(call):
     assert [word for word in text.splitlines()[2].split() if word.startswith("A_")] == [f"A_{t}" for t in range(10)]
     _, text, _ = call("table", "tiny-features-sessions", "--method", "teen")
     assert [word for word in text.splitlines()[2].split() if word.startswith("A_")] == ["A_0", "A_T"]
+
+
+@pytest.mark.parametrize("style", ["text", "markdown"])
+def test_harmonic_mean_and_gacc_stand_beside_base_and_novel_accuracy(call, style):
+    _, out, _ = call("table", "tiny-features-sessions", "--method", "teen", "--format", style)
+    heads, teen = ([cell.strip() for cell in re.split(r"\||  +", line) if cell.strip()] for line in out.splitlines()
+                   if line.strip("| ").startswith(("method ", "teen ")))  # fmt: skip
+    shown = [float(teen[heads.index(name)].split()[0]) for name in ("base", "novel", "harmonic", "gAcc")]
+    assert heads[(at := heads.index("base")) : at + 4] == ["base", "novel", "harmonic", "gAcc"]
+    hits, queries = stored_counts("teen")
+    rows, columns = np.tril_indices(10)
+    acc = np.full((10, 10), np.nan)
+    acc[rows, columns] = 100 * (hits.mean(0) / queries[:, columns]).mean(0)
+    base, novel = acc[9, 0], (100 * hits[..., 46:].sum(-1).mean(0) / queries[:, 1:].sum(1)).mean()
+    weights = np.linspace(0, 95 / 5, 100_001)
+    sessions = [(weights * acc[t, 0] + acc[t, 1 : t + 1].sum()) / (weights + t) for t in range(1, 10)]
+    gacc = (acc[0, 0] + sum(np.trapezoid(values, weights) / weights[-1] for values in sessions)) / 10
+    assert shown == pytest.approx([base, novel, 2 * base * novel / (base + novel), gacc], abs=0.0051)
+
+
+def test_terminals_leave_out_other_columns_first():
+    table = task_tables(board_of("tiny-features-sessions", Home.locate()))[0]
+    heads = {}
+    for width in (80, 120):
+        screen = io.StringIO()
+        print_tables([table], Console(file=screen, width=width))
+        heads[width] = screen.getvalue().splitlines()[2].split()
+    assert heads[80] == ["method", "Avg.", "harmonic", "gAcc", "seeds", "source"]
+    assert heads[120] == ["method", "Avg.", "gain", "base", "novel", "harmonic", "gAcc", "seeds", "source"]
 
 
 @pytest.mark.parametrize("command", [["table"], ["table", "--rank"]], ids="-".join)
@@ -151,6 +187,38 @@ def test_latex_has_a_column_for_each_session(call):
     numbers = [float(cell.split("$")[0].strip(" \\")) for cell in teen.split("&")[1:]]
     names = [*(f"a_{t}" for t in range(10)), "acc", "pd", "gain"]
     assert numbers == pytest.approx([row[name] for name in names], abs=0.005)
+
+
+def test_latex_in_full_has_more_columns_and_explains_those_there(call):
+    command = ("table", "tiny-features-sessions", "--method", "teen", "--format")
+    plain, full = (call(*command, "latex", *more)[1].splitlines() for more in ([], ["--full"]))
+    row = json.loads(call(*command, "json")[1])[0]
+    explained = [re.findall(r"(?:^%|;) ([\w/.]+)[^;]*:", next(line for line in lines if line.startswith("% Avg.")))
+                 for lines in (plain, full)]  # fmt: skip
+    assert explained == [["Avg.", "PD", "lazy", "gain"],
+                         ["Avg.", "PD", "base", "gAcc", "lazy", "gain", "bytes/class"]]  # fmt: skip
+    heads = next(line for line in full if "multirow" in line and "Avg." in line)
+    names = re.findall(r"\{\*\}\{([\w. /]+?)(?: \$\\[a-z]+\$)?\}", heads)
+    assert names == [
+        "Model", "Avg.", "PD", "gain", "base", "novel", "harmonic", "gAcc", "cal. Acc.", "bytes/class"
+    ]  # fmt: skip
+    teen, whole = (next(line for line in lines if line.startswith("TEEN & ")) for lines in (plain, full))
+    assert whole.startswith(teen.removesuffix(r"\\"))
+    numbers = [float(cell.split("$")[0].strip(" \\").replace(",", "")) for cell in whole.split(" & ")[14:]]
+    fields = ("base", "novel", "harmonic", "gacc", "calibrated_acc", "state_bytes_per_class")
+    assert numbers == pytest.approx([row[name] for name in fields], abs=0.0051)
+    assert {line.count("&") for line in full if line.endswith(r"\\")} == {19, 10}
+
+
+def test_latex_and_compare_say_which_rows_keep_images(call):
+    _, out, _ = call("table", "glyphs-sessions", "--format", "latex")
+    rows = [line for line in out.splitlines() if line.endswith(r"\\")]
+    assert any(line.startswith("Upper bound, keeps all images & ") for line in rows)
+    assert sum("keeps" in line for line in rows) == 1
+    task = ("--task", "glyphs-sessions")
+    _, out, _ = call("compare", "ncm", "upper-bound", *task)
+    assert out.count("\nNote: upper-bound (stored) keeps all images of earlier sessions.\n") == 1
+    assert "keeps" not in call("compare", "ncm", "teen", *task)[1]
 
 
 def test_latex_marks_what_sets_published_rows_apart(tmp_path):
@@ -222,7 +290,13 @@ def test_tables_say_where_validation_hides_base_classes():
 def test_the_overview_has_averages_of_sessions():
     lines = render(overview([board_of("tiny-features-sessions", Home.locate())])[0], "text").splitlines()
     assert lines[0] == "tiny-features-sessions"
-    assert lines[2].split() == ["rank", "method", "Avg.", "cal.", "Acc.", "gain", "seeds", "source"]
+    assert lines[2].split() == [
+        "rank", "method", "Avg.", "cal.", "Acc.", "gain", "base", "novel", "harmonic", "gAcc", "seeds", "source"
+    ]  # fmt: skip
+    names = [re.split("  +", line.strip()) for line in lines[4:9]]
+    assert [cells[0] for cells in names[3:]] == ["lazy (lr+a)", "lazy (imprint)"], "those of the rows above"
+    assert [cells[1] for cells in names[:3]] == ["mlp", "imprint", "ncm"]
+    assert lines[10].startswith("22 more rows: "), "of 27"
 
 
 def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_seeds(tmp_path):
