@@ -22,7 +22,17 @@ from ifsl_bench.plugin.episode_contract import (
     kept_in_double,
     method_in_double,
 )
-from ifsl_bench.plugin.method import Method, Query, State, Support, answering, check_prediction
+from ifsl_bench.plugin.method import (
+    Learned,
+    Method,
+    Prediction,
+    Query,
+    State,
+    Support,
+    answering,
+    check_prediction,
+    returned,
+)
 from ifsl_bench.plugin.rules import made_up
 from ifsl_bench.solve.tree import leaves
 
@@ -40,12 +50,12 @@ class Learner:
         """The state that the method carries on after these sessions, both where not given."""
         state: State = None
         for support in supports or self.supports:
-            state = self.method.learn(support, state).state
+            state = returned(Learned, self.method.learn, support, state).state
         return state
 
     def logits(self, supports: Sequence[Support] | None = None) -> Tensor:
         """The logits [E, Q, C] after these sessions."""
-        return self.method.answer(self.state(supports), self.query).logits
+        return returned(Prediction, self.method.answer, self.state(supports), self.query).logits
 
     def part(self, sequence: int) -> Learner:
         """One sequence."""
@@ -103,6 +113,7 @@ def keeps_order_free(learner: Learner) -> str:
 
 
 OF_ANSWERS = (sees_one_sequence, begins_as_episode, keeps_order_free)
+FIRST = "first sequences"
 RULES = (leaves_earlier_states, carries_no_images, *OF_ANSWERS)
 
 
@@ -120,10 +131,10 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
     with answering(name, method):
         episode = method(supports[0], query)
         (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
-        check_prediction(name, episode, episodes, queries, classes + method.ways)
+        check_prediction(name, episode, episodes, queries, classes + method.ways, FIRST)
         learner = Learner(method, supports[:2], query, comes_of_search(episode))
-        answer = method.answer(learner.state(), query)
-        check_prediction(name, answer, episodes, queries, classes + 2 * method.ways)
+        answer = returned(Prediction, method.answer, learner.state(), query)
+        check_prediction(name, answer, episodes, queries, classes + 2 * method.ways, f"{FIRST} after session 2")
         for rule in RULES:
             if (broken := rule(learner)) and not (rule in OF_ANSWERS and kept_in_double(rule, learner)):
                 raise UserError(f"method {name!r} breaks the contract: {broken}")
