@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_board, telling
 from ifsl_bench.board.looks import method_of
-from ifsl_bench.board.measured import EVERY, FILE, PAPER, Row
+from ifsl_bench.board.measured import EVERY, FILE, PAPER, Row, lazy_of
 from ifsl_bench.board.result_file import read
 from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
+from ifsl_bench.plugin.printed_rows import LAZY
 from ifsl_bench.plugin.registry import names_file
 from ifsl_bench.protocol.task_files import find, find_one, own, packaged
 
@@ -98,6 +101,17 @@ def row_of(board: Board, label: str) -> Row:
     raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 
 
+def rival_of(board: Board, label: str, other: str) -> Row:
+    """The row of that label to compare the row ``other`` with; in sessions also ``lazy``, the lazy model of ``other``,
+    and ``lazy (ROW)``, that of any row.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    lazy = board.task.sessions and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
+    return replace(lazy_of(row_of(board, lazy[1] or other)), label=label) if lazy else row_of(board, label)
+
+
 def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, tuple[Row, ...]]:
     """Two rows to compare, by label and task or by file, and all rows that they are comparable with.
 
@@ -106,8 +120,9 @@ def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, 
     """
     if task:
         board = board_of(task, folders)
-        first, second = row_of(board, a), row_of(board, b)
-        return first, second, board.compared if {first, second} <= {*board.compared} else ()
+        first, second = rival_of(board, a, b), rival_of(board, b, a)
+        ranked = {id(row.results) for row in board.compared}  # a lazy model has the results of its row
+        return first, second, board.compared if {id(first.results), id(second.results)} <= ranked else ()
     for name in (a, b):
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")

@@ -11,7 +11,6 @@ tests, Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15(6):657): a l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,11 +20,11 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ifsl_bench.board.asked import board_of, row_of
+from ifsl_bench.board.asked import board_of, rival_of, row_of
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import overall
-from ifsl_bench.board.measured import Row, lazy_of
+from ifsl_bench.board.measured import Row
 from ifsl_bench.board.rank_intervals import LEVEL, Difference, holm
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.board.result_folder import CLAIMS, packaged_root
@@ -33,11 +32,10 @@ from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.toml import held, parsed, text_of
-from ifsl_bench.plugin.printed_rows import LAZY
+from ifsl_bench.common.wording import either
 
 OPPOSED = LEVEL / 10  # the part of the chance of a wrong verdict that statements against the claims have
 ANY = "*"  # in place of B: every other row that is ranked with A
-OF_OTHER = re.compile(rf"{LAZY} \((.+)\)")  # in sessions, the model of another row's A_0; "lazy" alone is that of A's
 Statement = tuple[str, str, float]  # A, B, c: A - B > c
 Key = tuple[str, str, str, str, float]  # task, metric, and such a statement
 
@@ -199,16 +197,9 @@ def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
             board = boards[task]
             first = row_of(board, a)
             family = Ranking(board.compared, claim.metric, setting_of(first)).family
-            rivals = family if b == ANY else [_rival(board, first, b)]
+            rivals = family if b == ANY else [rival_of(board, b, a)]
             evidence += [_compared(claim, board, first, rival) for rival in rivals if rival is not first]
     return evidence
-
-
-def _rival(board: Board, first: Row, label: str) -> Row:
-    if label == LAZY:
-        return lazy_of(first)
-    other = OF_OTHER.fullmatch(label)
-    return replace(lazy_of(row_of(board, other[1])), label=label) if other else row_of(board, label)
 
 
 def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
@@ -265,7 +256,8 @@ def edges_of(judged_claim: Judged) -> str:
 def summary(claims: Collection[Judged]) -> str:
     """Says how many claims there are, how many hold, and what the verdicts rest on."""
     holding = sum(claim.holds for claim in claims)
+    units = either(evidence.a.units for claim in claims for evidence in claim.evidence)
     return (
-        f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over episodes and seeds. Verdicts: "
+        f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over {units} and seeds. Verdicts: "
         f"all claims at once, by Holm's procedure at {LEVEL:.0%}."
     )

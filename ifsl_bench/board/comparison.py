@@ -79,7 +79,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in names}
     student = float(stdtrit(len(common) - 1, 0.975))
     differences = np.stack([ours[name] - theirs[name] for name in names], 1)
-    over = over_classes(differences, a.results[0].classes(), np.array(list(choices.values())))
+    over = over_classes(differences, a.results[0].classes(), np.array(list(choices.values())), a.units)
     by_class = over if isinstance(over, OverClasses) else None
     estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist()) if by_class else ()
     return Comparison(
@@ -193,26 +193,29 @@ class OverClasses:
     classes: int
 
 
-def over_classes(differences: np.ndarray, classes: np.ndarray, choices: np.ndarray | float = 0.0) -> OverClasses | str:
+def over_classes(
+    differences: np.ndarray, classes: np.ndarray, choices: np.ndarray | float = 0.0, units: str = "episodes"
+) -> OverClasses | str:
     """The interval of each mean difference over novel classes, or why there is none.
 
     Args:
         differences: [n, m], one row minus another.
         classes: [n, N] class ids of each episode, all different.
         choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLES`` of them.
+        units: what the n are.
     """
     from scipy.special import stdtrit
 
     n, ways = classes.shape
     if n == 1:
-        return "there is one episode"
+        return f"there is one {units.removesuffix('s')}"
     ids, at = np.unique(classes, return_inverse=True)
     at, count = at.reshape(n, ways), len(ids)
     together = np.zeros((count, count))  # episodes that hold both classes; N^2 times Z'Z
     np.add.at(together, (at[:, :, None], at[:, None, :]), 1)
     values, vectors = np.linalg.eigh(together)
     if n <= count or values[0] < 1e-9 * values[-1]:
-        return f"{n:,} episodes with {count} novel classes do not tell the classes apart"
+        return f"{n:,} {units} with {count} novel classes do not tell the classes apart"
     means = differences.mean(0)
     centred = differences - means
     sums = np.zeros((count, centred.shape[1]))  # over the episodes that hold a class; N times Z'd

@@ -22,7 +22,7 @@ from ifsl_bench.protocol.variants import split
 
 BOLD = (
     "Bold: among ranked rows, those that may be the best in the column, with 95% confidence for all rows at once, over "
-    "episodes and training seeds; for each paper, its highest number, without a test."
+    "{} and training seeds; for each paper, its highest number, without a test."
 )
 ARROWS = (
     "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
@@ -85,7 +85,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     notes = [note for board in boards for note in (*notes_of(board, "their ± too", columns), *notes_of_ranks(board))]
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
-        f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}",
+        f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}".format(boards[0].task.kind.units),
         *_not_shown(boards, bold),
         *([f"% {ARROWS}"] if set(columns) & {"delta", "delta_a", "delta_b"} else []),
         *(f"% {one_line(line)}" for line in dict.fromkeys(notes)),

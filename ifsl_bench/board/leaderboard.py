@@ -16,6 +16,7 @@ from ifsl_bench.board.published import PublishedRow, published_tasks
 from ifsl_bench.board.published_table import published_tables
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.wording import either
 
 OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
@@ -23,7 +24,7 @@ SHARED = "Rows of other seeds stand where their difference to the best row, on t
 RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
-    "vary over episodes and over training seeds; novel classes are held fixed. A row with fewer than three seeds, with "
+    "vary over {} and over training seeds; novel classes are held fixed. A row with fewer than three seeds, with "
     "options of its own, or trained mostly with another gradient than it names, is provisional: shown in its place, "
     "without a rank. Rows are ordered by their difference from the best row, on the seeds that both have. Methods as "
     "published are ranked apart from tuned ones "
@@ -74,7 +75,8 @@ def ranked_tables(
 ) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
     """The ranked tables of tasks and of their variants, see :func:`with_variants`, and the notes below all of them."""
     shown = with_variants(boards, results, labels)
-    closing = RULE if any(len(board.compared) > 1 for board in shown) else ""
+    ranked = [board.task.kind.units for board in shown if len(board.compared) > 1]
+    closing = RULE.format(either(ranked)) if ranked else ""
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 
@@ -96,8 +98,9 @@ def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
         notes += solve_notes({row.full_name: row.solves for entry in shown if (row := entry.measured)})
         notes += [f"{remark}." for remark in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
+    units = either(board.task.kind.units for board in boards)
     closing = (
-        "Measured: mean ± 95% interval over episodes, averaged over seeds, in percent; methods as published. "
+        f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; methods as published. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
         "--full` has them of all tasks."
     )

@@ -19,6 +19,7 @@ from ifsl_bench.plugin.printed_rows import LAZY
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
+from ifsl_bench.protocol.task_kind import JOINT, SESSIONS
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.session_metrics import SessionCounts
@@ -61,7 +62,7 @@ class Row:
     @property
     def units(self) -> str:
         """The unit that its intervals are over."""
-        return "orders" if isinstance(self.results[0], SessionResult) else "episodes"
+        return (SESSIONS if isinstance(self.results[0], SessionResult) else JOINT).units
 
     @property
     def single(self) -> bool:
@@ -247,6 +248,11 @@ class Row:
 
 class LazyRow(Row):
     """The model with the A_0 of a row in sessions which never answers with a novel class."""
+
+    @property
+    def full_name(self) -> str:
+        """Its label, as in tables."""
+        return self.label
 
     @property
     def edge(self) -> list[str]:

@@ -33,8 +33,7 @@ HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 def of_calibration(task: Task) -> str:
     """Says what calibrated numbers are."""
-    found_on = "sequences" if task.sessions else "episodes"
-    return f"cal.: with one bias on all novel logits, found on validation {found_on}."
+    return f"cal.: with one bias on all novel logits, found on validation {task.kind.drawn}."
 
 
 def _what_is_measured(result: Result) -> str:
@@ -71,22 +70,23 @@ def notes_of(
             notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
-    usual = board.task.evaluation.episodes
+    usual, kind = board.task.evaluation.episodes, board.task.kind
     if many := [called(row) for row in measured if len(row.results[0].episodes) > usual]:
         notes.append(
-            f"Over more episodes than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
-            "episodes narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are the "
-            "same."
+            f"Over more {kind.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
+            f"{kind.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are "
+            "the same."
         )
     if any(row.one_pretraining for row in board.rows) and not single:
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
+    tried_on = f"validation {kind.drawn}"
     tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
     notes += [
-        f"@{setting}: the options that did best on validation episodes, at most {trials} settings tried with one seed."
+        f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())
     ]
     if many := [f"{called(row)} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
-        notes.append(f"Settings of our grid tried on the validation episodes of each seed, by row: {', '.join(many)}.")
+        notes.append(f"Settings of our grid tried on the {tried_on} of each seed, by row: {', '.join(many)}.")
     if edges := [f"{called(row)}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
     notes += [f"{remark[0].upper()}{remark[1:]}." for remark in holding_choices(board.rows)]
@@ -169,7 +169,7 @@ def notes_of_ranks(board: Board) -> list[str]:
     if few:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
-            f"over episodes alone, of these trained models and not of the methods."
+            f"over {board.task.kind.units} alone, of these trained models and not of the methods."
         )
     return notes
 
@@ -193,7 +193,7 @@ def standing(board: Board, label: str) -> list[str]:
     (place,) = (place for place in board.places if place.row is mine)
     places = [place for place in board.places if place.row is not mine]
     if not places:
-        return [f"{label} is the only measured row on these episodes."]
+        return [f"{label} is the only measured row on these {board.task.kind.drawn}."]
     rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
     best = next((place.row for place in places if not place.provisional), places[0].row)
     away = [place.row for place in places if place.row.label != label]
@@ -213,7 +213,7 @@ def _again(ranking: Ranking, mine: Row, row: Row) -> str:
     """The difference of a row to its namesake."""
     gap, common = _paired(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
-        return f"  {row.full_name} has the same accuracy in every episode ({seeds_in_words(common)})"
+        return f"  {row.full_name} has the same accuracy in every {mine.units[:-1]} ({seeds_in_words(common)})"
     return f"  against the row of the same name, {_difference(ranking, mine, row)}"
 
 

@@ -273,8 +273,8 @@ def _of_classes(comparison: Comparison) -> list[str]:
     if not comparison.classes:
         return []
     note = (
-        f"over classes: over episodes and the {comparison.classes} novel classes that they draw from; trained models "
-        "held fixed; for claims about other classes."
+        f"over classes: over {comparison.units} and the {comparison.classes} novel classes that they draw from; "
+        "trained models held fixed; for claims about other classes."
     )
     none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
     if none:

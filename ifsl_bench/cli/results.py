@@ -152,7 +152,10 @@ def leaderboard(
 @folders_options
 @style_option
 def compare(a: str, b: str, task: str | None, folders: Home, style: str) -> None:
-    """Paired difference A - B of two rows of a task, or two files."""
+    """Paired difference A - B of two rows of a task, or two files.
+
+    In sessions, 'lazy' is the lazy model of the other row, and 'lazy (ROW)' that of any row.
+    """
     from ifsl_bench.board.asked import pair_of
     from ifsl_bench.board.comparison import compare as compare_rows
     from ifsl_bench.board.show import comparison_table

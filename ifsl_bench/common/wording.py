@@ -17,6 +17,11 @@ def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) >= least else ", ".join(map(str, run)) for run in runs)
 
 
+def either(words: Iterable[str]) -> str:
+    """Each word once: "episodes", "episodes or orders"."""
+    return " or ".join(sorted(set(words)))
+
+
 def seeds_in_words(seeds: Collection[int]) -> str:
     """ "seed 0", "seeds 0, 1, 2", "seeds 0 to 4"."""
     return f"seed{'s' * (len(seeds) != 1)} {numbers_in_words(seeds)}"

@@ -19,7 +19,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,11 @@ POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "nov
 # Where supports and queries of the novel test classes are apart: what supports are drawn from.
 SUPPORT = "novel/support"
 EVERY_POOL = (*POOLS, SUPPORT)
+INSTEAD = {  # what a task does without a pool
+    "novel/train": '; a task without it needs protocol = "shared"',
+    SUPPORT: "; without a published list of sessions leave out listed = true",
+}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,7 @@ class Dataset:
             UserError: there is no such pool, or its files may not be read.
             CorruptFile: the labels, or the size or header of the images, are not what was written.
         """
-        if not self.has(name):
-            shared = '; a task without it needs protocol = "shared"' if name == "novel/train" else ""
-            raise UserError(
-                f"data set {self.name!r} has no pool {name}; it has {', '.join(self.manifest['pools'])}{shared}"
-            )
-        entry = self.manifest["pools"][name]
+        entry = entry_of(self.manifest["pools"], name, self.name)
         images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
         labels = _labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])
         starts = np.append(0, np.cumsum(np.bincount(labels, minlength=len(entry["classes"])))).astype(np.int64)
@@ -118,6 +118,13 @@ class Dataset:
             _check(self.folder, self.manifest["pools"][pool]["images"])
         except CorruptFile as error:
             raise CorruptFile(f"{error}; make it again with ifsl-bench data prepare {self.name} --force") from error
+
+
+def entry_of(pools: Mapping[str, T], name: str, data: str) -> T:
+    """What there is of the pool ``name`` of data set ``data``; raises :class:`UserError` where it has no such pool."""
+    if name not in pools:
+        raise UserError(f"data set {data!r} has no pool {name}; it has {', '.join(pools)}{INSTEAD.get(name, '')}")
+    return pools[name]
 
 
 def _labels(path: Path, sha256: str, count: int) -> np.ndarray:

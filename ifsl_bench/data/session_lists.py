@@ -12,6 +12,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.published_splits import LISTED, Image, Pools, PublishedData, shuffled
 from ifsl_bench.data.source import Count
+from ifsl_bench.plugin import registry
 
 SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")
 HELD_OUT = 50  # training images of a base class in base/val, of the 500 in CIFAR-100 and mini-ImageNet
@@ -93,7 +94,7 @@ def order_of(data: str, classes: Sequence[str]) -> np.ndarray:
     Raises:
         UserError: the data set has no published list, or lacks a class of it.
     """
-    source = dataset_source(data)
+    source = dataset_source(data) if data in registry.names(registry.DATASETS) else None
     if not isinstance(source, SessionSource):
         raise UserError(f"data set {data!r} has no published list of sessions; leave out published = true")
     sessions = source.sessions()

@@ -24,6 +24,7 @@ from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.episodic.trained import Diverged, Solves, Trained, check_progress, training_threads
 from ifsl_bench.plugin.method import (
+    Learned,
     Method,
     NonFinite,
     Prediction,
@@ -34,6 +35,7 @@ from ifsl_bench.plugin.method import (
     check_form,
     check_prediction,
     masked_logits,
+    returned,
 )
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training_choice import Training
@@ -299,8 +301,8 @@ def by_session(
         session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
         queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
         with answering(name, method):
-            learned = method.learn(session, state)
-            state, answer = learned.state, method.answer(learned.state, queries)
+            learned = returned(Learned, method.learn, session, state)
+            state, answer = learned.state, returned(Prediction, method.answer, learned.state, queries)
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
         shape = episodes, queries.features.shape[1], classes + t * method.ways
         checked = (check_prediction if numbers else check_form)(name, prediction, *shape)

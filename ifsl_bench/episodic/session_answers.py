@@ -23,6 +23,7 @@ from ifsl_bench.plugin.method import (
     check_form,
     check_numbers,
     masked_logits,
+    returned,
 )
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.solve.tree import leaves, rebuild, side_by_side
@@ -147,7 +148,7 @@ class Sessions:
         for t in range(1, self.sessions + 1):
             with answering(self.name, method):
                 if step_by_step:
-                    learned = method.learn(batch.supports[t - 1], state)
+                    learned = returned(Learned, method.learn, batch.supports[t - 1], state)
                     state = learned.state
                 if t < first:
                     continue
@@ -158,7 +159,7 @@ class Sessions:
                 elif self.supports_kept:
                     prediction = with_ways(method, t * self.ways)(batch.together(t), query)
                 else:
-                    answer = method.answer(state, query)
+                    answer = returned(Prediction, method.answer, state, query)
                     prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
             yield check_form(self.name, prediction, len(batch), queries, classes), state
 
@@ -174,7 +175,7 @@ class Sessions:
             statistics.append(prediction.statistics)
             best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
             best_novel, novel_at = logits[..., self.classes :].max(-1)
-            self._check((best, best_novel), count)
+            self._check((best, best_novel), count, f" after session {t}")
             margin, split = _margin(best, best_novel), self._base.shape[0]
             base.append(margin[:, :split])
             base_right.append(at[:, :split] == batch.base_labels)
@@ -208,10 +209,10 @@ class Sessions:
         numbers = {name: torch.cat([answer.statistics[name] for answer in every]) for name in every[0].statistics}
         return Prediction(torch.cat([answer.logits for answer in every]), numbers)
 
-    def _check(self, logits: Sequence[Tensor], count: int) -> None:
+    def _check(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""
         bad = torch.stack([~(part < torch.inf).flatten(1).all(1) for part in logits]).any(0)
-        check_numbers(self.name, int(bad.sum()), count)
+        check_numbers(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
 
 
 def _best_so_far(best: Tensor) -> Tensor:
@@ -239,7 +240,7 @@ def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def _learned(method: GrowingMethod, batch: SequenceBatch) -> list[Learned]:
     """Learns each session of the batch."""
     if not method.looks_back:
-        whole, shape = method.learn_classes(batch.at_once(), None), batch.support_rows.shape[:2]
+        whole, shape = returned(Learned, method.learn_classes, batch.at_once(), None), batch.support_rows.shape[:2]
         columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
         statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
         return [
@@ -255,7 +256,8 @@ def _learned(method: GrowingMethod, batch: SequenceBatch) -> list[Learned]:
         states = [session.state for session in learned]
         parts = [side_by_side(states)] if states and method.by_class else states
         earlier = [method.class_logits(state, query) for state in parts]
-        learned.append(method.learn_classes(support, torch.cat(earlier, -1) if earlier else None))
+        before = torch.cat(earlier, -1) if earlier else None
+        learned.append(returned(Learned, method.learn_classes, support, before))
     return learned
 
 

@@ -44,7 +44,7 @@ class Evaluate(EvaluationStage):
     command: str = ""  # what the user typed, recorded with the result
 
     def told(self, seeds: str) -> str:
-        return f"evaluating {self.job.told(seeds)}: {self.job.episodes:,} episodes"
+        return f"evaluating {self.job.told(seeds)}: {self.job.task.kind.counted(self.job.episodes)}"
 
     def inputs(self) -> Sequence[Stage]:
         if not in_ranges(self.job):

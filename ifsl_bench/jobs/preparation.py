@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ifsl_bench.backbone.contract import is_frozen
@@ -30,6 +31,7 @@ from ifsl_bench.common.checkpoint import begun
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores
 from ifsl_bench.data.datasets import is_prepared, rough_seconds
+from ifsl_bench.data.pools import entry_of
 from ifsl_bench.data.preparing.outline import Outline, data_of, fingerprint_of, novel_fingerprint
 from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
@@ -131,10 +133,14 @@ class PrepareData(Stage):
 
     def check(self, data: Outline) -> None:
         """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
+
+        def starts(pool: str) -> np.ndarray:
+            return entry_of(data.starts, pool, self.task.dataset.name)
+
         for side in self.sides if data.starts else ():
-            task_stream(self.task, side, 0, data.starts.__getitem__, classes=lambda pool: data.classes.get(pool, ()))
+            task_stream(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
         if self.sessions > 1 and data.starts:
-            training_sampler(self.task, self.sessions, 0, data.starts.__getitem__)
+            training_sampler(self.task, self.sessions, 0, starts)
 
     def threads(self) -> int:
         return cores()
@@ -165,7 +171,7 @@ class CheckEpisodes(Stage):
     side: Side
 
     def told(self, seeds: str) -> str:
-        return f"{self.side} episodes of {self.task.name}"
+        return f"{self.side} {'episodes' if self.side == 'train' else self.task.kind.drawn} of {self.task.name}"
 
     def key(self, home: Home) -> str:
         return f"{self.task.name}-{self.task.hash[:12]}-{self.side}"

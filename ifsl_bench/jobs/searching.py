@@ -53,8 +53,9 @@ class Trial(JobStage):
 
     def told(self, seeds: str) -> str:
         steps = f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
-        episodes = len(self.job.task.evaluation.halves[0])
-        return f"trial of {self.job.told(seeds)}: {steps}{episodes:,} validation episodes"
+        task = self.job.task
+        validation = f"{len(task.evaluation.halves[0]):,} validation {task.kind.drawn}"
+        return f"trial of {self.job.told(seeds)}: {steps}{validation}"
 
     @property
     def family(self) -> str:
@@ -102,7 +103,7 @@ class Trial(JobStage):
         if tried is None:
             tried = self._tried(work, prepared)
             write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity)
-            work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
+            work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {job.task.kind.drawn}")
         return tried
 
     def on_test(self, work: Workspace, episodes: range, title: str) -> Counts:

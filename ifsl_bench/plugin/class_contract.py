@@ -46,6 +46,12 @@ ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 
+DEFINED = {  # by what it lacks of the two that a method without forward needs
+    ("learn", "answer"): "neither forward nor learn and answer",
+    ("learn",): "answer, but not learn",
+    ("answer",): "learn, but not answer",
+}
+
 
 def check_method(method: Any, where: str = "") -> None:
     """Holds a plugin's class against the contract before anything is computed; ``where`` is how an error calls it.
@@ -59,8 +65,9 @@ def check_method(method: Any, where: str = "") -> None:
     called = method.__qualname__
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
         raise UserError(f"{called} does not define {', '.join(missing)}")
-    if method.forward is Method.forward and method.learn is Method.learn:
-        raise UserError(f"{called} defines neither forward nor learn and answer")
+    lacking = tuple(name for name in ("learn", "answer") if getattr(method, name) is getattr(Method, name))
+    if lacking and method.forward is Method.forward:
+        raise UserError(f"{called} defines {DEFINED[lacking]}")
     if issubclass(method, GrowingMethod):
         for name in ("learn", "answer"):
             if getattr(method, name) is not getattr(GrowingMethod, name):

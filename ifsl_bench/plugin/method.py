@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -245,8 +245,8 @@ class Method(nn.Module, ABC):
 
     def forward(self, support: Support, query: Query) -> Prediction:
         """Joint logits of the queries. No state is kept between calls; an episode ignores the others in its batch."""
-        learned = self.learn(support)
-        answer = self.answer(learned.state, query)
+        learned = returned(Learned, self.learn, support)
+        answer = returned(Prediction, self.answer, learned.state, query)
         return Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
 
 
@@ -293,7 +293,7 @@ class GrowingMethod(Method):
         if before:
             query = self.compared(Query(support.features, support.base_logits))
             earlier = torch.cat([self.class_logits(state, query) for state in before], -1)
-        learned = self.learn_classes(support, earlier)
+        learned = returned(Learned, self.learn_classes, support, earlier)
         return replace(learned, state=(*before, learned.state))
 
     def answer(self, state: State, query: Query) -> Prediction:
@@ -305,6 +305,17 @@ class GrowingMethod(Method):
 def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
     """Logits [E, S, K + (t - 1) N] of all classes met before a session; base [E, S, K]."""
     return base if earlier is None else torch.cat([base, earlier], -1)
+
+
+R = TypeVar("R", Learned, Prediction)
+
+
+def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
+    """What a function of a method returns; raises :class:`UserError` where that is nothing of its kind."""
+    value: Any = function(*arguments)
+    if not isinstance(value, kind):
+        raise UserError(f"{function.__qualname__} returned {type(value).__name__}, expected ifsl_bench.{kind.__name__}")
+    return value
 
 
 @contextmanager
@@ -378,24 +389,24 @@ def bad_episodes(prediction: Prediction) -> Tensor:
     return ~(prediction.logits < torch.inf).flatten(1).all(1)  # a comparison with NaN is False
 
 
-def check_numbers(name: str, bad: int, episodes: int) -> None:
-    """Raises :class:`NonFinite` where some of a batch's episodes have :func:`bad_episodes`."""
+def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
+    """Raises :class:`NonFinite` where some of a batch's episodes have :func:`bad_episodes`; ``of`` is what it is."""
     if bad:
         raise NonFinite(
-            f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} episodes of a batch, "
+            f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} {of}, "
             f"expected finite ones (or -inf for a class that is out of play)"
         )
 
 
-def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
-    """Holds a method's answer against the contract; waits for the device.
+def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int, *of: str) -> Prediction:
+    """Holds a method's answer against the contract; waits for the device. ``of`` is that of :func:`check_numbers`.
 
     Raises:
         NonFinite: logits that are NaN or +inf.
         UserError: as :func:`check_form`.
     """
     check_form(name, prediction, episodes, queries, classes)
-    check_numbers(name, int(bad_episodes(prediction).sum()), episodes)
+    check_numbers(name, int(bad_episodes(prediction).sum()), episodes, *of)
     return prediction
 
 

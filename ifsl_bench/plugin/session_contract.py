@@ -23,7 +23,18 @@ from ifsl_bench.plugin.episode_contract import (
     kept_in_double,
     method_in_double,
 )
-from ifsl_bench.plugin.method import GrowingMethod, Method, Query, State, Support, answering, check_prediction
+from ifsl_bench.plugin.method import (
+    GrowingMethod,
+    Learned,
+    Method,
+    Prediction,
+    Query,
+    State,
+    Support,
+    answering,
+    check_prediction,
+    returned,
+)
 from ifsl_bench.plugin.rules import made_up
 from ifsl_bench.solve.tree import leaves, side_by_side
 
@@ -41,12 +52,12 @@ class Learner:
         """The state that the method carries on after these sessions, the first two where not given."""
         state: State = None
         for support in supports or self.supports[:2]:
-            state = self.method.learn(support, state).state
+            state = returned(Learned, self.method.learn, support, state).state
         return state
 
     def logits(self, supports: Sequence[Support] | None = None) -> Tensor:
         """The logits [E, Q, C] after these sessions."""
-        return self.method.answer(self.state(supports), self.query).logits
+        return returned(Prediction, self.method.answer, self.state(supports), self.query).logits
 
     def part(self, sequence: int) -> Learner:
         """One sequence."""
@@ -122,7 +133,7 @@ def grows_in_one_pass(learner: Learner) -> str:
     query, states = method.compared(learner.query), learner.state()
     expected = torch.cat([method.class_logits(state, query) for state in states], -1)
     if not method.looks_back:
-        states = [method.learn_classes(support, None).state for support in learner.supports[:2]]
+        states = [returned(Learned, method.learn_classes, support, None).state for support in learner.supports[:2]]
     parts = [side_by_side(states)] if method.by_class else states
     at_once = torch.cat([method.class_logits(state, query) for state in parts], -1)
     broken = "sessions learned and answered at once have other logits than one by one, against looks_back or by_class"
@@ -130,6 +141,7 @@ def grows_in_one_pass(learner: Learner) -> str:
 
 
 OF_ANSWERS = (answers_from_its_state, sees_one_sequence, begins_as_episode, keeps_order_free, grows_in_one_pass)
+FIRST = "first sequences"
 RULES = (leaves_earlier_states, carries_no_images, *OF_ANSWERS)
 
 
@@ -147,10 +159,10 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
     with answering(name, method):
         episode = method(supports[0], query)
         (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
-        check_prediction(name, episode, episodes, queries, classes + method.ways)
+        check_prediction(name, episode, episodes, queries, classes + method.ways, FIRST)
         learner = Learner(method, supports, query, comes_of_search(episode))
-        answer = method.answer(learner.state(), query)
-        check_prediction(name, answer, episodes, queries, classes + 2 * method.ways)
+        answer = returned(Prediction, method.answer, learner.state(), query)
+        check_prediction(name, answer, episodes, queries, classes + 2 * method.ways, f"{FIRST} after session 2")
         for rule in RULES:
             if (broken := rule(learner)) and not (rule in OF_ANSWERS and kept_in_double(rule, learner)):
                 raise UserError(f"method {name!r} breaks the contract: {broken}")

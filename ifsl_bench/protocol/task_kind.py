@@ -24,11 +24,17 @@ class Kind:
     metrics: tuple[str, ...]  # of every result
     more_metrics: tuple[str, ...]  # those that a result has where its counts are there
     fields: tuple[str, ...]  # metrics that tables for programs have, the same for tasks that stand in one table
+    drawn: str = "episodes"  # what a stream draws, in words
+    units: str = "episodes"  # what intervals are over, in words
 
     @property
     def has_base(self) -> bool:
         """Returns whether queries are told apart from base classes too, so that a bias may weigh them."""
         return "base" in self.parts
+
+    def counted(self, number: int) -> str:
+        """So many of what a stream draws: "400 sequences", "1 sequence"."""
+        return f"{number:,} {self.drawn if number != 1 else self.drawn[:-1]}"
 
     def shows(self, metric: str, row_metrics: Collection[str]) -> bool:
         """Returns whether readers are shown a metric, where ``row_metrics`` are those that some row has."""
@@ -56,6 +62,8 @@ SESSIONS = Kind(
     ("acc", *OF_SESSIONS),
     ("calibrated_acc",),
     ("acc", "calibrated_acc", *OF_SESSIONS),
+    "sequences",
+    "orders",
 )
 """Sequences of sessions: see :mod:`ifsl_bench.protocol.session_metrics`. ``acc`` is the mean over all sessions."""
 

@@ -14,7 +14,7 @@ from scipy import stats
 from ifsl_bench.board import boards
 from ifsl_bench.board import claims as module_of_claims
 from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.claims import Claim, Judged, edges_of, judge, judged, read_claims
+from ifsl_bench.board.claims import Claim, Judged, edges_of, judge, judged, read_claims, summary
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.result_file import write
 from ifsl_bench.board.result_folder import CLAIMS, packaged_root
@@ -207,6 +207,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
 def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
     (judgement,) = judge({"x": claim}, Home(packaged_root(), packaged_root()))
+    assert "with 95% interval over orders and seeds." in summary([judgement])
     (evidence,) = judgement.evidence
     (row,) = (row for row in load_board(*find("tiny-features-sessions"), packaged_root()).rows if row.label == "lr")
     gaps = []

@@ -83,6 +83,9 @@ def test_an_estimate_just_above_zero_has_an_interval_of_use():
 def test_where_classes_cannot_be_told_apart_there_is_none():
     same = np.tile(np.arange(5), (100, 1))
     assert over_classes(np.ones((100, 1)), same) == "100 episodes with 5 novel classes do not tell the classes apart"
+    orders = over_classes(np.ones((100, 1)), same, units="orders")
+    assert orders == "100 orders with 5 novel classes do not tell the classes apart"
+    assert over_classes(np.ones((1, 1)), same[:1], units="orders") == "there is one order"
     each_once = over_classes(np.arange(10.0)[:, None], np.arange(10)[:, None])
     assert each_once == "10 episodes with 10 novel classes do not tell the classes apart"
     few = episodes(np.random.default_rng(4), 30, 40)

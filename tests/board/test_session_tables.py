@@ -280,6 +280,53 @@ def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
     assert options not in call("table", "tiny-features-sessions", "--method", "ncm,teen")[1]
 
 
+def test_what_is_said_of_sessions_names_orders_and_sequences(call):
+    task = "tiny-features-sessions"
+    for command, said in (
+        (("compare", "ncm", "teen", "--task", task), "no interval over classes: 100 orders with 45 novel classes"),
+        (("table", task, "--format", "latex"), "confidence for all rows at once, over orders and training seeds."),
+        (("leaderboard", task), "Differences vary over orders and over training seeds"),
+        (("run", "--method", "ncm", "--task", task, "--rerun", "--dry-run"), "seed 0: 400 sequences"),
+    ):
+        status, out, err = call(*command)
+        assert status == 0, err
+        text = " ".join(out.split())
+        assert said in text
+        assert not re.search("episodes(?! of meta-training)", text)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "over"),
+    [
+        (["tiny-features-sessions"], "over orders,"),
+        (["tiny-features-5shot", "tiny-features-sessions"], "over episodes or orders,"),
+    ],
+)
+def test_the_overview_says_what_intervals_are_over(tasks, over):
+    assert over in overview([board_of(task, Home.locate()) for task in tasks])[1]
+
+
+def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
+    """A row's own lazy model and that of another one; their averages stand in the table."""
+    table = json.loads(call("table", "tiny-features-sessions", "--format", "json")[1])
+    average = {row["method"]: row["acc"] for row in table}
+    (name,) = (name for name in average if name.startswith("lazy (") and "lr+a" in name)
+    for a, b, difference in (
+        ("lr+a", "lazy", average["lr+a"] - average[name]),
+        ("ncm", name, average["ncm"] - average[name]),
+        (name, "ncm", average[name] - average["ncm"]),
+    ):
+        status, out, err = call("compare", a, b, "--task", "tiny-features-sessions", "--format", "json")
+        assert status == 0, err
+        record = json.loads(out)[0]
+        assert record["difference"] == pytest.approx(difference, abs=2e-4)
+        assert {record["a"], record["b"]} & {"lazy", name}
+    status, _, err = call("compare", "ncm", "lazy (nothing)", "--task", "tiny-features-sessions")
+    assert status == 2
+    assert "unknown row 'nothing'" in err
+    assert "unknown row 'lazy'" in call("compare", "lr", "lazy", "--task", "glyphs-5shot")[2]
+
+
 def test_tables_say_where_validation_hides_base_classes():
     board = board_of("tiny-features-sessions", Home.locate())
     listed = msgspec.structs.replace(board.task, sessions=msgspec.structs.replace(board.task.sessions, listed=True))

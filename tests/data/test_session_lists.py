@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import lzma
 import pickle
+import re
 import shutil
 import tarfile
 from collections import Counter
@@ -249,6 +250,34 @@ def test_a_list_of_sessions_that_is_not_there_is_refused():
         order_of("glyphs", ["a"])
     with pytest.raises(UserError, match=r"'cub-sessions' lacks 100 of the 100 novel classes of its list \(101\."):
         order_of("cub-sessions", BIRDS[:1])
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("listed", "has no pool novel/support; .*; without a published list of sessions leave out listed = true"),
+        ("published", "has no published list of sessions; leave out published = true"),
+    ],
+)
+@pytest.mark.parametrize(("data", "own"), [("clusters", True), ("tiny-features", False)])
+def test_data_without_a_list_are_refused_in_one_line(here, call, data, own, key, said):
+    text = (here / "clusters.toml").read_text() if own else ""
+    sessions = f"[variants.x.sessions]\ncount = 1\nways = 5\nqueries = 5\n{key} = true\n"
+    (here / "mine.toml").write_text(f'{text}[variants.x]\nof = "{data}-5shot"\n{sessions}')
+    status, _, err = call("run", "--method", "ncm", "--task", "mine.toml:x")
+    assert status == 2
+    assert re.fullmatch(f"ifsl-bench: data set '{data}' {said}", err.splitlines()[-1])
+    assert "Traceback" not in err
+
+
+def test_a_pool_that_own_features_lack_is_said_before_any_work(here, call):
+    (here / "features" / "novel-train.npz").unlink()
+    assert call("data", "prepare", "few", "--from", "features")[0] == 0
+    (here / "few.toml").write_text((here / "clusters.toml").read_text().replace('name = "clusters"', 'name = "few"'))
+    status, _, err = call("run", "--method", "lwof", "--task", "few.toml:clusters-5shot", "--dry-run")
+    assert status == 2
+    assert "data set 'few' has no pool novel/train; it has base/train, base/val, " in err
+    assert err.endswith('; a task without it needs protocol = "shared"\n')
 
 
 def unlisted(bird: str) -> list[str]:

@@ -655,7 +655,7 @@ def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
 OF_FAULTS = """
 import os, signal, torch
 from pathlib import Path
-from ifsl_bench import GrowingMethod, Learned
+from ifsl_bench import GrowingMethod, Learned, Method, Prediction
 
 class Means(GrowingMethod):
     calls = 0
@@ -677,20 +677,82 @@ class Breaks(Means):
     def learn_classes(self, support, earlier):
         broken = earlier is not None and earlier.shape[-1] == 30
         return Learned(support.class_means(self.ways) * (float("nan") if broken else 1))
+
+class BreaksStepByStep(Method):
+    broken = 7
+
+    def learn(self, support, before=None):
+        return Learned((*(before or ()), support.class_means(self.ways)))
+
+    def answer(self, state, query):
+        logits = torch.cat([query.base_logits, *(query.features @ means.mT for means in state)], -1)
+        return Prediction(logits * (float("nan") if len(state) == self.broken else 1))
+
+class BreaksSoon(BreaksStepByStep):
+    broken = 2
 """
 
 
 def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
     (home / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
     task = ("--task", "tiny-features-sessions", "--episodes", "6", "--device", "cpu")
-    status, _, err = call("run", "--method", "faults.py:Breaks", *task)
-    assert status == 2
-    assert err.splitlines()[-1].startswith("ifsl-bench: method 'Breaks' returned NaN or +inf logits in")
+    for name, where in (
+        ("Breaks", "5 of 5 sequences of a batch,"),
+        ("BreaksStepByStep", "5 of 5 sequences of a batch after session 7,"),
+        ("BreaksSoon", "6 of 6 first sequences after session 2,"),
+    ):
+        status, _, err = call("run", "--method", f"faults.py:{name}", *task)
+        assert status == 2
+        said = f"ifsl-bench: method '{name}' returned NaN or +inf logits in {where} expected finite ones"
+        assert err.splitlines()[-1].startswith(said)
     status, _, err = call("run", "--method", "ncm,faults.py:Breaks", *task)
     assert status == 1, "of several jobs, one fails"
     assert "1 of 2 jobs failed" in err
     names = [file.name for file in (home / "results").rglob("*.json")]
     assert names == ["ncm.episodes=6.seed-0.json"]
+
+
+OF_TYPES = """
+from ifsl_bench import GrowingMethod, Learned, Method, Prediction
+
+class Bare(Method):
+    def learn(self, support, before=None):
+        return support.class_means(self.ways)
+
+    def answer(self, state, query):
+        return query.base_logits
+
+class Unwrapped(Bare):
+    def learn(self, support, before=None):
+        return Learned(support.class_means(self.ways))
+
+class Grown(GrowingMethod):
+    def learn_classes(self, support, earlier):
+        return (support.class_means(self.ways),)
+
+    def class_logits(self, state, query):
+        return query.features @ state.mT
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Bare", "Bare.learn returned Tensor, expected ifsl_bench.Learned"),
+        ("Unwrapped", "Bare.answer returned Tensor, expected ifsl_bench.Prediction"),
+        ("Grown", "Grown.learn_classes returned tuple, expected ifsl_bench.Learned"),
+    ],
+)
+def test_what_learn_and_answer_return_is_held_against_their_types(name, said, call, home):
+    (home / "wrong.py").write_text(OF_TYPES, encoding="utf-8")
+    for command in (
+        ("methods", "--check", f"wrong.py:{name}"),
+        ("run", "--method", f"wrong.py:{name}", "--task", "tiny-features-5shot", "--episodes", "2"),
+        ("run", "--method", f"wrong.py:{name}", "--task", "tiny-features-sessions", "--episodes", "2"),
+    ):
+        status, _, err = call(*command)
+        assert status == 2
+        assert err.splitlines()[-1].startswith(f"ifsl-bench: {said}")
 
 
 @pytest.mark.slow("a run that is killed and begun again")

@@ -91,8 +91,13 @@ def test_what_a_class_declares_wrongly_is_said_before_any_work(jobs):
 
 
 def test_a_class_that_answers_nothing_is_said():
-    with pytest.raises(UserError, match="X defines neither forward nor learn and answer"):
-        check_method(type("X", (Method,), {}))
+    for defined, message in (
+        ({}, "X defines neither forward nor learn and answer"),
+        ({"learn": lambda self, support, before=None: None}, "X defines learn, but not answer"),
+        ({"answer": lambda self, state, query: None}, "X defines answer, but not learn"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_method(type("X", (Method,), defined))
 
 
 def test_a_growing_method_with_an_answer_of_its_own_is_refused():
@@ -100,7 +105,7 @@ def test_a_growing_method_with_an_answer_of_its_own_is_refused():
     growing = dict.fromkeys(("learn_classes", "class_logits"), lambda self, *_: None)
     check_method(type("X", (GrowingMethod,), growing))
     with pytest.raises(UserError, match="X is a GrowingMethod, which is never asked to answer"):
-        check_method(type("X", (GrowingMethod,), {**growing, "answer": Method.answer}))
+        check_method(type("X", (GrowingMethod,), {**growing, "answer": growing["class_logits"]}))
 
 
 def test_an_answer_of_another_type_is_one_line(jobs):
