@@ -90,13 +90,14 @@ class Loop:
         return [self.failures[job] for job in sorted(self.failures)]
 
     def _rank(self, key: str) -> tuple[float, ...]:
-        """Lower ones go first: what many results wait for; then what ends a job; then what takes longest, as far as
-        others like it have shown here, so that no worker is left alone with it in the end."""
+        """Lower ones go first: what many results wait for; then what ends a job; then what wants the whole machine,
+        which later would wait until a training leaves it, and others with it; then what takes longest, as far as others
+        like it have shown here, so that no worker is left alone with it in the end."""
         if self.executor.in_order:
             return (self.order[key],)
         node = self.nodes[key]
         seconds = math.inf if node.seconds is None else node.seconds
-        return -len(node.results), not node.last, -seconds, self.order[key]
+        return -len(node.results), not node.last, -node.wants.threads, -seconds, self.order[key]
 
     def _hand_out(self) -> None:
         """Begins what there is room for. Nothing passes a node for which there is none yet, but from one to the other

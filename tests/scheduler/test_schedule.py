@@ -199,3 +199,18 @@ def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tr
     failures = Loop(workers.graph, workers, home, deaf).run()
     assert len(workers.submissions) == tries
     assert bool(failures) == (tries == len(places))
+
+
+def test_seeds_are_trained_at_once_though_features_of_each_want_the_whole_machine():
+    """Features take little, training takes long: those of all seeds come first, and no worker waits for another."""
+    nodes = [
+        node
+        for seed in range(4)
+        for node in (
+            node_of(f"features {seed}", (), (seed,), 2, seconds=2),
+            node_of(f"training {seed}", (f"features {seed}",), (seed,), seconds=600),
+        )
+    ]
+    workers = Pretend(graph_of(*nodes), random.Random(0), {}, 2, False)
+    Loop(workers.graph, workers, NOWHERE, deaf).run()
+    assert workers.submissions[:4] == [f"features {seed}" for seed in range(4)]
