@@ -98,8 +98,8 @@ def wheel(made_once) -> Path:
 
 @pytest.mark.slow("builds a wheel")
 def test_an_index_takes_the_wheel_which_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
-    # PyPI takes files of 100 MB; 72 are for all but weights of photographs' backbones, and 26 for these.
-    assert wheel.stat().st_size < 98_000_000
+    # What PyPI takes, MAX_FILESIZE of warehouse/constants.py. Weights of photographs' backbones are 34 MB of it.
+    assert wheel.stat().st_size < 100 << 20
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ifsl_bench"}
