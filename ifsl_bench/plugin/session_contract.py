@@ -126,7 +126,7 @@ def keeps_order_free(learner: Learner) -> str:
 
 
 def grows_in_one_pass(learner: Learner) -> str:
-    """A ``GrowingMethod`` learns and answers sessions at once, as it declares, as it does one by one."""
+    """A GrowingMethod learns and answers sessions at once, as it declares, as it does one by one."""
     method = learner.method
     if not isinstance(method, GrowingMethod):
         return ""
