@@ -104,7 +104,7 @@ def test_a_growing_method_with_an_answer_of_its_own_is_refused():
     """Its sequences are answered from ``class_logits`` alone, so it would be measured without that answer."""
     growing = dict.fromkeys(("learn_classes", "class_logits"), lambda self, *_: None)
     check_method(type("X", (GrowingMethod,), growing))
-    with pytest.raises(UserError, match="X is a GrowingMethod, which is never asked to answer"):
+    with pytest.raises(UserError, match="X is a GrowingMethod, which sessions never ask to answer"):
         check_method(type("X", (GrowingMethod,), {**growing, "answer": growing["class_logits"]}))
 
 
