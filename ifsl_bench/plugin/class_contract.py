@@ -71,8 +71,8 @@ def check_method(method: Any, where: str = "") -> None:
     if issubclass(method, GrowingMethod):
         for name in ("learn", "answer"):
             if getattr(method, name) is not getattr(GrowingMethod, name):
-                raise UserError(f"{called} is a GrowingMethod, which sessions never ask to {name}; define learn_classes "
-                                f"and class_logits, or make it a subclass of ifsl_bench.Method")  # fmt: skip
+                raise UserError(f"{called} is a GrowingMethod, which sessions never ask to {name}; define "
+                                f"learn_classes and class_logits, or make it an ifsl_bench.Method")  # fmt: skip
     for name, (is_sound, expected) in ATTRIBUTES.items():
         if not is_sound(value := getattr(method, name)):
             raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
