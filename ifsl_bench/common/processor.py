@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from threading import Event
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 EVALUATION = 2  # threads of PyTorch around an evaluation
 
@@ -45,15 +47,24 @@ def limit(whole: int, part: int) -> None:
 
 @contextmanager
 def threads(torch_threads: int, kernel_threads: int | None = None) -> Iterator[None]:
-    """Inside, so many threads share a sum in PyTorch, and so many solve episodes (as many, if not said)."""
+    """Inside, so many threads share a sum in PyTorch, and so many solve episodes (as many, if not said), each alone."""
     before = torch.get_num_threads()
     token = _busy.set(torch_threads if kernel_threads is None else kernel_threads)
     torch.set_num_threads(torch_threads)
     try:
-        yield
+        with _openblas().limit(limits=1):
+            yield
     finally:
         torch.set_num_threads(before)
         _busy.reset(token)
+
+
+@lru_cache(maxsize=1)
+def _openblas() -> ThreadpoolController:
+    """The OpenBLAS that compiled kernels call: by default it gives each caller as many threads as there are cores."""
+    import scipy.linalg.cython_blas  # noqa: F401  # a library is found once it is loaded
+
+    return ThreadpoolController().select(internal_api="openblas")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.campaigns import api
@@ -110,6 +111,20 @@ def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(her
         threads_seen = json.loads(path.read_text())["solver"]["threads"]
         assert threads_seen["mean"] == threads_seen["max"] == threads
         assert set((here / "seen").read_text().split()) == {"11"}
+
+
+def test_blas_under_a_kernel_has_one_thread(here, monkeypatch):
+    """An episode has one thread, and BLAS would bring as many as there are cores, for each caller."""
+
+    def blas_threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"}
+
+    seen, call = set(), kernel_threads._call
+    monkeypatch.setattr(kernel_threads, "_call", lambda *args: seen.update(blas_threads()) or call(*args))
+    with threadpool_limits(3, "blas"):
+        run(here / "home", ["lr"], "clusters.toml:clusters-5shot", ambient=3, cores=4, share=2)
+        assert blas_threads() == {3}
+    assert seen == {1}
 
 
 @pytest.fixture
