@@ -1,9 +1,10 @@
 """Methods from after the paper against the numbers of their authors' code, and against formulas written out.
 
-The numbers in tests/oracle/{teen,slda,fecam,subspace,castle,acastle,cec,ncm,ranpac}_s5.npz were computed with the
-released code of each paper, run in double precision on the CPU (calls for a GPU and casts to single precision taken
-out), on one episode of 5 novel and 12 base classes with 16 normal random features, which is in the files too. Those of
-ncm are of the base model in CEC's code, with new classes by the mean and the cosine (avg_cos).
+The numbers in tests/oracle/{teen,slda,fecam,fecam_options,subspace,castle,acastle,cec,ncm,ranpac}_s5.npz were computed
+with the released code of each paper, run in double precision on the CPU (calls for a GPU and casts to single precision
+taken out), on one episode of 5 novel and 12 base classes with 16 normal random features, which is in the files too;
+those of fecam_options without their signs. Those of ncm are of the base model in CEC's code, with new classes by the
+mean and the cosine (avg_cos).
 """
 
 from __future__ import annotations
@@ -90,6 +91,19 @@ def test_lda_in_the_form_of_fecam(oracle, run):
     logits = model(*episode(z, base)).logits[0]
     expected = -z[f"{run}/distances"] / 2
     close(logits - logits[:, :1], expected - expected[:, :1], 1e-7)  # their unit vectors are off by 1e-8
+
+
+@pytest.mark.parametrize("run", ["a", "b", "c"])
+def test_lda_in_the_form_of_fecam_with_its_options_against_its_code(oracle, run):
+    """Powers with covariances of classes, covariances of classes alone, and powers with a common one, shrunk once."""
+    z = oracle("fecam_options_s5")
+    base = replace(base_of(z), images=lambda: (z["in/x_base"], z["in/y_base"]))
+    options = {"tukey": float(z[f"{run}/beta"]), "per_class": bool(z[f"{run}/per_class"])}
+    model = method("lda", base, form="fecam", shrinkage=float(z[f"{run}/alpha"]), **options)
+    logits, expected = model(*episode(z, base)).logits[0], -z[f"{run}/distances"] / 2
+    if not options["per_class"]:  # the same up to a number for each query
+        logits, expected = logits - logits[:, :1], expected - expected[:, :1]
+    close(logits, expected, 1e-9)
 
 
 @pytest.mark.parametrize("per_class", [False, True])
