@@ -16,7 +16,7 @@ from torch import Tensor
 from ifsl_bench.backbone.contract import Backbone, Frozen, backbone_plugin, is_frozen
 from ifsl_bench.backbone.networks import CosineHead, LinearHead, Normalise, channels_last, make_backbone, make_head
 from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds
@@ -29,6 +29,16 @@ FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen", "c
 RECIPE = 2  # raised when training starts to give other weights from equal settings
 SHIPPED = Path(__file__).parent / "weights"  # files of the package, see :mod:`ifsl_bench.backbone.weights`
 NOTE = "trained-here.json"  # in the folder of a pretraining that is to be trained although it comes with the package
+
+
+class NotIncluded(UserError):
+    """Features that come with base classifiers, and a task that needs another one."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(
+            f"the base classifiers of data set {task.dataset.name!r} come with its features, as they are: there is "
+            f"none for task {task.name}, and there are no images to train one on"
+        )
 
 
 @dataclass(frozen=True)

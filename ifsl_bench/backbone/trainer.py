@@ -18,7 +18,7 @@ from ifsl_bench.backbone.device import Precision, choose_precision, describe_dev
 from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 from ifsl_bench.backbone.images import batches
 from ifsl_bench.backbone.networks import CosineHead, LinearHead
-from ifsl_bench.backbone.pretrained import Checkpoint, HeadKind, Pretrained, in_percent, pretraining_key
+from ifsl_bench.backbone.pretrained import Checkpoint, HeadKind, NotIncluded, Pretrained, in_percent, pretraining_key
 from ifsl_bench.backbone.processes import ALONE, World, share_norms
 from ifsl_bench.backbone.weights import adopt
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -277,10 +277,7 @@ def pretrain(
         trainer.agree()
         if not trainer.info["finished"]:
             if task.pretraining.backbone == INCLUDED:
-                raise UserError(
-                    f"the base classifiers of data set {dataset.name!r} come with its features, as they are: there is "
-                    f"none for task {task.name}, and there are no images to train one on"
-                )
+                raise NotIncluded(task)
             trainer.train(reporter, compiled)
     return trainer.finished(reporter if world.first else Mute())
 

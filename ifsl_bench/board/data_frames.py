@@ -77,11 +77,13 @@ def facts(result: Any) -> dict[str, Any]:
 
 
 def _sequences(result: Any, counts: SessionCounts) -> pandas.DataFrame:
-    """A row for each sequence and session, with all that is measured after it, in percent."""
+    """A row for each sequence and session t, with all that is measured after it, in percent; ``of_0`` to ``of_T`` are
+    the accuracy on the classes of each session so far, NaN for later ones."""
     sequence, session = np.divmod(np.arange(len(counts) * (counts.sessions + 1)), counts.sessions + 1)
     columns: dict[str, Any] = {"task": result.task, "method": result.label, "seed": result.seed, "sequence": sequence}
     columns |= {"order": sequence // counts.supports, "session": session}
     columns |= {name: counts.after(name).reshape(-1) for name in AFTER}
+    columns |= {f"of_{group}": counts.triangle()[:, :, group].reshape(-1) for group in range(counts.sessions + 1)}
     return pandas_module().DataFrame(columns)
 
 

@@ -20,12 +20,14 @@ from ifsl_bench.backbone.device import Kind, Place
 from ifsl_bench.backbone.features import BATCH, bank_folder, recorded
 from ifsl_bench.backbone.pretrained import (
     HeadKind,
+    NotIncluded,
     features_key,
     features_sha256,
     is_offered,
     on_linear,
     pretrained_sha256,
     pretraining_key,
+    shipped_file,
 )
 from ifsl_bench.common.checkpoint import begun
 from ifsl_bench.common.files import Home
@@ -105,7 +107,7 @@ class Stage(ABC):
 
     @abstractmethod
     def amount(self, data: Outline, work: Workspace) -> Amount | None:
-        """The work that is left; None where it is unknown."""
+        """The work that is left; None where it is unknown; raises :class:`UserError` where nobody can do it."""
 
     @abstractmethod
     def compute(self, work: Workspace) -> Any:
@@ -141,6 +143,10 @@ class PrepareData(Stage):
             task_stream(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
         if self.sessions > 1 and data.starts:
             training_sampler(self.task, self.sessions, 0, starts)
+        if self.task.sessions and self.task.sessions.published and (classes := data.classes.get("novel/test")):
+            from ifsl_bench.data.session_lists import order_of
+
+            order_of(self.task.novel_data, classes)
 
     def threads(self) -> int:
         return cores()
@@ -236,12 +242,15 @@ class Pretrain(Stage):
         held_out = data.images("base/val") + data.images("base/test")
         if not data.shape:
             return None
+        second = on_linear(self.task, self.head)
+        if spec.backbone == INCLUDED and data.fingerprint and not (second or shipped_file(self.key(home))):
+            raise NotIncluded(self.task)
         seen = images + held_out  # by a frozen backbone, beside whose features the classifier costs little
         if not is_frozen(spec):
             batch, each = spec.epoch(images)
             begun_at = begun(home.pretrained / self.key(home), "epoch") * each / max(1, spec.steps)
             seen = round(spec.steps * batch * (1 - min(1.0, begun_at))) + held_out // 3
-        if is_offered(home, self.key(home)) or on_linear(self.task, self.head):
+        if is_offered(home, self.key(home)) or second:
             seen = 0  # the weights come with the package, or are a classifier's alone
         return Amount(self.kind, _named(spec.backbone, data, self.place(work)), seen * math.prod(data.shape[:2]))
 

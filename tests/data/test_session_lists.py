@@ -264,10 +264,11 @@ def test_data_without_a_list_are_refused_in_one_line(here, call, data, own, key,
     text = (here / "clusters.toml").read_text() if own else ""
     sessions = f"[variants.x.sessions]\ncount = 1\nways = 5\nqueries = 5\n{key} = true\n"
     (here / "mine.toml").write_text(f'{text}[variants.x]\nof = "{data}-5shot"\n{sessions}')
-    status, _, err = call("run", "--method", "ncm", "--task", "mine.toml:x")
-    assert status == 2
-    assert re.fullmatch(f"ifsl-bench: data set '{data}' {said}", err.splitlines()[-1])
-    assert "Traceback" not in err
+    for only_planned in ([], ["--dry-run"]):
+        status, _, err = call("run", "--method", "ncm", "--task", "mine.toml:x", *only_planned)
+        assert status == 2
+        assert re.fullmatch(f"ifsl-bench: data set '{data}' {said}", err.splitlines()[-1])
+        assert "Traceback" not in err
 
 
 def test_a_pool_that_own_features_lack_is_said_before_any_work(here, call):

@@ -57,10 +57,10 @@ def test_frames_have_the_numbers_of_the_commands(command, called, call, pandas):
 
 
 def unpacked(text):
-    """As docs/result-file.md describes it: one byte a number, in a zlib stream in base64."""
+    """As docs/result-file.md describes it: a zlib stream in base64, all low bytes first."""
     kind, count, stream = text.split()
-    assert kind == "u1"
-    return np.frombuffer(zlib.decompress(base64.b64decode(stream)), np.uint8, int(count))
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(stream)), np.uint8).reshape(int(kind[1]), int(count))
+    return sum(plane.astype(int) << 8 * place for place, plane in enumerate(planes))
 
 
 def test_rows_and_episodes_are_those_of_the_files(pandas):
@@ -82,6 +82,17 @@ def test_rows_and_episodes_are_those_of_the_files(pandas):
         result = ifsl_bench.load(path)
         assert result.to_pandas().iloc[0]["acc"] == summary["acc"]
         assert len(result.episodes_to_pandas()) == 2000
+
+
+def test_a_frame_of_sequences_has_the_triangle_of_the_file(pandas):
+    frame = ifsl_bench.load("ncm (stored)", "glyphs-sessions").episodes_to_pandas()
+    frame = frame[frame["seed"] == 0]
+    raw = json.loads((packaged_root() / "glyphs-sessions" / "ncm.seed-0.json").read_text())["episodes"]
+    hits, queries = (unpacked(raw[name]).astype(float).reshape(400, -1) for name in ("hits", "queries"))
+    triangle = np.full((400, 11, 11), np.nan)
+    for column, (t, g) in enumerate((after, group) for after in range(11) for group in range(after + 1)):
+        triangle[:, t, g] = 100 * hits[:, column] / queries[:, g]
+    np.testing.assert_allclose(frame[[f"of_{g}" for g in range(11)]].to_numpy().reshape(400, 11, 11), triangle)
 
 
 @pytest.fixture
