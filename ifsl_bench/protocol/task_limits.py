@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.limits import RESULT_FILE
-from ifsl_bench.common.packed import width
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.task import EpisodeSpec, Task
@@ -93,6 +92,8 @@ LISTS = {
 
 def most_episodes(shape: EpisodeSpec) -> int:
     """The most test episodes there may be: as many as a result file holds, packed, and a million at most."""
+    from ifsl_bench.common.packed import width  # NumPy, which --help does without
+
     base, novel = shape.base_queries, shape.ways * shape.novel_queries
     hits = 3 * width(base) + 3 * width(novel) + width(2 * base * novel)  # joint, alone and calibrated; pairs
     each = (CLASS_BYTES * shape.ways + hits) * 4 / 3  # base64

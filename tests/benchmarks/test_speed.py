@@ -102,7 +102,7 @@ def test_evaluation(benchmark, name):
         note(benchmark, seconds_for_2000=mean, ratio_to_one_by_one=seconds(one_by_one) / 100 / (mean / 2000))
 
 
-@pytest.mark.parametrize("name", ["ncm", "imprint", "teen", "protonet", "lr"])
+@pytest.mark.parametrize("name", ["ncm", "imprint", "teen", "protonet", "lr", "lr+a"])
 def test_sequences(benchmark, name):
     """Goals on two cores at the shape of tiny-features-sessions: 300 a second and 3 times the peer; 100 for LR.
 
