@@ -90,7 +90,7 @@ class LDA(GrowingMethod):
         if tukey != 1 or per_class:
             if base.images is None:
                 raise UserError("tukey and per_class take covariances of the images of base/train, and this data set "
-                                "has but their means")  # fmt: skip
+                                "has only their means")  # fmt: skip
             features, labels = (part.to(base.weight.device) for part in base.images())
             images = [power(features[labels == k].double(), tukey) for k in range(len(means))]
             if per_class:

@@ -47,7 +47,7 @@ class RanPAC(Method):
         if not 0 < ridge < math.inf:
             raise UserError(f"ridge must be positive and finite, not {ridge}")
         if base.images is None:
-            raise UserError("ranpac sums over the images of base/train, and this data set has but their means")
+            raise UserError("ranpac sums over the images of base/train, and this data set has only their means")
         features, labels = base.images()
         generator = torch.Generator().manual_seed(0)
         projection = torch.randn(features.shape[1], projections, generator=generator, dtype=torch.float64)

@@ -32,7 +32,7 @@ class UpperBound(Method):
 
     x_i are the features of all training images, and m is their mean. Joint training is the usual upper bound of
     learning one task after the other (Li & Hoiem, Learning without Forgetting, TPAMI 2018). It keeps the images of
-    base/train, so a data set that has but their means is refused.
+    base/train, so a data set that has only their means is refused.
 
     In sessions it is no few-shot method: of each novel class it is given all training images, not its k supports. These
     are the images of its pool of supports, or, where there is none, those of novel/test that are not queries of the
@@ -53,7 +53,7 @@ class UpperBound(Method):
         if not 0 < weight_decay < math.inf:
             raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")
         if base.images is None:
-            raise UserError("upper-bound trains on the images of base/train, and this data set has but their means")
+            raise UserError("upper-bound trains on the images of base/train, and this data set has only their means")
         self.images, self.weight_decay = base.images, weight_decay
         self.last: tuple[Tensor, Tensor, Fit] | None = None  # images, labels, and what was fitted to them
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -109,11 +110,13 @@ def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classe
         used = f"only those in common, {seeds_in_words(common)}"
         used = used if common else "they have none in common, so all are averaged"
         yield f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}"
-    backbones_of_b = {result.seed: result.pretraining for result in b.results}
+    of_b, separate = {result.seed: result.pretraining for result in b.results}, defaultdict[str, list[int]](list)
     for result in a.results:
-        mine, theirs = result.pretraining, backbones_of_b.get(result.seed, result.pretraining)
+        mine, theirs = result.pretraining, of_b.get(result.seed, result.pretraining)
         if mine.get("key") == theirs.get("key") and mine.get("sha256") != theirs.get("sha256"):
-            yield f"seed {result.seed}: the two start from backbones that were trained separately (another machine?)"
+            separate["base classifiers" if "features" in mine else "backbones"].append(result.seed)
+    for trained, seeds in separate.items():
+        yield f"{seeds_in_words(seeds)}: the two start from {trained} that were trained separately (another machine?)"
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
     if keeping := [f"{_called(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:

@@ -145,7 +145,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
     facts = {
         "method": f"{result.label}, options {spelled(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
-        "episodes": f"{len(result.episodes):,}",
+        "sequences" if isinstance(result, SessionResult) else "episodes": f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",

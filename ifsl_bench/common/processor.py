@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from pathlib import Path
 from threading import Event
 
 import torch
 from threadpoolctl import ThreadpoolController
 
 EVALUATION = 2  # threads of PyTorch around an evaluation
+TORCH = Path(torch.__file__).resolve().parent  # has a BLAS of its own, whose threads PyTorch sets
 
 _cores = torch.get_num_threads()
 _share = _cores
@@ -61,10 +63,12 @@ def threads(torch_threads: int, kernel_threads: int | None = None) -> Iterator[N
 
 @lru_cache(maxsize=1)
 def _openblas() -> ThreadpoolController:
-    """The OpenBLAS that compiled kernels call: by default it gives each caller as many threads as there are cores."""
+    """Every OpenBLAS but PyTorch's: compiled kernels call SciPy's, which has as many threads as there are cores."""
     import scipy.linalg.cython_blas  # noqa: F401  # a library is found once it is loaded
 
-    return ThreadpoolController().select(internal_api="openblas")
+    loaded = ThreadpoolController().select(internal_api="openblas")
+    paths = [library.filepath for library in loaded.lib_controllers]
+    return loaded.select(filepath=[path for path in paths if TORCH not in Path(path).resolve().parents])
 
 
 @contextmanager

@@ -46,7 +46,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 
-DEFINED = {  # by what it lacks: both, where it has no forward either, or one of the two
+DEFINED = {  # by what it lacks of the two that a method without forward needs
     ("learn", "answer"): "neither forward nor learn and answer",
     ("learn",): "answer, but not learn",
     ("answer",): "learn, but not answer",
@@ -66,7 +66,7 @@ def check_method(method: Any, where: str = "") -> None:
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
         raise UserError(f"{called} does not define {', '.join(missing)}")
     lacking = tuple(name for name in ("learn", "answer") if getattr(method, name) is getattr(Method, name))
-    if len(lacking) == 1 or (lacking and method.forward is Method.forward):
+    if lacking and method.forward is Method.forward:
         raise UserError(f"{called} defines {DEFINED[lacking]}")
     if issubclass(method, GrowingMethod):
         for name in ("learn", "answer"):

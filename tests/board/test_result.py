@@ -181,7 +181,20 @@ def test_comparison_notes_unequal_seeds_and_separate_backbones():
     assert comparison.seeds == (1,)
     assert comparison.episodes["acc"].mean == pytest.approx(comparison.by_seed["acc"][0], abs=STORED)
     assert any("only those in common" in note for note in comparison.notes)
-    assert any("trained separately" in note for note in comparison.notes)
+    assert "seed 1: the two start from backbones that were trained separately (another machine?)" in comparison.notes
+
+
+def test_comparison_says_which_seeds_have_base_classifiers_of_their_own_on_features_of_one_backbone():
+    a, b = (
+        Row(
+            name,
+            "yours",
+            tuple(make(name, s, pretraining={"key": "k", "sha256": name, "features": "f"}) for s in range(3)),
+        )
+        for name in ("a", "b")
+    )
+    separate = "seeds 0, 1, 2: the two start from base classifiers that were trained separately (another machine?)"
+    assert [note for note in compare(a, b).notes if "separately" in note] == [separate]
 
 
 def board(tmp_path, monkeypatch, *results, task="mini-5shot"):

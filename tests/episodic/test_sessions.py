@@ -260,7 +260,7 @@ def test_the_upper_bound_is_fitted_once_to_the_same_images_in_any_order(base, mo
 def test_what_needs_base_images_is_refused_where_they_are_not_there(name, call):
     status, _, err = call("run", "--method", name, "--task", "tiny-features-sessions", "--device", "cpu")
     assert status == 2
-    assert "images of base/train, and this data set has but their means" in err.splitlines()[-1]
+    assert "images of base/train, and this data set has only their means" in err.splitlines()[-1]
 
 
 @torch.no_grad()
@@ -348,6 +348,10 @@ class Nearest(Method):
         means = torch.cat([self.base.prototypes.expand(len(query.features), -1, -1), support.class_means(self.ways)], 1)
         return Prediction(-torch.cdist(query.features, means))
 
+class Named(Nearest):
+    def learn(self):
+        "Something of its own, which is no half of a way to learn sessions."
+
 class Scaled(Nearest):
     def __init__(self, base, ways):
         super().__init__(base, ways)
@@ -371,13 +375,16 @@ def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, home):
     """Class means of all supports so far are those of each session: the hits are ProtoNet's, session by session."""
     (home / "mine.py").write_text(FORWARD, encoding="utf-8")
     run = ("run", "--task", "tiny-features-sessions", "--device", "cpu", "--episodes", "4", "--method")
-    status, out, err = call(*run, "mine.py:Nearest,protonet")
+    status, out, err = call(*run, "mine.py:Nearest,mine.py:Named,protonet")
     assert status == 0, err
     marks = {line.split()[0]: "keeps supports" in line for line in out.splitlines() if ".episodes=4  " in line}
-    assert marks == {"Nearest.episodes=4": True, "protonet.episodes=4": False}
+    assert marks == {"Nearest.episodes=4": True, "Named.episodes=4": True, "protonet.episodes=4": False}
     folder = home / "results" / "tiny-features-sessions"
-    mine, protonet = (read(folder / f"{name}.episodes=4.seed-0.json") for name in ("Nearest", "protonet"))
+    mine, named, protonet = (
+        read(folder / f"{name}.episodes=4.seed-0.json") for name in ("Nearest", "Named", "protonet")
+    )
     assert (mine.counts().hits == protonet.counts().hits).all()
+    assert (named.counts().hits == protonet.counts().hits).all()
     assert mine.counts().bytes_per_class == 5 * (4 * 512 + 8), "five images of 512 numbers, with a label each"
     assert "keeps supports" in call("table", "tiny-features-sessions", "--method", "Nearest.episodes=4")[1]
     status, _, err = call(*run, "mine.py:Scaled")

@@ -3,7 +3,7 @@
 The numbers in tests/oracle/{teen,slda,fecam,fecam_options,subspace,castle,acastle,cec,ncm,ranpac}_s5.npz were computed
 with the released code of each paper, run in double precision on the CPU (calls for a GPU and casts to single precision
 taken out), on one episode of 5 novel and 12 base classes with 16 normal random features, which is in the files too;
-those of fecam_options without their signs. Those of ncm are of the base model in CEC's code, with new classes by the
+fecam_options has their absolute values. Those of ncm are of the base model in CEC's code, with new classes by the
 mean and the cosine (avg_cos).
 """
 
@@ -166,7 +166,7 @@ def test_lda_in_the_form_of_fecam_with_its_options(tukey, per_class, shots):
 
 def test_options_of_fecam_are_refused_where_they_have_no_meaning(oracle):
     base = base_of(oracle("fecam_s5"))
-    without_images = {"form": "fecam", "per_class": True}, "has but their means"
+    without_images = {"form": "fecam", "per_class": True}, "has only their means"
     for options, reason in (
         ({"tukey": 0.5}, "form=fecam"),
         without_images,

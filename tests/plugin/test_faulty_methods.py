@@ -95,7 +95,6 @@ def test_a_class_that_answers_nothing_is_said():
         ({}, "X defines neither forward nor learn and answer"),
         ({"learn": lambda self, support, before=None: None}, "X defines learn, but not answer"),
         ({"answer": lambda self, state, query: None}, "X defines answer, but not learn"),
-        (dict.fromkeys(("forward", "learn"), lambda self, *_: None), "X defines learn, but not answer"),
     ):
         with pytest.raises(UserError, match=message):
             check_method(type("X", (Method,), defined))

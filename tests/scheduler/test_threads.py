@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.linalg.cython_blas  # noqa: F401  # the BLAS that kernels call: limits hold for what is loaded
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 

@@ -110,7 +110,7 @@ def task_listing(home: Home) -> list[dict[str, str]]:
             "what": task.title,
             "protocol": task.protocol,
             "shots": str(task.shots),
-            "episodes": f"{task.evaluation.episodes:,}",
+            "episodes": f"{task.evaluation.episodes:,}{' sequences' if task.sessions else ''}",
             "backbone": task.pretraining.backbone,
             "data": f"{task.dataset.name}: {state(task.dataset.name)}",
         }
