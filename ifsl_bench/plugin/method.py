@@ -219,9 +219,7 @@ class Method(nn.Module, ABC):
     def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Returns whether sessions need the supports of earlier ones: where a class says how it answers an episode, not
         how it learns and answers a session, or has an option ``memory`` that is ``supports``."""
-        if options.get("memory") == "supports":
-            return True
-        if Method.learn is cls.learn or Method.answer is cls.answer:
+        if options.get("memory") == "supports" or Method.learn is cls.learn or Method.answer is cls.answer:
             return True
         says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())
         return says.isdisjoint(LEARNING)
