@@ -63,7 +63,7 @@ def threads(torch_threads: int, kernel_threads: int | None = None) -> Iterator[N
 
 @lru_cache(maxsize=1)
 def _openblas() -> ThreadpoolController:
-    """Every OpenBLAS but PyTorch's: compiled kernels call SciPy's, which has as many threads as there are cores."""
+    """Every OpenBLAS but PyTorch's: compiled kernels call SciPy's, by default on as many threads as there are cores."""
     import scipy.linalg.cython_blas  # noqa: F401  # a library is found once it is loaded
 
     loaded = ThreadpoolController().select(internal_api="openblas")

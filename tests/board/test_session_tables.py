@@ -346,6 +346,13 @@ def test_the_overview_has_averages_of_sessions():
     assert lines[10].startswith("23 more rows: "), "of 28"
 
 
+def test_lists_and_results_count_sequences(call):
+    line = next(line for line in call("tasks")[1].splitlines() if line.startswith("glyphs-sessions "))
+    assert "400 sequences" in line
+    shown = call("show", str(packaged_root() / "glyphs-sessions" / "ncm.seed-0.json"))[1]
+    assert re.search(r"^sequences +400$", shown, re.MULTILINE)
+
+
 def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_seeds(tmp_path):
     """Its seeds are equal where nothing is trained, which says nothing of other orders."""
     board = load_board(packaged()["mini-sessions-published"], tmp_path)
