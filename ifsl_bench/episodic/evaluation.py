@@ -37,6 +37,7 @@ MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves
 # Episodes at once.
 BLOCKS = (10_000, 5000, 2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)
 CPU_BYTES = 1 << 25  # on the CPU, where more is no faster: features and logits
+SEQUENCE_BYTES = 50 << 20  # likewise, of sequences: they take more small steps
 MOST_ON_CPU = 1000  # episodes at once
 PEAK = 4  # times as much as that a method takes at its peak
 MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
@@ -123,7 +124,8 @@ def batch_size(loader: EpisodeLoader | SequenceLoader, method: Method) -> int:
     """
     free = free_memory(loader.novel.features.device)
     each = loader.each + method.class_bytes * (loader.sampler.shape.classes if has_sessions(loader) else loader.ways)
-    most = min(MOST_ON_CPU, CPU_BYTES // each) if free is None else int(SHARE * free) // each
+    on_cpu = SEQUENCE_BYTES if has_sessions(loader) else CPU_BYTES
+    most = min(MOST_ON_CPU, on_cpu // each) if free is None else int(SHARE * free) // each
     return next((size for size in BLOCKS if size <= most), 1)
 
 

@@ -166,7 +166,7 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
     (every,) = made_at_once
     assert every == 6 * 6 * 8 * D * D
     most, of_sequence = 4 * loader.each, every // 6
-    monkeypatch.setattr(evaluation, "CPU_BYTES", most)
+    monkeypatch.setattr(evaluation, "SEQUENCE_BYTES", most)
     parts = evaluate(method, FECAM, loader, range(6)).counts
     assert sum(made_at_once[1:]) == every
     assert all(of_block // of_sequence * loader.each + of_block <= most for of_block in made_at_once[1:])
@@ -704,8 +704,8 @@ def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
     (home / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
     task = ("--task", "tiny-features-sessions", "--episodes", "6", "--device", "cpu")
     for name, where in (
-        ("Breaks", "5 of 5 sequences of a batch,"),
-        ("BreaksStepByStep", "5 of 5 sequences of a batch after session 7,"),
+        ("Breaks", "6 of 6 sequences of a batch,"),
+        ("BreaksStepByStep", "6 of 6 sequences of a batch after session 7,"),
         ("BreaksSoon", "6 of 6 first sequences after session 2,"),
     ):
         status, _, err = call("run", "--method", f"faults.py:{name}", *task)
