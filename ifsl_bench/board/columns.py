@@ -133,6 +133,7 @@ FEW_SEEDS = " *"
 AVERAGE = Heading("Avg.", r"Avg. $\uparrow$", short=True, paper_short=True)  # of sessions, in place of Acc.
 IN_SESSIONS = {"acc": AVERAGE, "harmonic": Heading("harmonic", r"harmonic $\uparrow$", short=True)}
 DROP = {
+    "pd": 10,  # A_0 minus A_T, which stand beside it
     "first": 9,
     "last": 5,
     "gain": 4,
@@ -164,7 +165,7 @@ HEADINGS = {
     # Of sequences of sessions.
     "first": Heading("A_0", r"$A_0 \uparrow$", short=True, paper_short=True),
     "last": Heading("A_T", r"$A_T \uparrow$", short=True, paper_short=True),
-    "pd": Heading("PD", r"PD $\downarrow$"),  # the less the better, unlike what papers print bold
+    "pd": Heading("PD", r"PD $\downarrow$", short=True),  # the less the better, unlike what papers print bold
     "gain": Heading("gain", r"gain $\uparrow$", short=True),
     "base": Heading("base", r"base $\uparrow$", short=True),
     "novel": Heading("novel", r"novel $\uparrow$", short=True),

@@ -46,7 +46,7 @@ def _what_is_measured(result: Result) -> str:
 
 
 def notes_of(
-    board: Board, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys() - {"pd"}
+    board: Board, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
 ) -> list[str]:
     """The notes that a reader of the task's table needs, a line each.
 
