@@ -37,7 +37,7 @@ MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves
 # Episodes at once.
 BLOCKS = (10_000, 5000, 2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)
 CPU_BYTES = 1 << 25  # on the CPU, where more is no faster: features and logits
-SEQUENCE_BYTES = 50 << 20  # likewise, of sequences: they take more small steps
+SEQUENCE_BYTES = 51 << 20  # likewise, of sequences: they take more small steps
 MOST_ON_CPU = 1000  # episodes at once
 PEAK = 4  # times as much as that a method takes at its peak
 MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
@@ -301,6 +301,6 @@ def blocks_at_once(kind: type[Method]) -> int:
     return max(1, min(share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
 
 
-def block_bytes(kind: type[Method]) -> int:
-    """Bytes, roughly, that blocks of a method's episodes take on a CPU while they are evaluated."""
-    return blocks_at_once(kind) * PEAK * CPU_BYTES
+def block_bytes(kind: type[Method], in_sessions: bool) -> int:
+    """Bytes, roughly, that blocks of a method's episodes or sequences take on a CPU while they are evaluated."""
+    return blocks_at_once(kind) * PEAK * (SEQUENCE_BYTES if in_sessions else CPU_BYTES)

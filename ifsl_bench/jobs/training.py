@@ -105,7 +105,7 @@ class JobStage(Stage):
         """Those, in single precision, and the blocks of episodes of an evaluation."""
         width = math.prod(data.shape) if self.job.task.pretraining.backbone == NO_BACKBONE else WIDE
         pools = 4 * (width + data.base_classes) * sum(data.images(pool) for pool in data.starts)
-        return pools + block_bytes(self.job.method)
+        return pools + block_bytes(self.job.method, self.job.task.sessions is not None)
 
 
 @dataclass(frozen=True)

@@ -702,11 +702,11 @@ class BreaksSoon(BreaksStepByStep):
 
 def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
     (home / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
-    task = ("--task", "tiny-features-sessions", "--episodes", "6", "--device", "cpu")
+    task = ("--task", "tiny-features-sessions", "--episodes", "10", "--device", "cpu")
     for name, where in (
-        ("Breaks", "6 of 6 sequences of a batch,"),
-        ("BreaksStepByStep", "6 of 6 sequences of a batch after session 7,"),
-        ("BreaksSoon", "6 of 6 first sequences after session 2,"),
+        ("Breaks", "8 of 8 sequences of a batch,"),
+        ("BreaksStepByStep", "8 of 8 sequences of a batch after session 7,"),
+        ("BreaksSoon", "8 of 8 first sequences after session 2,"),
     ):
         status, _, err = call("run", "--method", f"faults.py:{name}", *task)
         assert status == 2
@@ -716,7 +716,7 @@ def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
     assert status == 1, "of several jobs, one fails"
     assert "1 of 2 jobs failed" in err
     names = [file.name for file in (home / "results").rglob("*.json")]
-    assert names == ["ncm.episodes=6.seed-0.json"]
+    assert names == ["ncm.episodes=10.seed-0.json"]
 
 
 OF_TYPES = """
