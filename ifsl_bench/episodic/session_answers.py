@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -26,9 +27,10 @@ from ifsl_bench.plugin.method import (
     returned,
 )
 from ifsl_bench.plugin.options import with_ways
-from ifsl_bench.solve.tree import leaves, rebuild, side_by_side
+from ifsl_bench.solve.tree import leaves, rebuild, side_by_side, tree_map
 
 FAILED = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
+FEW = 400  # base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Sessions:
             if isinstance(method, GrowingMethod):
                 self._queries, self._pool = method.compared(loader.base), method.compared(pool)
         self._best = self._novel.max(-1).values
+        self._cpu = self._best.device.type == "cpu"
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
         """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""
@@ -127,18 +130,27 @@ class Sessions:
         self, method: GrowingMethod, states: Sequence[State], batch: SequenceBatch
     ) -> tuple[Tensor, Tensor]:
         """Logits of novel queries [E, T, N, T N q]; the best of each session's classes of base queries [E, T, B]."""
-        count, sessions = len(batch), self.sessions
-        novel = Query(*(take_rows(bank[0], batch.novel_rows) for bank in (self._pool.features, self._pool.base_logits)))
+        count, classes = len(batch), (self.sessions, self.ways)
         if not method.by_class:
             parts = (self._queries.features, self._queries.base_logits)
-            base = Query(*(part.expand(count, -1, -1) for part in parts))
-            of_novel = torch.stack([method.class_logits(state, novel).mT for state in states], 1)
-            return of_novel, torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
-        every, classes = side_by_side(states), (sessions, self.ways)
-        flat = rebuild(every, [None if x is None else x.flatten(0, 1).unsqueeze(0) for x in leaves(every)])
-        of_base = method.class_logits(flat, self._queries)[0].mT  # [E T N, B]
-        best = of_base.unflatten(0, (count, *classes)).amax(2)
-        return method.class_logits(every, novel).mT.unflatten(1, classes), best
+            base, novel = Query(*(part.expand(count, -1, -1) for part in parts)), self._compared(batch.novel_rows)
+            best = torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
+            return torch.stack([method.class_logits(state, novel).mT for state in states], 1), best
+        every = side_by_side(states)
+        flat = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), every)
+        few, each = (FEW, 1) if self._cpu else (len(self._base), count)  # base queries, sequences
+        best_of_base, of_novel = [], []
+        for parts in zip(self._queries.features.split(few, 1), self._queries.base_logits.split(few, 1), strict=True):
+            of_base = method.class_logits(flat, Query(*parts))[0].mT  # [E T N, few]
+            best_of_base.append(of_base.unflatten(0, (count, *classes)).amax(2))
+        for part in (slice(at, at + each) for at in range(0, count, each)):
+            state, novel = tree_map(itemgetter(part), every), self._compared(batch.novel_rows[part])
+            of_novel.append(method.class_logits(state, novel).mT)
+        return torch.cat(of_novel).unflatten(1, classes), torch.cat(best_of_base, -1)
+
+    def _compared(self, rows: Tensor) -> Query:
+        """The novel queries [E, R] of a method, compared."""
+        return Query(take_rows(self._pool.features[0], rows), take_rows(self._pool.base_logits[0], rows))
 
     def _after_each(self, method: Method, batch: SequenceBatch, first: int = 1) -> Iterator[tuple[Prediction, State]]:
         """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
