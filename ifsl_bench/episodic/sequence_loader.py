@@ -95,9 +95,15 @@ class SequenceBatch:
 
     def queries(self, sessions: int) -> Query:
         """Base queries, and those of the novel classes of the first so many sessions: [E, B + t N q, D]."""
-        count = self.novel_rows.shape[1] * sessions // self.support_rows.shape[1]
+        base, novel = self.base.features.shape[1], self.novel_rows.shape[1]
+        count = base + novel * sessions // self.support_rows.shape[1]
+        return Query(self._queries.features[:, :count], self._queries.base_logits[:, :count])
+
+    @cached_property
+    def _queries(self) -> Query:
+        """Those of all sessions; a session's are the first of them, so that none is copied twice."""
         pairs = ((self.base.features, self.novel.features), (self.base.base_logits, self.novel.base_logits))
-        return Query(*(torch.cat([b.expand(len(self), -1, -1), n[:, :count]], 1) for b, n in pairs))
+        return Query(*(torch.cat([b.expand(len(self), -1, -1), n], 1) for b, n in pairs))
 
 
 class SequenceLoader:
