@@ -201,7 +201,7 @@ def task_columns(
     metrics += [_metric(name, None, bold=False) for name in others if name not in names or (full and name in ENDS)]
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
-        *((Column(fields=_kind_fields), Column("rank", _rank, _rank_fields)) if ranked else ()),
+        *((Column(fields=_kind_fields), Column("rank", rank_of, _rank_fields)) if ranked else ()),
         Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18),
         *metrics,
         *((Column("to the best", _to_best, drop=DROP["to_best"]),) if ranked else ()),
@@ -304,7 +304,8 @@ def _to_best(entry: Entry) -> str:
     return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if few else "")
 
 
-def _rank(entry: Entry) -> str:
+def rank_of(entry: Entry) -> str:
+    """The ranks that a row can have, as text; "-" where it is provisional."""
     if entry.place is None:
         return ""
     return "-" if entry.place.ranks is None else str(entry.place.ranks)

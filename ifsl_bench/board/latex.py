@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, heading_of, published_entries, state
+from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, heading_of, published_entries, rank_of, state
 from ifsl_bench.board.measured import COMPUTED, STORED, having
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import LETTERS, bibtex
@@ -29,10 +29,11 @@ ARROWS = (
     "Ren et al. (2019) print the same numbers as decreases, with a down arrow."
 )
 BESIDE = ("base", "novel", "harmonic", "gacc", "calibrated_acc", "state")  # in sessions, more columns
+NOT_METRICS = {"state": "bytes/class", "rank": "rank"}  # columns without an arrow
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
 
 
-def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
+def paper_tables(boards: Sequence[Board], full: bool = False, rank: bool = False) -> str:
     """One ``table`` for tasks that differ in shots alone; needs the packages booktabs and multirow.
 
     Variants of a task have a table of their own, whose caption says so. Rows that are not comparable (on other
@@ -45,12 +46,13 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
 
     Args:
         full: the columns of the paper's full ablation tables, with Delta_a and Delta_b; in sessions, :data:`BESIDE`.
+        rank: also the ranks that each measured row can have.
     """
     groups: dict[str, list[Board]] = {}
     for board in boards:
         ranked = replace(board, setting=setting_of(*board.rows, default=board.setting))
         groups.setdefault(_kind(board.task), []).append(ranked)
-    return "\n\n".join(_table(sorted(group, key=lambda b: b.task.shots), full) for group in groups.values())
+    return "\n\n".join(_table(sorted(group, key=lambda b: b.task.shots), full, rank) for group in groups.values())
 
 
 def _kind(task: Task) -> str:
@@ -62,7 +64,7 @@ def _kind(task: Task) -> str:
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
 
 
-def _table(boards: Sequence[Board], full: bool) -> str:
+def _table(boards: Sequence[Board], full: bool, rank: bool) -> str:
     columns = [name for name, heading in HEADINGS.items() if heading.paper and (full or heading.paper_short)]
     measured = [row for board in boards for row in (*board.rows, *board.others)]
     filled = [name for name in columns if having(measured, name)]
@@ -71,6 +73,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         after = ["first", *(f"a_{t}" for t in range(1, sessions.count)), "last"]
         beside = [name for name in BESIDE if full and (name != "calibrated_acc" or name in filled)]
         columns = [*after, "acc", "pd", "gain", *beside]
+    columns += ["rank"] if rank else []
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     twice = {row.label for row in measured if row.origin != STORED} & {
         row.label for row in measured if row.origin == STORED
@@ -78,7 +81,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     blocks: dict[tuple[int, str], dict[str, dict[str, Entry]]] = {}
     bold: set[tuple[Entry, str]] = set()
     for board in boards:
-        entries = [*entries_of(board), *(published_entries(board) if sessions else [])]
+        entries = [*entries_of(board, rank), *(published_entries(board) if sessions else [])]
         bold |= _bold(board, entries, columns)
         for entry in entries:
             blocks.setdefault(_block(entry), {}).setdefault(_label(entry, twice), {})[board.name] = entry
@@ -136,14 +139,18 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
         return [" & ".join(["Model", *shots]) + r" \\"]
     sides = ["c|"] * (len(boards) - 1) + ["c"]
     spans = [rf"\multicolumn{{{len(columns)}}}{{{side}}}{{{name}}}" for side, name in zip(sides, shots, strict=True)]
-    heads = [heading_of(name, boards[0].task).paper for _ in boards for name in columns]
+    heads = [_head(name, boards[0].task) for _ in boards for name in columns]
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
+
+
+def _head(name: str, task: Task) -> str:
+    return NOT_METRICS.get(name) or heading_of(name, task).paper
 
 
 def _sessions_header(task: Task, columns: Sequence[str]) -> list[str]:
     """The header as papers on sessions have it: the accuracy after each, then what sums it up."""
     numbers = [str(t) for t in range(task.sessions.count + 1)] if task.sessions else []
-    heads = ["bytes/class" if name == "state" else heading_of(name, task).paper for name in columns]
+    heads = [_head(name, task) for name in columns]
     over = rf"\multicolumn{{{len(numbers)}}}{{c}}{{Acc. after each session (\%) $\uparrow$}}"
     return [
         " & ".join([r"\multirow{2}{*}{Model}", over, *(rf"\multirow{{2}}{{*}}{{{head}}}" for head in heads)]) + r" \\",
@@ -182,7 +189,7 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
 def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
     """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
     bold = set()
-    for name in set(columns) - {"pd"}:  # of which the least is the best, where A_0 are alike
+    for name in set(columns) - {"pd", "rank"}:  # of which the least is the best, where A_0 are alike
         ranking = Ranking(having(board.compared, name), name, board.setting)
         tops = {place.row for place in ranking.places if place.top}
         bold |= {(entry, name) for entry in entries if entry.measured in tops}
@@ -213,6 +220,8 @@ def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -
         return f"{entry.after[int(name[2:])].mean:.2f}"
     if entry is not None and name == "state":
         return state(entry)
+    if entry is not None and name == "rank":
+        return rank_of(entry).replace("-", "--")  # an en dash
     if entry is None or name not in entry.values:
         return ""
     value = entry.values[name]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_variants, telling
-from ifsl_bench.board.columns import Entry, entries_of, task_columns
+from ifsl_bench.board.columns import Entry, entries_of, heading_of, task_columns
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import COMPUTED, STORED
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
@@ -22,7 +22,7 @@ OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
 SHARED = "Rows of other seeds stand where their difference to the best row, on the seeds that both have, puts them."
 RULE = (
-    "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
+    "Rank: the places by {} that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
     "vary over {} and over training seeds; novel classes are held fixed. A row with fewer than three seeds, with "
     "options of its own, or trained mostly with another gradient than it names, is provisional: shown in its place, "
@@ -75,8 +75,9 @@ def ranked_tables(
 ) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
     """The ranked tables of tasks and of their variants, see :func:`with_variants`, and the notes below all of them."""
     shown = with_variants(boards, results, labels)
-    ranked = [board.task.kind.units for board in shown if len(board.compared) > 1]
-    closing = RULE.format(either(ranked)) if ranked else ""
+    ranked = [board.task for board in shown if len(board.compared) > 1]
+    names = either(heading_of("acc", task).text for task in ranked)
+    closing = RULE.format(names, either(task.kind.units for task in ranked)) if ranked else ""
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 

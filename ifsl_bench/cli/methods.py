@@ -49,6 +49,7 @@ def _begin(name: str, package: bool) -> None:
     path = new_method(name, package)
     then = f"pip install -e ./{path} && pytest {path}" if package else f"ifsl-bench methods --check {path}"
     click.echo(f"wrote {path}; next: {then} && ifsl-bench run --method {path} --task tiny-features-5shot")
+    click.echo(f"in sessions: ifsl-bench run --method {path} --task tiny-features-sessions")
 
 
 def _list(style: str) -> None:

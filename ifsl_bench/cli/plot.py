@@ -154,8 +154,8 @@ KINDS: Mapping[str, Kind] = {
         """Accuracy after each session.
 
         Mean over orders and seeds, in a band that holds 95% of the orders of the classes. Dotted lines are models with
-        the rows' A_0 that never answer with a novel class; published rows are dashed, and have names where --method
-        does.
+        the rows' A_0 that never answer with a novel class. All published rows are faint and dashed; where --method
+        names rows, those of the same names have hollow marks, and the legend says that they are published.
         """,
         ("tiny-features-sessions --out sessions.pdf", "glyphs-sessions --method ncm,lr --out x.pdf"),
     ),

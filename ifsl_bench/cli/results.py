@@ -45,7 +45,7 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
     if style == "latex":
         from ifsl_bench.board.latex import paper_tables
 
-        click.echo(paper_tables(with_variants(boards, folders.results, labels), full))
+        click.echo(paper_tables(with_variants(boards, folders.results, labels), full, rank=True))
         return
     tables, closing = ranked_tables(boards, folders.results, full, labels)
     show_tables(tables, style, closing)
@@ -62,8 +62,10 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
 @click.option(
     "--rank", is_flag=True, help="Show the ranks that each measured row can have; variants are ranked separately."
 )
-@click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
-              "(tuned-12 for the best of 12 trials).")  # fmt: skip
+@click.option(
+    "--setting", metavar="NAME",
+    help="Only rows that are not tuned (paper, what --rank ranks), or tuned ones (tuned-12 for the best of 12 trials).",
+)  # fmt: skip
 @click.option("--full", is_flag=True, help=FULL)
 @click.option(
     "--beside", is_flag=True, help="Show measured rows beside printed ones, and whether they are within the band."
@@ -128,6 +130,17 @@ def leaderboard(
     cal. Acc.   the same with one bias on all novel logits
     Delta       joint minus alone: base queries (_a), novel ones (_b), the mean
     rank        the places that a row can have, with 95% confidence
+
+    \b
+    In sessions:
+    Avg.        mean accuracy after each session, the base session with it
+    A_0, A_T    accuracy after the base session, after the last
+    PD          A_0 minus A_T
+    gain        Avg. minus that of a model with the same A_0 that never
+                answers with a novel class, the lazy row
+    base, novel accuracy on base, on novel classes after the last session
+    gAcc        like Avg., averaged over weights of the base session
+    bytes/class what the method carries on for each novel class
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """

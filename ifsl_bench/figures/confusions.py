@@ -17,7 +17,7 @@ from ifsl_bench.board.columns import plus_minus, rounded
 from ifsl_bench.board.frames import Frame
 from ifsl_bench.board.notebook import Names, listed
 from ifsl_bench.board.table import Column, Table
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.processor import evaluating
 from ifsl_bench.episodic.evaluation import batch_size, has_sessions, predict
 from ifsl_bench.episodic.loader import EpisodeLoader
@@ -34,6 +34,7 @@ Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the cla
 EPISODES = 500
 SEQUENCES = 100  # each has as many queries as a hundred episodes
 PAIRS = 12
+SHARES_OF = "queries of a novel class that a base class takes, in percent, of "
 OF_MODELS = "models of seed 0 answer, without a bias on novel logits"
 
 
@@ -276,14 +277,21 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
     axes.set_xlim(left=0)
     lines_of_rows(axes, [text_of(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
-    return figure, [OF_MODELS, *(_note(of_method, pairs) for of_method in of_methods)]
+    totals = [_total(of_method, pairs) for of_method in of_methods]
+    return figure, [OF_MODELS, *totals, f"{SHARES_OF}{', '.join(labels)}:", *(_pair(of_methods, *at) for at in pairs)]
 
 
-def _note(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
+def _pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:
+    first = of_methods[0]
+    shares = ", ".join(plus_minus(of_method.share(of_method.base + of, answer)) for of_method in of_methods)
+    return one_line(f"  {first.classes[first.base + of]} as {first.classes[answer]}: {shares}")
+
+
+def _total(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
     novel, drawn = (
         of_method.queries[of_method.base :].sum(),
         sum(of_method.answers[of_method.base + of, answer] for of, answer in pairs),
     )
     taken = of_method.answers[of_method.base :, : of_method.base].sum()
-    of_pairs = f", {100 * drawn / taken:.0f}% of them in these pairs" if taken else ""
+    of_pairs = f"; {100 * drawn / taken:.0f}% of these are in the pairs that are drawn" if taken else ""
     return f"{of_method.label}: base classes take {100 * taken / novel:.1f}% of the queries of novel classes{of_pairs}"

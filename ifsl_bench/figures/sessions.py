@@ -51,8 +51,8 @@ def require_sessions(board: Board) -> None:
 def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """The accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
-    Grey lines are the models with the rows' A_0 that never answer with a novel class. Published rows are dashed: those
-    that somebody has asked for by their names, else all of them, faint.
+    Grey lines are the models with the rows' A_0 that never answer with a novel class. Published rows are
+    those that somebody has asked for by their names, else all of them, faint and dashed.
 
     Args:
         named: whether rows were asked for by name.
@@ -64,7 +64,7 @@ def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figur
     lazy = [row for row, _ in lazy_rows(rows)]
     keys: dict[str, dict[str, Any]] = dict(zip(names, looks, strict=True))
     keys |= {
-        paper.label: look | {"linestyle": "dashed", "fillstyle": "none", "markeredgewidth": 0.6}
+        f"{paper.label}, published": look | {"linestyle": "dashed", "fillstyle": "none", "markeredgewidth": 0.6}
         for paper, look in zip(papers, of_papers, strict=False)
     }
     keys |= {"lazy": {"color": DARK, "linestyle": "dotted"}} if lazy else {}
@@ -73,7 +73,7 @@ def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figur
     figure = new_figure(2.3, wide)
     axes = figure.add_subplot(xlabel="session", ylabel="Acc. over all classes so far (%)")
     for paper in papers:
-        look = keys[paper.label if named else "published"]
+        look = keys[f"{paper.label}, published" if named else "published"]
         axes.plot(paper.sequence.after if paper.sequence else [], **look | {"markersize": 2.5}, zorder=1,
                   gid=f"published {paper.label}")  # fmt: skip
     for lazy_row in lazy:

@@ -65,7 +65,7 @@ def page_html(page: Page) -> str:
         metrics=HEADINGS,
         plus_minus=plus_minus,
         edges_of=edges_of,
-        rule=RULE.format("episodes or orders").partition(": ")[2].replace("(--setting)", "(Setting, above)"),
+        rule=RULE.format("Acc. or Avg.", "episodes or orders").partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_asset("style.css"),
         data=script_json(_data(page)),
         scripts=scripts,

@@ -20,11 +20,13 @@ METHOD = '''\
 import torch
 from torch.nn.functional import normalize
 
-from ifsl_bench import Learned, Method, Prediction
+from ifsl_bench import Learned, Method, Prediction, Range
 
 
 class $kind(Method):
     """Cosines to the means of all classes met so far; ``bias`` is added for novel ones."""
+
+    space = {"bias": Range(-2.0, 2.0)}  # where --tune looks for options
 
     def __init__(self, base, ways, *, bias: float = 0.0):  # keyword-only arguments are options: --set bias=0.1
         super().__init__(base, ways)

@@ -59,6 +59,17 @@ def test_latex_has_the_papers_layout(stored_rows, full):
     ]  # fmt: skip
 
 
+def test_latex_has_ranks_where_they_are_asked_for(stored_rows):
+    stored_rows(
+        row("a", [15.0, 15.1, 15.0], noise=1, n=2000), row("c", [15.0, 15.0, 15.0], noise=2, n=2000),
+        row("d", [10.0, 10.1, 10.0], noise=3, n=2000), row("e", [15.0], noise=4, n=2000),
+    )  # fmt: skip
+    latex = paper_tables([load_board(packaged()["mini-5shot"], stored_rows.root)], rank=True)
+    assert " & Acc. $\\uparrow$ & $\\Delta \\uparrow$ & rank \\\\" in latex
+    ranks = {cells[0]: cells[-1] for cells in table_rows(latex)}
+    assert [ranks[label] for label in ("a", "c", "d", "e", "LR+A")] == ["1--2", "1--2", "3", "--", ""]
+
+
 def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):
     stored_rows(row("a", [15.0, 15.1], task="mini-regular-5shot"))
     names = ("mini-regular-1shot", "tiered-5shot", "mini-regular-5shot")

@@ -88,7 +88,7 @@ def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
         assert [records["SPPR"][flag] for flag in flags] == [None] * 4, "its README says nothing of these"
         assert not any("rank_first" in record for record in records.values())
     else:
-        assert text.startswith("mini-sessions, published\n")
+        assert text.startswith("mini-sessions: published numbers\n")
         assert "They are of one order of the classes and one support set." in text
         assert "EEIL*, Ft-CNN, iCaRL*, Joint-CNN, NCM* (LUCIR), TOPIC (AL-MML) (tao2020): means of 10 runs." in text
         assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("FACT")][:3] == [

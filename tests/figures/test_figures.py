@@ -419,7 +419,8 @@ def test_published_rows_are_dashed(tmp_path):
     shape = msgspec.structs.replace(task.sessions, count=8)
     listed = load_board(msgspec.structs.replace(task, name="mini-sessions", sessions=shape), tmp_path)
     figure, _ = sessions.curves(shown(listed, ["CEC"], papers=True), named=True)
-    (line,) = figure.axes[0].lines
+    (line,), (legend,) = figure.axes[0].lines, figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["CEC, published"]
     assert list(line.get_ydata()) == [72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63]
     assert line.get_linestyle() == "--"
     assert len(sessions.curves(shown(listed, papers=True))[0].axes[0].lines) == 44

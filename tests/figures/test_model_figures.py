@@ -330,7 +330,13 @@ def test_the_figure_of_confusions_has_the_largest_shares(trained, confused, call
         assert drawn[confusion.label] == pytest.approx([confusion.shares[pair] for pair in at])
     share = of_methods[0].answers[8:, :8].sum() / of_methods[0].queries[8:].sum()
     assert notes[0] == "models of seed 0 answer, without a bias on novel logits"
-    assert notes[1].startswith(f"imprint: base classes take {100 * share:.1f}% of the queries of novel classes, ")
+    assert notes[1].startswith(f"imprint: base classes take {100 * share:.1f}% of the queries of novel classes; ")
+    assert notes[3].endswith("in percent, of imprint, lr+s:")
+    for line, (novel, taker) in zip(notes[4:], at, strict=True):
+        name, shares = line.rsplit(": ", 1)
+        assert name.strip() == f"{of_methods[0].classes[8 + novel]} as {of_methods[0].classes[taker]}"
+        means = [float(share.split(" ± ")[0]) for share in shares.split(", ")]
+        assert means == pytest.approx([confusion.shares[novel, taker] for confusion in of_methods], abs=5e-3)
     with style():
         figure.draw_without_rendering()
         whole = figure.get_tightbbox()

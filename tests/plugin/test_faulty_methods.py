@@ -239,6 +239,13 @@ def test_a_method_imports_what_lies_beside_its_file_and_each_folder_has_its_own(
     assert find_method(f"{folder / 'x.py'}:X")[0].method.made == 22, "what lies beside has changed"
 
 
+def test_a_file_in_a_clone_of_the_suite_is_of_the_package_that_runs(tmp_path):
+    (package := tmp_path / "ifsl_bench").mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('run a second time')\n")
+    (tmp_path / "x.py").write_text(START.format("", "return None"))
+    assert issubclass(find_method(f"{tmp_path / 'x.py'}:X")[0].method, Method)
+
+
 def test_a_parameter_without_a_gradient_is_said_by_a_run_too(tmp_path, clusters, task, call):
     how = ("--train", "steps=5", "--episodes", "20", "-q", "--home", str(clusters / "home"))
     for answer, ended, message in (
