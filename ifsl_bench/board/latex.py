@@ -12,6 +12,7 @@ from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, heading_of, pu
 from ifsl_bench.board.measured import COMPUTED, STORED, having
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import LETTERS, bibtex
+from ifsl_bench.board.published_table import WARNING
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.board.render import escaped
 from ifsl_bench.common.errors import one_line
@@ -28,6 +29,7 @@ ARROWS = (
     "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
     "Ren et al. (2019) print the same numbers as decreases, with a down arrow."
 )
+RANKS = "rank: the places that a row can have, for all rows at once with 95% confidence; --: none, provisional."
 BESIDE = ("base", "novel", "harmonic", "gacc", "calibrated_acc", "state")  # in sessions, more columns
 NOT_METRICS = {"state": "bytes/class", "rank": "rank"}  # columns without an arrow
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
@@ -85,7 +87,11 @@ def _table(boards: Sequence[Board], full: bool, rank: bool) -> str:
         bold |= _bold(board, entries, columns)
         for entry in entries:
             blocks.setdefault(_block(entry), {}).setdefault(_label(entry, twice), {})[board.name] = entry
-    notes = [note for board in boards for note in (*notes_of(board, "their ± too", columns), *notes_of_ranks(board))]
+    notes = [note for board in boards for note in notes_of(board, "their ± too", columns)]
+    for board in boards:
+        notes += [f"{board.name}: {note}" if len(boards) > 1 else note for note in notes_of_ranks(board, to_best=False)]
+    notes += [WARNING] if sessions and board.papers else []
+    notes += [RANKS] if rank else []
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}".format(boards[0].task.kind.units),
@@ -179,6 +185,8 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
     label = printed(entry.label)
     if entry.measured and entry.measured.origin != STORED and entry.label in twice:
         label += f", {entry.source}"
+    if entry.measured and entry.measured.transductive:
+        label += ", transductive"
     if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
         label += f", {mark}"
     if entry.measured and (images := entry.measured.images_kept):
@@ -189,7 +197,7 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
 def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
     """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
     bold = set()
-    for name in set(columns) - {"pd", "rank"}:  # of which the least is the best, where A_0 are alike
+    for name in set(columns) - {"pd"}:  # of which the least is the best, where A_0 are alike
         ranking = Ranking(having(board.compared, name), name, board.setting)
         tops = {place.row for place in ranking.places if place.top}
         bold |= {(entry, name) for entry in entries if entry.measured in tops}

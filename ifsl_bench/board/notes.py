@@ -145,8 +145,8 @@ def _overrun(row: Row) -> bool:
     return alone >= 20 and joint < 0.1 * alone  # percent
 
 
-def notes_of_ranks(board: Board) -> list[str]:
-    """The further notes that a reader of the ranked table needs."""
+def notes_of_ranks(board: Board, to_best: bool = True) -> list[str]:
+    """The further notes that a reader of the ranked table needs, with its column "to the best" or without."""
     ranking, places = board.ranking, board.places
     notes = []
     if ranking.family:
@@ -166,7 +166,7 @@ def notes_of_ranks(board: Board) -> list[str]:
         reasons_text = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
         notes.append(f"Provisional, without a rank. {reasons_text[0].upper()}{reasons_text[1:]}.")
     few = [place.row.full_name for place in places if place.gap and place.common_seeds < 2 and not place.row.single]
-    if few:
+    if few and to_best:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
             f"over {board.task.kind.units} alone, of these trained models and not of the methods."

@@ -11,10 +11,14 @@ from ifsl_bench.board.table import Column, Table
 
 SHOWN = ("acc", "first", "last", "pd", "gain", "base", "novel")
 DROP = {"pd": 2, "first": 3, "base": 5, "novel": 4}
+WARNING = (
+    "Backbones of published rows differ from those of measured ones, or are not said: do not compare accuracies of the "
+    "two, and compare gains with care."
+)
 NOTES = [
     "Published: as printed, without intervals; means of several runs where a note says so. Ranked nowhere, in no "
-    "significance test: other backbones, so compare no accuracies with measured ones, and gains with care. Sources "
-    "that contradict each other stand side by side.",
+    "significance test. Sources that contradict each other stand side by side.",
+    WARNING,
     "gain: how far Avg. is above that of a model with the same A_0 which never answers with a novel class.",
     "kind: who prints the numbers; cited: another paper repeats them; rerun: another paper ran the method itself.",
 ]

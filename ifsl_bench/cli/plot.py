@@ -69,7 +69,7 @@ OF_RESULTS = (
     click.option("--method", "methods", multiple=True, callback=names, metavar="LABEL", shell_complete=complete_rows,
                  help="Only rows with these labels, comma-separated or repeated [methods without options of their "
                       "own]."),
-    click.option("--setting", metavar="NAME", help="Methods as published (paper), or tuned ones (tuned-12)."),
+    click.option("--setting", metavar="NAME", help="Rows that are not tuned (paper), or tuned ones (tuned-12)."),
     WIDE,
     home_option,
     results_option,
@@ -154,8 +154,8 @@ KINDS: Mapping[str, Kind] = {
         """Accuracy after each session.
 
         Mean over orders and seeds, in a band that holds 95% of the orders of the classes. Dotted lines are models with
-        the rows' A_0 that never answer with a novel class. All published rows are faint and dashed; where --method
-        names rows, those of the same names have hollow marks, and the legend says that they are published.
+        the rows' A_0 that never answer with a novel class. Without --method all published rows are drawn, faint and
+        dashed; with it, those of the same names, dashed with hollow marks.
         """,
         ("tiny-features-sessions --out sessions.pdf", "glyphs-sessions --method ncm,lr --out x.pdf"),
     ),

@@ -115,7 +115,9 @@ def table(
     )
 )
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
-@click.option("--setting", metavar="NAME", help="Methods as published (paper, the default), or tuned ones (tuned-12).")
+@click.option(
+    "--setting", metavar="NAME", help="Rows that are not tuned (paper, the default), or tuned ones (tuned-12)."
+)
 @click.option("--full", is_flag=True, help=FULL)
 @label_option
 @folders_options
@@ -133,14 +135,15 @@ def leaderboard(
 
     \b
     In sessions:
-    Avg.        mean accuracy after each session, the base session with it
-    A_0, A_T    accuracy after the base session, after the last
-    PD          A_0 minus A_T
-    gain        Avg. minus that of a model with the same A_0 that never
-                answers with a novel class, the lazy row
-    base, novel accuracy on base, on novel classes after the last session
-    gAcc        like Avg., averaged over weights of the base session
-    bytes/class what the method carries on for each novel class
+    Avg.         mean accuracy after each session, the base session with it
+    A_0, A_T     accuracy after the base session, after the last
+    PD           A_0 minus A_T
+    gain         Avg. minus that of the lazy row: a model with the same A_0
+                 that never answers with a novel class
+    base, novel  accuracy on base, on novel classes after the last session
+    harmonic     harmonic mean of base and novel
+    gAcc         like Avg., averaged over weights of the base session
+    bytes/class  bytes that the method carries on for each novel class
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """

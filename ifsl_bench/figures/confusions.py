@@ -34,7 +34,6 @@ Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the cla
 EPISODES = 500
 SEQUENCES = 100  # each has as many queries as a hundred episodes
 PAIRS = 12
-SHARES_OF = "queries of a novel class that a base class takes, in percent, of "
 OF_MODELS = "models of seed 0 answer, without a bias on novel logits"
 
 
@@ -278,7 +277,8 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
     lines_of_rows(axes, [text_of(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
     totals = [_total(of_method, pairs) for of_method in of_methods]
-    return figure, [OF_MODELS, *totals, f"{SHARES_OF}{', '.join(labels)}:", *(_pair(of_methods, *at) for at in pairs)]
+    head = f"queries of the novel class that the base class takes, in percent ± 95% interval, by {', '.join(labels)}:"
+    return figure, [OF_MODELS, *totals, head, *(_pair(of_methods, *at) for at in pairs)]
 
 
 def _pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:

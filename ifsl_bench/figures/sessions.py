@@ -51,8 +51,8 @@ def require_sessions(board: Board) -> None:
 def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """The accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
-    Grey lines are the models with the rows' A_0 that never answer with a novel class. Published rows are
-    those that somebody has asked for by their names, else all of them, faint and dashed.
+    Dotted lines are the models with the rows' A_0 that never answer with a novel class. Published rows that were asked
+    for by name are dashed with hollow marks; else all are drawn, faint and dashed.
 
     Args:
         named: whether rows were asked for by name.

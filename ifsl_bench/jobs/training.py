@@ -30,7 +30,6 @@ from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method, remade
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
 
-SEQUENCE = 0.03  # seconds of a test sequence, the median of the stored results
 WIDE = 512  # features of an image at most, of the networks that come with the package
 
 
@@ -84,8 +83,8 @@ def training_place(job: Job, work: Workspace) -> Place:
 
 def evaluation_amount(job: Job, episodes: int, work: Workspace) -> Amount:
     """The work of evaluating so many episodes, or sequences."""
-    coarse = SEQUENCE if job.task.sessions else None
-    return Amount("evaluation", _named(job, work.place("evaluation")), episodes, coarse)
+    kind = "sequences" if job.task.sessions else "evaluation"
+    return Amount(kind, _named(job, work.place("evaluation")), episodes)
 
 
 def _named(job: Job, place: Place) -> str:

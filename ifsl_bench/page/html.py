@@ -46,6 +46,7 @@ def page_html(page: Page) -> str:
         autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     scripts = [_asset("plotly-basic.min.js"), *map(_asset, SCRIPTS)]
+    rule = RULE.format("Acc. or Avg.", "episodes or orders")
     return environment.get_template("report.html.j2").render(
         boards=page.boards,
         rows=page.rows,
@@ -65,7 +66,7 @@ def page_html(page: Page) -> str:
         metrics=HEADINGS,
         plus_minus=plus_minus,
         edges_of=edges_of,
-        rule=RULE.format("Acc. or Avg.", "episodes or orders").partition(": ")[2].replace("(--setting)", "(Setting, above)"),
+        rule=rule.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_asset("style.css"),
         data=script_json(_data(page)),
         scripts=scripts,

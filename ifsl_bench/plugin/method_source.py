@@ -94,7 +94,8 @@ def _add_neighbours(path: Path, files: dict[Path, bytes]) -> None:
     for node in ast.walk(_tree(files[path]) or ast.Module([], [])):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        for top in (top for name in names if (top := name.partition(".")[0]) != OWN):
+        tops = [name.partition(".")[0] for name in names]
+        for top in (top for top in tops if top != OWN):
             beside = [path.with_name(f"{top}.py"), *sorted(path.with_name(top).rglob("*.py"))]
             for neighbour in beside:
                 if neighbour.is_file() and neighbour not in files:

@@ -92,6 +92,6 @@ def document(text: str, style: str = "json") -> list[dict]:
 def leaderboard(boards, results, style="text", full=False, labels=()) -> str:
     """What ``ifsl-bench leaderboard`` prints of these boards in a pipe; variants are looked for in ``results``."""
     if style == "latex":
-        return paper_tables(with_variants(boards, results, labels), full)
+        return paper_tables(with_variants(boards, results, labels), full, rank=True)
     tables, closing = ranked_tables(boards, results, full, labels)
     return render(tables, style, closing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -49,7 +50,7 @@ def test_latex_has_the_papers_layout(stored_rows, full):
     assert table["ProtoNet"][five].startswith("57.05 $\\pm$ 0.10")
     if full:
         assert table["MLP+S"][:4] == ["54.46 $\\pm$ 0.31", "$-$11.74", "$-$12.73", "$-$10.74"]
-    assert "\n% Provisional, without a rank. 1 seed: e (yours).\n" in latex
+    assert "\n% mini-5shot: Provisional, without a rank. 1 seed: e (yours).\n" in latex
     outside = re.sub(r"(?m)^%.*$", "", latex)
     assert "±" not in outside
     assert outside.count("{") == outside.count("}")
@@ -68,6 +69,21 @@ def test_latex_has_ranks_where_they_are_asked_for(stored_rows):
     assert " & Acc. $\\uparrow$ & $\\Delta \\uparrow$ & rank \\\\" in latex
     ranks = {cells[0]: cells[-1] for cells in table_rows(latex)}
     assert [ranks[label] for label in ("a", "c", "d", "e", "LR+A")] == ["1--2", "1--2", "3", "--", ""]
+
+
+def test_ranks_of_several_tasks_and_of_sessions_are_those_of_the_text_table(call):
+    for tasks, labels in (
+        (["glyphs-1shot", "glyphs-5shot"], {"lwof": "LwoF"}),
+        (["tiny-features-sessions"], {"ncm": "NCM", "lazy (imprint)": "lazy (imprint)"}),
+    ):
+        plain = [json.loads(call("table", task, "--rank", "--format", "json")[1]) for task in tasks]
+        table = {cells[0]: cells[1:] for cells in table_rows(call("table", *tasks, "--rank", "--format", "latex")[1])}
+        for label, printed in labels.items():
+            rows = [next(row for row in of_task if row["method"] == label) for of_task in plain]
+            ends = [dict.fromkeys((row["rank_first"], row["rank_last"])) for row in rows]
+            width = len(table[printed]) // len(tasks)
+            cells = table[printed][width - 1 :: width]
+            assert cells == ["--".join(str(end) for end in pair if end) for pair in ends]
 
 
 def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ifsl_bench.common.files import Home
+from ifsl_bench.episodic.prepared import workspace
+from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.rates import ACCELERATED, COARSE, Amount, Rates, roughly, seconds_together
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.training import evaluation_amount
 
 
 @pytest.fixture
@@ -27,6 +31,15 @@ def test_a_rate_is_ones_own_or_that_of_the_likest_or_the_tables(home):
     assert stored_rates.seconds(stranger) == 200 * COARSE["evaluation"]
     stored_rates.learn(mine, 1.0)
     assert Rates(home).seconds(mine) == pytest.approx(2.0), "the geometric mean"
+
+
+def test_a_method_that_has_met_episodes_says_nothing_of_sequences(tmp_path):
+    work, rates = workspace(tmp_path), Rates(Home.locate(tmp_path))
+    jobs = make_jobs(Request(["lr"], ["tiny-features-5shot", "tiny-features-sessions"]), work.home)
+    episodes, sequences = (evaluation_amount(job, 400, work) for job in jobs)
+    rates.learn(episodes, 0.1)
+    assert (rates.knows(episodes), rates.knows(sequences)) == (True, False)
+    assert rates.seconds(sequences) == 400 * COARSE["sequences"]
 
 
 def test_what_nobody_knows_has_no_time_and_what_is_done_takes_none(home):

@@ -245,7 +245,7 @@ def test_a_new_method_runs_in_episodes_and_sessions_and_overwrites_nothing(call,
     status, out, err = call("methods", "new", "near-means")
     assert (status, err) == (0, "")
     line, of_sessions = out.splitlines()
-    assert of_sessions.startswith("in sessions: ifsl-bench run --method near_means.py --task ")
+    assert of_sessions == "in sessions: ifsl-bench run --method near_means.py --task tiny-features-sessions"
     assert 10 <= len((here / "near_means.py").read_text().splitlines()) <= 30
     for command in line.partition("next: ")[2].split(" && "):
         words = ["clusters.toml:clusters-5shot" if word == "tiny-features-5shot" else word for word in command.split()]
