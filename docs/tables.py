@@ -8,6 +8,11 @@ first has the commands whose output it is. Either the tables of tasks, without t
 
 (with " # without trials, source" behind the command, without the columns of these headings;)
 
+or what a Python script of ours makes of the stored results, with patterns of files as a shell reads them:
+
+    <!-- script: docs/simulations/calibration.py results/glyphs-*/lr.seed-*.json -->
+    <!-- end -->
+
 or paired differences, a command and a row each. A row is called by the labels and the task, or by what follows a "#":
 
     <!-- differences: points of Acc.
@@ -33,6 +38,7 @@ import io
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
@@ -49,7 +55,7 @@ ROOT = Path(__file__).parents[1]
 END = "<!-- end -->"
 CLAIM = re.compile(r"<!-- claim: (\S+) -->")
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
-START = re.compile(r"<!-- (?P<kind>tables|differences): (?P<told>.*?)-->\n", re.S)
+START = re.compile(r"<!-- (?P<kind>tables|script|differences): (?P<told>.*?)-->\n", re.S)
 BLOCK = re.compile(rf"(?P<start>{START.pattern})(?P<body>.*?){END}", re.S)
 asked.load_board = functools.cache(asked.load_board)  # hundreds of commands read the same results
 GRID = re.compile(r"^(\S.*)\n\n((?:\|.*\n)+)", re.M)  # a title, an empty line, a table
@@ -70,6 +76,13 @@ def tables(told: str) -> str:
     names = {name.strip() for name in without.split(",")}
     grids = GRID.findall(printed(command))
     return "\n\n".join(f"**{title}**\n\n{narrowed(grid.rstrip(), names)}" for title, grid in grids)
+
+
+def script(told: str) -> str:
+    """The Markdown table that a Python script prints."""
+    command = f"{shlex.quote(sys.executable)} {told}"
+    ended = subprocess.run(["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return "\n".join(line for line in ended.stdout.splitlines() if line.startswith("|"))
 
 
 def narrowed(grid: str, without: Collection[str]) -> str:
@@ -135,7 +148,7 @@ def current(text: str) -> str:
         raise UserError(f"a table has a start and no end; put a line {END} below it")
 
     def block(match: re.Match[str]) -> str:
-        body = {"tables": tables, "differences": differences}[match["kind"]](match["told"])
+        body = {"tables": tables, "script": script, "differences": differences}[match["kind"]](match["told"])
         return f"{match['start']}\n{body}\n\n{END}"
 
     return BLOCK.sub(block, claimed(text))
