@@ -122,7 +122,10 @@ def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classe
     if keeping := [f"{_called(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
         yield f"{' and '.join(keeping)} of earlier sessions"
     yield from holding_choices([a, b])
+    if a.trials != b.trials:
+        yield f"settings tried in validation, the best taken: {first} {a.trials}, {second} {b.trials}"
     if a.units == "orders":
+        yield "lower is better in PD, novel as base and base as novel"
         yield f"every interval holds fixed {held_fixed([a, b])}"
     if classes:
         yield classes

@@ -27,8 +27,9 @@ NOTES = [
 ]
 SIGN = (
     "wrong sign: how likely a comparison on one order, one support set and one seed has another sign than the mean of "
-    "A - B, with its 95% interval; made here: the share of such comparisons among these results that have."
+    "A - B, with its 95% interval; made here: the share of those among these results that have another sign."
 )
+EMPTY = "Empty: one seed tells nothing of seeds, and one support set an order nothing of supports."
 NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows: it has no sign."
 
 
@@ -56,6 +57,7 @@ def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:
     notes = [*NOTES, *(["Seeds are of meta-training alone: the backbone is held fixed."] if one_backbone else [])]
     fixed = [row.a.label for row in rows if row.a.fixed]
     notes += [f"The same for every seed, of which one counts: {', '.join(fixed)}."] if fixed else []
+    notes += [EMPTY] if any(part not in row.parts for row in rows for part in PARTS) else []
     often = Counter(row.a.label for row in rows)
     names = {row.a: row.a.label if often[row.a.label] == 1 else row.a.full_name for row in rows}
     tables = [

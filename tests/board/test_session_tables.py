@@ -371,3 +371,17 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
     assert "nothing says how much others would differ" in verdict(comparison)
     assert "nan" not in render([comparison_table(comparison)], "text").lower()
     assert "NaN" not in render([comparison_table(comparison)], "json")
+
+
+def test_compare_says_what_was_chosen_and_where_less_is_better(call):
+    chosen, lower = "settings tried in validation, the best taken: lr (stored) ", "lower is better in PD, novel as base"
+    _, in_episodes, _ = call("compare", "lr", "mlp+a", "--task", "glyphs-5shot")
+    _, in_sessions, _ = call("compare", "teen", "ncm", "--task", "tiny-features-sessions")
+    assert (chosen + "25, mlp+a (stored) 1." in in_episodes, lower in in_episodes) == (True, False)
+    assert ("settings tried" in in_sessions, lower in in_sessions) == (False, True)
+
+
+def test_empty_parts_of_the_variance_have_a_reason(call):
+    said = "Empty: one seed tells nothing of seeds"
+    for task, empty in (("tiny-features-sessions", True), ("glyphs-sessions", False)):
+        assert (said in call("variance", task, "--method", "ncm,teen")[1]) is empty
