@@ -123,7 +123,7 @@ def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classe
         yield f"{' and '.join(keeping)} of earlier sessions"
     yield from holding_choices([a, b])
     if a.trials != b.trials:
-        yield f"settings tried in validation, the best taken: {first} {a.trials}, {second} {b.trials}"
+        yield f"chosen in validation: {'; '.join(_chosen(row) for row in (a, b))}"
     if a.units == "orders":
         yield "lower is better in PD, novel as base and base as novel"
         yield f"every interval holds fixed {held_fixed([a, b])}"
@@ -145,6 +145,14 @@ def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
 def _called(row: Row) -> str:
     """The full name of a row; of a file the label alone, which names it."""
     return row.label if row.origin == FILE else row.full_name
+
+
+def _chosen(row: Row) -> str:
+    """Says from how many settings a row was chosen."""
+    if row.trials == 1:
+        return f"nothing for {_called(row)}"
+    how = "with one seed" if row.results[0].trials else "for each seed"
+    return f"{_called(row)} from {row.trials} settings, {how}"
 
 
 def verdict(comparison: Comparison) -> str:

@@ -29,7 +29,7 @@ ARROWS = (
     "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
     "Ren et al. (2019) print the same numbers as decreases, with a down arrow."
 )
-RANKS = "rank: the places that a row can have, for all rows at once with 95% confidence; --: none, provisional."
+RANKS = "rank: the places by {} that a row can have, with 95% confidence for all rows at once; --: provisional, none."
 BESIDE = ("base", "novel", "harmonic", "gacc", "calibrated_acc", "state")  # in sessions, more columns
 NOT_METRICS = {"state": "bytes/class", "rank": "rank"}  # columns without an arrow
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
@@ -87,11 +87,9 @@ def _table(boards: Sequence[Board], full: bool, rank: bool) -> str:
         bold |= _bold(board, entries, columns)
         for entry in entries:
             blocks.setdefault(_block(entry), {}).setdefault(_label(entry, twice), {})[board.name] = entry
-    notes = [note for board in boards for note in notes_of(board, "their ± too", columns)]
-    for board in boards:
-        notes += [f"{board.name}: {note}" if len(boards) > 1 else note for note in notes_of_ranks(board, to_best=False)]
+    notes = _notes(boards, columns)
     notes += [WARNING] if sessions and board.papers else []
-    notes += [RANKS] if rank else []
+    notes += [RANKS.format(heading_of("acc", boards[0].task).text)] if rank else []
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}".format(boards[0].task.kind.units),
@@ -124,6 +122,16 @@ def _table(boards: Sequence[Board], full: bool, rank: bool) -> str:
         span = rf"\multicolumn{{{1 + len(columns)}}}{{p{{0.95\linewidth}}}}"
         lines += [r"\midrule", rf"{span}{{\footnotesize {escaped(legend)}}} \\"]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
+
+
+def _notes(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
+    """The notes on all boards, and those on some of them with their names."""
+    of_each = [[*notes_of(board, "their ± too", columns), *notes_of_ranks(board, to_best=False)] for board in boards]
+    return [
+        note if all(note in others for others in of_each) else f"{board.name}: {note}"
+        for board, own in zip(boards, of_each, strict=True)
+        for note in own
+    ]
 
 
 def _caption(boards: Sequence[Board]) -> str:

@@ -26,8 +26,8 @@ RULE = (
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
     "vary over {} and over training seeds; novel classes are held fixed. A row with fewer than three seeds, with "
     "options of its own, or trained mostly with another gradient than it names, is provisional: shown in its place, "
-    "without a rank. Rows are ordered by their difference from the best row, on the seeds that both have. Methods as "
-    "published are ranked apart from tuned ones "
+    "without a rank. Rows are ordered by their difference from the best row, on the seeds that both have. Rows that "
+    "are not tuned are ranked apart from tuned ones "
     "(--setting). Each of your rows, and each row of fewer seeds than three in four others have, is ranked with the "
     "others, without its like."
 )
@@ -101,7 +101,7 @@ def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     units = either(board.task.kind.units for board in boards)
     closing = (
-        f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; methods as published. "
+        f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; rows that are not tuned. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
         "--full` has them of all tasks."
     )

@@ -12,8 +12,8 @@ from ifsl_bench.board.table import Column, Table
 SHOWN = ("acc", "first", "last", "pd", "gain", "base", "novel")
 DROP = {"pd": 2, "first": 3, "base": 5, "novel": 4}
 WARNING = (
-    "Backbones of published rows differ from those of measured ones, or are not said: do not compare accuracies of the "
-    "two, and compare gains with care."
+    "Published rows use other backbones than measured ones, or do not say which: do not compare their accuracies, and "
+    "compare gains with care."
 )
 NOTES = [
     "Published: as printed, without intervals; means of several runs where a note says so. Ranked nowhere, in no "

@@ -27,9 +27,12 @@ NOTES = [
 ]
 SIGN = (
     "wrong sign: how likely a comparison on one order, one support set and one seed has another sign than the mean of "
-    "A - B, with its 95% interval; made here: the share of those among these results that have another sign."
+    "A - B, with its 95% interval; made here: the share of such comparisons among these results whose sign differs."
 )
-EMPTY = "Empty: one seed tells nothing of seeds, and one support set an order nothing of supports."
+EMPTY = (
+    "Empty: not known, or nothing varies over seeds. With one seed, a single one leaves out how much seeds vary; with "
+    "one support set an order, that of supports is counted in that of orders."
+)
 NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows: it has no sign."
 
 
@@ -57,7 +60,7 @@ def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:
     notes = [*NOTES, *(["Seeds are of meta-training alone: the backbone is held fixed."] if one_backbone else [])]
     fixed = [row.a.label for row in rows if row.a.fixed]
     notes += [f"The same for every seed, of which one counts: {', '.join(fixed)}."] if fixed else []
-    notes += [EMPTY] if any(part not in row.parts for row in rows for part in PARTS) else []
+    notes += _empty(rows)
     often = Counter(row.a.label for row in rows)
     names = {row.a: row.a.label if often[row.a.label] == 1 else row.a.full_name for row in rows}
     tables = [
@@ -65,9 +68,13 @@ def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:
     ]
     if differences := splits_of_differences(board, metric):
         columns = [*_named(names, "A", "a"), *_named(names, "B", "b"), *_columns(board, f"A - B, {heading}"), *_sign()]
-        signs = [SIGN, *([NO_SIGN] if any(entry.sign is None for entry in differences) else [])]
+        signs = [SIGN, *_empty(differences), *([NO_SIGN] if any(entry.sign is None for entry in differences) else [])]
         tables.append(Table(columns, differences, f"{board.name}, differences of two rows", signs))
     return tables
+
+
+def _empty(splits: Sequence[Split]) -> list[str]:
+    return [EMPTY] if any(part not in entry.parts for entry in splits for part in PARTS) else []
 
 
 def splits_of_rows(board: Board, metric: str) -> list[Split]:

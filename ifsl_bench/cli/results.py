@@ -135,7 +135,7 @@ def leaderboard(
 
     \b
     In sessions:
-    Avg.         mean accuracy after each session, the base session with it
+    Avg.         mean of the accuracies after each session, base session included
     A_0, A_T     accuracy after the base session, after the last
     PD           A_0 minus A_T
     gain         Avg. minus that of the lazy row: a model with the same A_0

@@ -18,7 +18,8 @@ Rate = Annotated[float, msgspec.Meta(gt=0)]  # seconds a unit
 # Seconds a unit: medians of the stored results, which two cores made. Units are pixels of images that a network is
 # trained on or asked for, episodes, and sequences of sessions.
 COARSE: Mapping[str, float] = {
-    "pretraining": 1e-6, "features": 3e-7, "meta-training": 3.3e-3, "evaluation": 2.5e-4, "sequences": 0.03,
+    "pretraining": 1e-6, "features": 3e-7, "meta-training": 3.3e-3, "answering episodes": 2.5e-4,
+    "answering sequences": 0.03,
 }  # fmt: skip
 ACCELERATED = 0.05  # of that on an accelerator
 

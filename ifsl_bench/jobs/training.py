@@ -83,7 +83,7 @@ def training_place(job: Job, work: Workspace) -> Place:
 
 def evaluation_amount(job: Job, episodes: int, work: Workspace) -> Amount:
     """The work of evaluating so many episodes, or sequences."""
-    kind = "sequences" if job.task.sessions else "evaluation"
+    kind = "answering sequences" if job.task.sessions else "answering episodes"
     return Amount(kind, _named(job, work.place("evaluation")), episodes)
 
 

@@ -89,8 +89,8 @@ def neighbours(path: Path, content: bytes) -> dict[Path, bytes]:
 
 
 def _add_neighbours(path: Path, files: dict[Path, bytes]) -> None:
-    """Adds the modules beside a file that it imports, at any depth, and what these import; never this package, beside
-    which a file in a clone of it lies."""
+    """Adds the modules beside a file that it imports, at any depth, and what these import; but never ifsl_bench
+    itself, which lies beside files in a clone."""
     for node in ast.walk(_tree(files[path]) or ast.Module([], [])):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []

@@ -374,14 +374,26 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
 
 
 def test_compare_says_what_was_chosen_and_where_less_is_better(call):
-    chosen, lower = "settings tried in validation, the best taken: lr (stored) ", "lower is better in PD, novel as base"
+    grid = "chosen in validation: lr (stored) from 25 settings, for each seed; "
+    lower = "lower is better in PD, novel as base and base as novel."
     _, in_episodes, _ = call("compare", "lr", "mlp+a", "--task", "glyphs-5shot")
+    _, with_tuned, _ = call("compare", "lr", "lr@tuned-12", "--task", "glyphs-5shot")
     _, in_sessions, _ = call("compare", "teen", "ncm", "--task", "tiny-features-sessions")
-    assert (chosen + "25, mlp+a (stored) 1." in in_episodes, lower in in_episodes) == (True, False)
-    assert ("settings tried" in in_sessions, lower in in_sessions) == (False, True)
+    assert f"{grid}nothing for mlp+a (stored)." in in_episodes
+    assert f"{grid}lr@tuned-12 (stored) from 12 settings, with one seed." in with_tuned
+    assert "chosen in validation" not in in_sessions
+    assert (lower in in_episodes, lower in in_sessions) == (False, True)
 
 
 def test_empty_parts_of_the_variance_have_a_reason(call):
-    said = "Empty: one seed tells nothing of seeds"
-    for task, empty in (("tiny-features-sessions", True), ("glyphs-sessions", False)):
-        assert (said in call("variance", task, "--method", "ncm,teen")[1]) is empty
+    for task, tables in (("tiny-features-sessions", 2), ("glyphs-sessions", 0)):
+        _, out, _ = call("variance", task, "--method", "ncm,teen")
+        assert out.count("\nEmpty: not known, or nothing varies over seeds.") == tables
+
+
+def test_ranks_are_by_the_average_and_latex_warns_of_published_rows(call):
+    assert "Rank: the places by Avg. that a row can have" in call("leaderboard", "tiny-features-sessions")[1]
+    _, latex, _ = call("table", "mini-sessions", "--rank", "--format", "latex")
+    assert "% Published rows use other backbones than measured ones, or do not say which" in latex
+    assert "% rank: the places by Avg. that a row can have" in latex
+    assert "Fewer than two training seeds" not in latex, "of a column that it lacks"

@@ -92,7 +92,7 @@ def test_times_are_guesses_until_such_stages_have_run_here(campaign, call, tmp_p
     assert call("run", *options, "-q")[0] == 0
     measured = json.loads((campaign / "home" / "logs" / "rates.json").read_text())
     result = json.loads(next((campaign / "home" / "results").rglob("protonet.seed-0.json")).read_text())
-    (rate,) = measured["evaluation"].values()
+    (rate,) = measured["answering episodes"].values()
     assert rate >= result["cost"]["evaluation_seconds"] / (60 + 10), "the whole stage, of test and validation episodes"
     status, out, _ = call("plan", *options, "--rerun", "--format", "json")
     (evaluation,) = (node for node in json.loads(out)["nodes"] if node["kind"] == "evaluation")

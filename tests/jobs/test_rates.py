@@ -18,9 +18,9 @@ def home(tmp_path):
 
 
 def test_a_rate_is_ones_own_or_that_of_the_likest_or_the_tables(home):
-    mine, sister, stranger = (Amount("evaluation", f"{name}/cpu", 200) for name in ("lr/a", "lr/b", "mlp/a"))
+    mine, sister, stranger = (Amount("answering episodes", f"{name}/cpu", 200) for name in ("lr/a", "lr/b", "mlp/a"))
     rates = Rates(home)
-    assert rates.seconds(mine) == 200 * COARSE["evaluation"]
+    assert rates.seconds(mine) == 200 * COARSE["answering episodes"]
     assert rates.seconds(Amount("features", "net/cuda", 1e6)) == 1e6 * COARSE["features"] * ACCELERATED
     assert not rates.knows(mine)
     rates.learn(mine, 4.0)
@@ -28,7 +28,7 @@ def test_a_rate_is_ones_own_or_that_of_the_likest_or_the_tables(home):
     assert stored_rates.seconds(mine) == pytest.approx(4.0)
     assert stored_rates.seconds(sister) == pytest.approx(4.0), "another task's is better than none"
     assert stored_rates.knows(sister)
-    assert stored_rates.seconds(stranger) == 200 * COARSE["evaluation"]
+    assert stored_rates.seconds(stranger) == 200 * COARSE["answering episodes"]
     stored_rates.learn(mine, 1.0)
     assert Rates(home).seconds(mine) == pytest.approx(2.0), "the geometric mean"
 
@@ -39,7 +39,9 @@ def test_a_method_that_has_met_episodes_says_nothing_of_sequences(tmp_path):
     episodes, sequences = (evaluation_amount(job, 400, work) for job in jobs)
     rates.learn(episodes, 0.1)
     assert (rates.knows(episodes), rates.knows(sequences)) == (True, False)
-    assert rates.seconds(sequences) == 400 * COARSE["sequences"]
+    assert rates.seconds(sequences) == 400 * COARSE["answering sequences"]
+    rates.learn(sequences, 8.0)
+    assert rates.seconds(episodes) == pytest.approx(0.1)
 
 
 def test_what_nobody_knows_has_no_time_and_what_is_done_takes_none(home):
@@ -52,14 +54,16 @@ def test_what_nobody_knows_has_no_time_and_what_is_done_takes_none(home):
     assert not rates.path.exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"evaluation": 1}', '{"evaluation": {"a": -1.0}}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"features": 1}', '{"features": {"a": -1.0}}', "\x00"]
+)
 def test_a_damaged_file_says_nothing(home, content):
     rates = Rates(home)
     rates.path.parent.mkdir(parents=True)
     rates.path.write_text(content)
     assert Rates(home).measured == {}
-    rates.learn(Amount("evaluation", "lr/a/cpu", 2.0), 1.0)
-    assert Rates(home).measured == {"evaluation": {"lr/a/cpu": 0.5}}
+    rates.learn(Amount("answering episodes", "lr/a/cpu", 2.0), 1.0)
+    assert Rates(home).measured == {"answering episodes": {"lr/a/cpu": 0.5}}
 
 
 def test_the_time_of_several_workers():

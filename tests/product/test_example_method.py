@@ -253,6 +253,8 @@ def test_a_new_method_runs_in_episodes_and_sessions_and_overwrites_nothing(call,
         assert status == 0, err
     # means of clusters far apart; chance is 1 of 13 classes
     assert float(re.search(r"NearMeans +([\d.]+)", out)[1]) > 40
+    status, out, err = call("run", "--method", "near_means.py", "--task", "clusters.toml:clusters-5shot", "--tune", "2")
+    assert (status, "NearMeans@tuned-2" in out) == (0, True), err
     sessions = ("--task", "clusters.toml:clusters-5shot", "--sessions", "2", "--ways", "2", "--queries", "9")
     status, out, err = call("run", "--method", "near_means.py", *sessions, "--set", "bias=1")
     assert status == 0, err
