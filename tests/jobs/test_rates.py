@@ -54,9 +54,7 @@ def test_what_nobody_knows_has_no_time_and_what_is_done_takes_none(home):
     assert not rates.path.exists()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"features": 1}', '{"features": {"a": -1.0}}', "\x00"]
-)
+@pytest.mark.parametrize("content", ["", "[]", '{"features": 1}', '{"features": {"a": -1.0}}', "\x00"])
 def test_a_damaged_file_says_nothing(home, content):
     rates = Rates(home)
     rates.path.parent.mkdir(parents=True)
