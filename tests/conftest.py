@@ -101,12 +101,6 @@ def messages() -> Messages:
     return Messages()
 
 
-@pytest.fixture
-def patience() -> Callable[[float], float]:
-    """A function that stretches a limit in seconds by the load of this machine."""
-    return lambda seconds: seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser; tests that ask for it are skipped where there is none."""

@@ -64,11 +64,13 @@ def test_latex_has_ranks_where_they_are_asked_for(stored_rows):
     stored_rows(
         row("a", [15.0, 15.1, 15.0], noise=1, n=2000), row("c", [15.0, 15.0, 15.0], noise=2, n=2000),
         row("d", [10.0, 10.1, 10.0], noise=3, n=2000), row("e", [15.0], noise=4, n=2000),
+        row("t", [20.0, 20.1, 20.0], noise=5, n=2000, transductive=True),
     )  # fmt: skip
     latex = paper_tables([load_board(packaged()["mini-5shot"], stored_rows.root)], rank=True)
     assert " & Acc. $\\uparrow$ & $\\Delta \\uparrow$ & rank \\\\" in latex
     ranks = {cells[0]: cells[-1] for cells in table_rows(latex)}
     assert [ranks[label] for label in ("a", "c", "d", "e", "LR+A")] == ["1--2", "1--2", "3", "--", ""]
+    assert ranks["t, transductive"] == "1"  # among rows of its kind
 
 
 def test_ranks_of_several_tasks_and_of_sessions_are_those_of_the_text_table(call):
