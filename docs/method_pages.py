@@ -10,6 +10,7 @@ from typing import Any
 from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import of_method
+from ifsl_bench.plugin.listing import sections
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
 from ifsl_bench.plugin.space import RATE, Range
@@ -38,7 +39,8 @@ def section(name: str, kind: type[Method]) -> str:
         facts.append("Has a schedule of meta-training of its own.")
     for module, install in kind.requires.items():
         facts.append(f"Needs {module}: `{install}`.")
-    parts = [f"## {name}", " ".join(facts), prose(inspect.getdoc(kind) or ""), options_table(kind)]
+    text, meanings = sections(inspect.getdoc(kind) or "")
+    parts = [f"## {name}", " ".join(facts), prose(text), options_table(kind, meanings)]
     return "\n\n".join(part for part in [*parts, *cited([name, *kind.shorthands])] if part)
 
 
@@ -50,7 +52,7 @@ def prose(doc: str) -> str:
     """A docstring as Markdown: indented blocks, formulas mostly, as they are, and its signs escaped elsewhere."""
     output: list[str] = []
     code: list[str] = []
-    for line in doc.partition("\nOptions:\n")[0].rstrip().split("\n"):
+    for line in doc.split("\n"):
         if line.startswith("    ") or (code and not line.strip()):
             code.append(line)
             continue
@@ -68,12 +70,12 @@ def _fenced(lines: list[str]) -> list[str]:
     return ["", "```text", *"\n".join(line[4:] for line in lines).rstrip().split("\n"), "```", ""] if lines else []
 
 
-def options_table(kind: type[Method]) -> str:
+def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
     """Options with type, default, meaning, the grid that is tried without ``--tune``, and what ``--tune`` searches."""
-    space, grid, means = space_of(kind), grid_of(kind), meanings(inspect.getdoc(kind) or "")
+    space, grid = space_of(kind), grid_of(kind)
     rows = [
         (f"`{o.name}`", f"`{o.spelled}`", f"`{short(o.default)}`", _values(grid.get(o.name, ())),
-         _spread(space.get(o.name)), means.get(o.name, ""))
+         _spread(space.get(o.name)), prose(meanings.get(o.name, "")).replace("\\|", "|"))
         for o in options_of(kind).values()
     ]  # fmt: skip
     if RATE in space:
@@ -84,19 +86,6 @@ def options_table(kind: type[Method]) -> str:
     columns = [i for i in range(len(heads)) if i < 3 or any(row[i] for row in rows)]
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line[i].replace("|", "\\|") for i in columns) + " |" for line in lines)
-
-
-def meanings(doc: str) -> dict[str, str]:
-    """What a docstring's last section, on options, says of each."""
-    texts: dict[str, str] = {}
-    name = ""
-    for line in doc.partition("\nOptions:\n")[2].split("\n"):
-        if head := re.match(r" {4}(\w+): (.*)", line):
-            name = head[1]
-            texts[name] = head[2]
-        elif name and line.strip():
-            texts[name] += f" {line.strip()}"
-    return {key: prose(text).replace("\\|", "|") for key, text in texts.items()}
 
 
 def _spread(values: Any) -> str:

@@ -226,9 +226,12 @@ def shipped() -> dict[str, Weights]:
 def weights_to_use(home: Home, key: str) -> str | None:
     """The checksum of the weights that a run in this home begins with: those in the home, else those of the package.
 
-    None where they have to be trained first; "" where they come with the package and are to be trained all the same.
+    None where they have to be trained first; "" where they come with the package and are to be trained all the same,
+    and where those in the home are a head that was fitted on the features of other weights.
     """
     path, there = shipped_file(key), pretrained_sha256(home, key)
+    if there is None and (head := finished_info(home.pretrained / key)):
+        return None if weights_to_use(home, head["features"]) in (None, head["features_sha256"]) else ""
     if there is not None or path is None:
         return there
     if not is_offered(home, key):

@@ -26,7 +26,7 @@ def report(tasks: tuple[str, ...], out: str, folders: Home) -> None:
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
     from ifsl_bench.board.claims import judged
-    from ifsl_bench.common.files import check_out, write_out
+    from ifsl_bench.common.files import check_out, write_bytes
     from ifsl_bench.page.gather import boards_with_variants, gather
     from ifsl_bench.page.html import page_html
     from ifsl_bench.protocol.task_files import find, own, packaged
@@ -41,7 +41,7 @@ def report(tasks: tuple[str, ...], out: str, folders: Home) -> None:
     names = {board.name for board in boards}
     page = gather(boards, [judgement for judgement in judged() if names.issuperset(judgement.claim.tasks)])
     content = page_html(page).encode()
-    write_out(path, content)
+    write_bytes(path, content, "--out")
     click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
                f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip
     warn(note for board in boards for note in board.left_out)

@@ -18,6 +18,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,14 +100,6 @@ def check_out(path: Path) -> None:
     if os.path.isdir(path):
         raise UserError(f"--out: {path} is a folder; name the file to write")
     check_writable(path.absolute().parent, "--out")
-
-
-def write_out(path: Path, content: bytes) -> None:
-    """Writes what ``--out`` names, atomically, and makes its folder; raises :class:`UserError` where it cannot."""
-    try:
-        write_bytes(path, content, "--out")
-    except OSError as error:
-        raise UserError(f"--out: {path} cannot be written: {error.strerror or error}") from error
 
 
 CHOSEN_BY = "--home or --results"  # the options by which most folders are chosen
@@ -254,3 +247,14 @@ def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str
 def sha256_json(value: Any) -> str:
     """Hex SHA-256 of the canonical JSON form of a value: the identity of a definition."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@cache
+def own_code(root: Path = Path(__file__).parents[1]) -> str:
+    """Hex SHA-256 of the source files below a folder, of the whole package where none is said: whether two processes, or
+    an interrupted evaluation and one that goes on with it, run the same."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

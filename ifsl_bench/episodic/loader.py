@@ -122,11 +122,8 @@ class EpisodeLoader:
         out = np.empty((*rows.shape, ours.shape[1]), np.float32)
         at, there = rows.contiguous().numpy(), np.empty(len(rows), np.bool_)
         # On this thread alone: it is the one that gathers ahead while others compute.
-        if novel is None or self.novel is self.base:
-            threads.each(gathering.gather, len(out), 1, at, ours.numpy(), out, there)
-        else:
-            banks = (theirs.numpy(), ours.numpy())
-            threads.each(gathering.gather_from_two, len(out), 1, at, novel.contiguous().numpy(), *banks, out, there)
+        second = np.ones(rows.shape, np.bool_) if novel is None else novel.contiguous().numpy()
+        threads.each(gathering.gather, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
         if not there.all():
             raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
         return torch.from_numpy(out)

@@ -65,7 +65,8 @@ def dataset_of(job: Job, work: Workspace) -> Dataset:
 
 def is_trained(job: Job, home: Home) -> bool:
     """True if nothing has to be trained for a job: no backbone, no trial, no method."""
-    backbone = backbone_of(job)
+    stage = backbone_of(job)
+    backbone = stage.linear or stage  # a head on its features takes seconds
     if job.task.pretraining.backbone != NO_BACKBONE and not (
         backbone.cached(home) or is_offered(home, backbone.key(home))
     ):

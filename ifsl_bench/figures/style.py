@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from ifsl_bench.board.looks import Look, look_of, looks_of
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import check_out, write_out
+from ifsl_bench.common.files import check_out, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
@@ -136,7 +136,7 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure, whole or not at all; raises as :func:`format_of`, and where the file cannot be written."""
     content = as_bytes(figure, format_of(path))
-    write_out(path, content)
+    write_bytes(path, content, "--out")
 
 
 def text_of(label: str) -> str:

@@ -216,9 +216,13 @@ class Pretrain(Stage):
         """Names the folder of its features."""
         return features_key(self.task, fingerprint_of(self.task, home) or "?", self.head, self.seed)
 
+    @property
+    def linear(self) -> Pretrain | None:
+        """The pretraining on whose backbone this head is fitted; None where it has its own."""
+        return replace(self, head="linear") if on_linear(self.task, self.head) else None
+
     def inputs(self) -> Sequence[Stage]:
-        if on_linear(self.task, self.head):
-            linear = replace(self, head="linear")
+        if linear := self.linear:
             pools = ["base/train"] if self.task.pretraining.backbone != INCLUDED else []
             return [PrepareData(self.task), linear, *(Features(linear, pool, 1) for pool in pools)]
         return [PrepareData(self.task)]
@@ -242,7 +246,7 @@ class Pretrain(Stage):
         held_out = data.images("base/val") + data.images("base/test")
         if not data.shape:
             return None
-        second = on_linear(self.task, self.head)
+        second = self.linear is not None
         if spec.backbone == INCLUDED and data.fingerprint and not (second or shipped_file(self.key(home))):
             raise NotIncluded(self.task)
         seen = images + held_out  # by a frozen backbone, beside whose features the classifier costs little

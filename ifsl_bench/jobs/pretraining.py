@@ -10,7 +10,7 @@ from typing import get_args
 from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.contract import check_backbone, is_frozen
 from ifsl_bench.backbone.device import choose_device
-from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, definition, pretraining_key
+from ifsl_bench.backbone.pretrained import HeadKind, Pretrained, definition, on_linear, pretraining_key
 from ifsl_bench.backbone.processes import device_name, together
 from ifsl_bench.backbone.trainer import pretrain
 from ifsl_bench.common.errors import UserError, unknown
@@ -22,7 +22,7 @@ from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
-from ifsl_bench.jobs.preparation import Pretrain
+from ifsl_bench.jobs.training import backbone_of
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
 
@@ -63,11 +63,11 @@ def pretrain_for(
         if compiled and where.type == "cpu":
             raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
         check_backbone(chosen.pretraining)
-        frozen = is_frozen(chosen.pretraining)
-        if frozen and (world.size > 1 or anew):
+        ready = _made_elsewhere(chosen, kind)
+        if ready and (world.size > 1 or anew):
             raise UserError(
-                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
-                f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
+                f"{ready}, and its base classifier is trained once, by one process; leave "
+                f"{'--anew' if anew else 'torchrun'} out"
             )
         listener = (reporter or Reporter()) if world.first else Mute()
         prepared = Workspace(home, where, listener).prepared(chosen, kind, seed)
@@ -76,7 +76,7 @@ def pretrain_for(
             if anew:
                 weights.train_here(home, pretraining_key(chosen, dataset_here.fingerprint, kind, seed), listener)
         world.wait()
-        if frozen:
+        if ready:
             return prepared.pretrained
         dataset = prepared.dataset
         if curves and world.first:
@@ -87,9 +87,9 @@ def pretrain_for(
 
 def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
     """Marks the backbones of jobs for training in this home, also where weights come with the package."""
-    stages = dict.fromkeys(Pretrain(job.task, job.method.head, job.task.pretraining_seed(job.seed)) for job in jobs)
-    for stage in stages:
-        weights.train_here(work.home, stage.key(work.home), work.reporter)
+    stages = [backbone_of(job) for job in jobs]
+    for key in dict.fromkeys((stage.linear or stage).key(work.home) for stage in stages):
+        weights.train_here(work.home, key, work.reporter)
 
 
 def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, weights.Weights]:
@@ -103,11 +103,9 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         UserError: as of :func:`ifsl_bench.backbone.weights.export_weights`; or they are from elsewhere, or not here.
     """
     chosen, kind = one_task(find(task, home=home), task), head_kind(head)
-    if is_frozen(chosen.pretraining):
-        raise UserError(
-            f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
-            "--weights FILE"
-        )
+    if ready := _made_elsewhere(chosen, kind):
+        to_hand_on = "their own file, for --weights FILE" if is_frozen(chosen.pretraining) else "that, by --head linear"
+        raise UserError(f"{ready}; hand on {to_hand_on}")
     if (fingerprint := fingerprint_of(chosen, home)) is None:
         raise UserError(not_prepared(home, chosen.dataset))
     key = pretraining_key(chosen, fingerprint, kind, seed)
@@ -118,6 +116,13 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         raise UserError(f"{key} is not here, or not finished, in {home.pretrained}; first: "
                         f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}")  # fmt: skip
     return path, exported
+
+
+def _made_elsewhere(task: Task, head: HeadKind) -> str:
+    """Says where the backbone below a head is from; "" where it is trained with this head."""
+    if is_frozen(task.pretraining):
+        return f"backbone {task.pretraining.backbone} has weights from elsewhere"
+    return f"backbone of the {head} head on {task.name} is the linear head's" if on_linear(task, head) else ""
 
 
 def head_kind(head: str) -> HeadKind:

@@ -21,8 +21,7 @@ import torch
 
 from ifsl_bench.common.building import remove
 from ifsl_bench.common.checkpoint import finished_info
-from ifsl_bench.common.files import Home, sha256_json, write_bytes
-from ifsl_bench.common.own_code import own_code
+from ifsl_bench.common.files import Home, own_code, sha256_json, write_bytes
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import Evaluated

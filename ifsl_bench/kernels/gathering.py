@@ -21,20 +21,11 @@ def copy(bank: Array, row: int, out: Array) -> bool:
 
 
 @compiled
-def gather(begin: int, end: int, rows: Indices, bank: Array, out: Array, there: Flags) -> None:
-    """out [E, R, D] = bank[rows [E, R]]; there [E]: whether the bank has all these rows."""
-    for e in range(begin, end):
-        good = True
-        for i in range(rows.shape[1]):
-            good &= copy(bank, rows[e, i], out[e, i])
-        there[e] = good
-
-
-@compiled
-def gather_from_two(
+def gather(
     begin: int, end: int, rows: Indices, second: Flags, bank: Array, second_bank: Array, out: Array, there: Flags
 ) -> None:  # fmt: skip
-    """Gathers from two banks: from `second_bank` where `second` [E, R]."""
+    """out [E, R, D] = bank[rows [E, R]], or second_bank[rows] where `second` [E, R]; there [E]: whether the banks have
+    all these rows."""
     for e in range(begin, end):
         good = True
         for i in range(rows.shape[1]):

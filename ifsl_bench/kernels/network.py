@@ -65,7 +65,7 @@ def solve(
         stacked(centre, units, ways, matrix)
         np.dot(matrix, rows.T, start)
         space = (
-            hidden, skip, gram, precisions[:outer], start, centre[:outer], fixed, labels[e], act, t, f, p, df, w, b,
+            hidden, skip, precisions[:outer], t, p, df, gram, start, centre[:outer], fixed, labels[e], act, f, w, b,
             spare, back, output,
         )  # fmt: skip
         if starts.shape[0] == 0:

@@ -128,21 +128,21 @@ def curve(
 
 
 @part
-def image(space: tuple, z: Array, out: Array) -> None:
-    """M z."""
-    hidden, skip, _, precisions = space[0], space[1], space[2], space[3]
-    units, ways, size = space[9].shape[0], space[10].shape[0], hidden.shape[0]
+def metric(data: tuple, d: Array, out: Array) -> None:
+    """M d. Both kinds of data, a search's (`evaluate`) and the Hessian's (`apply`), begin with K_2, K_3, P_1, t, p, df."""
+    hidden, skip, precisions = data[0], data[1], data[2]
+    units, ways, size = data[3].shape[0], data[5].shape[0], hidden.shape[0]
     middle, end = units * size, (units + ways) * size
-    np.dot(z[:middle].reshape(units, size), hidden, out[:middle].reshape(units, size))
-    np.dot(z[middle:end].reshape(ways, size), skip, out[middle:end].reshape(ways, size))
+    np.dot(d[:middle].reshape(units, size), hidden, out[:middle].reshape(units, size))
+    np.dot(d[middle:end].reshape(ways, size), skip, out[middle:end].reshape(ways, size))
     for i in range(precisions.shape[0]):
-        out[end + i] = precisions[i] * z[end + i]
+        out[end + i] = precisions[i] * d[end + i]
 
 
 @part
 def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
     """The value and, as a representer in the metric, the gradient."""
-    _, _, _, precisions, start, centres, rest, labels, act, t, f, p, df, w, b, spare, back, output = space
+    _, _, precisions, t, p, df, _, start, centres, rest, labels, act, f, w, b, spare, back, output = space
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     end = (units + ways) * size
     flat, begin = act.reshape(-1), start.reshape(-1)
@@ -176,7 +176,7 @@ def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
 @part
 def norm(space: tuple, gradient: Array) -> float:
     """The norm of the gradient in the large form."""
-    gram, precisions, t, f = space[2], space[3], space[9], space[10]
+    precisions, t, gram, f = space[2], space[3], space[6], space[12]
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     rows, end = units + ways, (units + ways) * size
     duals = gradient[:end].reshape(rows, size)
@@ -206,19 +206,7 @@ def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
         out[end + i] = d[end + i] + last[i] / precisions[i]
 
 
-@part
-def metric(net: tuple, d: Array, out: Array) -> None:
-    """M d."""
-    hidden, skip, precisions = net[0], net[1], net[2]
-    units, ways, size = net[3].shape[0], net[5].shape[0], hidden.shape[0]
-    middle, end = units * size, (units + ways) * size
-    np.dot(d[:middle].reshape(units, size), hidden, out[:middle].reshape(units, size))
-    np.dot(d[middle:end].reshape(ways, size), skip, out[middle:end].reshape(ways, size))
-    for i in range(precisions.shape[0]):
-        out[end + i] = precisions[i] * d[end + i]
-
-
-search = lbfgs(image, evaluate, norm)
+search = lbfgs(metric, evaluate, norm)
 solve_definite, solve_indefinite = conjugate_gradient(apply, metric), minres(apply, metric)
 
 
@@ -268,7 +256,7 @@ def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: A
     `ifsl_bench.solve.escape.below`; room [9, P]."""
     z_image, b, b_image, x, x_image, best = room[0], room[1], room[2], room[3], room[4], room[5]
     n = z.shape[0]
-    image(space, z, z_image)
+    metric(space, z, z_image)
     evaluate(space, z, z_image, b)
     split(space[17], space[13], space[14])  # W, where `evaluate` has left something else
     put(draw, b)

@@ -11,14 +11,13 @@ what it named is compiled again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, mark_used, sha256_file
+from ifsl_bench.common.files import Home, mark_used, own_code, sha256_file
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.owners import tagged
 from ifsl_bench.common.sealed import read_sealed, write_sealed
@@ -43,7 +42,8 @@ def code_folder() -> Path | None:
         probe = folder / tagged(".writable")
         probe.touch()
         probe.unlink()
-        _remove_damaged(folder)
+        with alone(folder):  # else what another process has compiled, and not recorded yet, would go
+            _remove_damaged(folder)
     except (OSError, UserError):
         return None
     mark_used(folder / SUMS)
@@ -51,21 +51,13 @@ def code_folder() -> Path | None:
 
 
 def sources_folder() -> str:
-    """The name of the folder of today's kernels."""
-    return _sources()[:16]
+    """The name of the folder of today's kernels: numba looks at the file of the function called, not at its parts'."""
+    return own_code(Path(__file__).parent)[:16]
 
 
 def _place() -> Path:
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     return (Path(chosen) if chosen else _wanted or Home.locate().cache / "compiled") / sources_folder()
-
-
-def _sources() -> str:
-    """SHA-256 of all kernels: numba itself looks at the file of the function called, not at those of its parts."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:

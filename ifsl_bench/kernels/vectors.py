@@ -63,13 +63,6 @@ def exponential(x: float) -> float:
 
 
 @inlined
-def exp(x: Array, out: Array) -> None:
-    """`exponential` of a flat array."""
-    for i in range(x.shape[0]):
-        out[i] = exponential(x[i])
-
-
-@inlined
 def tanh(x: Array, out: Array) -> None:
     """The hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
     for i in range(x.shape[0]):

@@ -99,7 +99,7 @@ def described(name: str) -> Described:
         cite = [("cite", f"ifsl-bench cite {name}")] if papers else []
         return Described(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), "")
     kind = chosen.method
-    text, means = _sections((inspect.getdoc(kind) or "").replace("``", "`"))
+    text, means = sections((inspect.getdoc(kind) or "").replace("``", "`"))
     space, grid = space_of(kind), grid_of(kind)
     options = [
         {
@@ -138,7 +138,7 @@ def _spread(values: Any) -> str:
     return ", ".join(map(short, values.values))
 
 
-def _sections(doc: str) -> tuple[str, dict[str, str]]:
+def sections(doc: str) -> tuple[str, dict[str, str]]:
     """A docstring without its section on options, and what that says of each."""
     before, marked, section = doc.partition(f"\n{OPTIONS}\n")
     if not marked:

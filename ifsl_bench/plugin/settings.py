@@ -58,13 +58,17 @@ def at_edge(method: type[Method], options: Mapping[str, Any], point: Point, offe
     """
     edges = []
     for key, value in point.items():
-        values = [candidate[key] for candidate in offered]
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        values = [candidate[key] for candidate in offered if _is_number(candidate[key])]
+        if not _is_number(value):
             continue
         ends = [end for end, extreme in ((-math.inf, min(values)), (math.inf, max(values))) if value == extreme]
         if any(key == RATE or accepts(method, {**options, **point, key: _beyond(value, end)}) for end in ends):
             edges.append(key)
     return edges
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _beyond(value: float, end: float) -> float:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.own_code import own_code
+from ifsl_bench.common.files import Home, own_code
 from ifsl_bench.common.owners import PARTIAL
 
 ACCELERATOR = "GPU"  # the resource that a worker with one declares

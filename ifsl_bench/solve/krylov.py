@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +12,6 @@ from .tree import column, dot
 
 Apply = Callable[[Tensor, Tensor], Tensor]  # p, M p -> A p
 Metric = Callable[[Tensor], Tensor]  # p -> M p
-
-
-class Krylov(NamedTuple):
-    """The end of conjugate gradients, episode by episode."""
-
-    x: Tensor  # [E, ...]
-    steps: Tensor  # [E]
-    indefinite: Tensor  # [E] bool: A curves downwards along `direction`
-    direction: Tensor  # [E, ...]
 
 
 def self_adjoint_solve(
@@ -40,8 +30,9 @@ def self_adjoint_solve(
 
 def conjugate_gradient(
     apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
-) -> Krylov:
-    """Solves A x = rhs [E, ...] for A self-adjoint and positive in the metric M.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Solves A x = rhs [E, ...] for A self-adjoint and positive in the metric M: x, the steps [E], where A curves
+    downwards [E], and along which direction [E, ...].
 
     `apply(p, M p)` is A p. Vectors and their images are carried side by side, so a step costs one product with the
     metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive curvature.
@@ -80,7 +71,7 @@ def conjugate_gradient(
             break
         p = torch.addcmul(residual, ratio, p)
         p_image = torch.addcmul(residual_image, ratio, p_image)
-    return Krylov(x, steps.long(), indefinite, direction)
+    return x, steps.long(), indefinite, direction
 
 
 def minres(

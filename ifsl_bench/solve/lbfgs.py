@@ -21,7 +21,7 @@ from .iterate import State, chosen, iterate
 from .objective import Objective
 from .option_ranges import check_options
 from .outcome import Outcome, relative_tolerance
-from .search import Bracket, aside, falls, first_step, rounding, weak_wolfe
+from .search import aside, falls, first_step, rounding, weak_wolfe
 from .tree import Tree, dot
 
 FIRST_LOOK, LOOK = 20, 10  # turns before the first look at how far the episodes have come, and between two
@@ -197,7 +197,7 @@ class _Turn:
         careful, low, high = s.turn < CAREFUL, s.low, s.high
         if careful:
             slope = dot(new[:, size:], s.d)
-            good, (again, low, high) = weak_wolfe(Bracket(s.t, low, high), s.value, s.slope, value, slope, s.slack)
+            good, again, low, high = weak_wolfe(s.t, low, high, s.value, s.slope, value, slope, s.slack)
         else:
             good = falls(s.t, s.value, s.slope, value, s.slack)
         point = torch.where(good[:, None], new, s.point)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -24,14 +22,6 @@ def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor
     return torch.where(far, unit, t), unit
 
 
-class Bracket(NamedTuple):
-    """The state of a weak-Wolfe search: the next trial step between two others, [E] each."""
-
-    t: Tensor
-    low: Tensor
-    high: Tensor
-
-
 def rounding(value: Tensor) -> Tensor:
     """The rise [E] of a value [E] that may be rounding."""
     return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
@@ -43,21 +33,22 @@ def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor)
 
 
 def weak_wolfe(
-    s: Bracket, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor, slack: Tensor
-) -> tuple[Tensor, Bracket]:
-    """Marks the good trial steps [E], and moves the brackets on, by bisection and interpolation.
+    t: Tensor, low: Tensor, high: Tensor, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor,
+    slack: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Marks the good trial steps t [E], and returns the next ones and their brackets, by bisection and interpolation.
 
-    value, slope: at t = 0; there, slope_there: at the trial; slack: see `rounding`. A step of 0 stays one.
+    low, high: the bracket of t; value, slope: at t = 0; there, slope_there: at the trial; slack: see `rounding`. A step
+    of 0 stays one.
     """
-    low_enough = falls(s.t, value, slope, there, slack)
+    low_enough = falls(t, value, slope, there, slack)
     good = low_enough & (slope_there >= 0.9 * slope)
     # Too high: interpolate a parabola, away from the ends; still steep: go further.
-    high, low = torch.where(low_enough, s.high, s.t), torch.where(low_enough, s.t, s.low)
-    linear, width = s.t * slope, high - low
-    parabola = 0.5 * s.t * linear / (value + linear - there)
+    high, low = torch.where(low_enough, high, t), torch.where(low_enough, t, low)
+    linear, width = t * slope, high - low
+    parabola = 0.5 * t * linear / (value + linear - there)
     inside = torch.fmin(torch.fmax(parabola, low + 0.1 * width), low + 0.6 * width)
-    t = torch.where(high.isinf(), 3 * s.t, torch.where(low_enough, low + 0.5 * width, inside))
-    return good, Bracket(t, low, high)
+    return good, torch.where(high.isinf(), 3 * t, torch.where(low_enough, low + 0.5 * width, inside)), low, high
 
 
 def aside(z: Tensor) -> Tensor:

@@ -14,16 +14,21 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
 from ifsl_bench.backbone import pretrained
-from ifsl_bench.backbone.pretrained import NOTE, shipped_file
+from ifsl_bench.backbone.pretrained import NOTE, is_offered, shipped_file
 from ifsl_bench.backbone.trainer import pretrain
-from ifsl_bench.backbone.weights import OURS, import_weights, read_weights, shipped, write_weights
+from ifsl_bench.backbone.weights import OURS, import_weights, read_weights, shipped, weights_to_use, write_weights
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.jobs.pretraining import export_weights
+from ifsl_bench.episodic.prepared import workspace
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.preparation import Pretrain
+from ifsl_bench.jobs.pretraining import export_weights, train_backbones
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.training import backbone_of
 from ifsl_bench.protocol.task_files import find
 
 CPU = torch.device("cpu")
@@ -105,6 +110,37 @@ def test_imported_weights_are_those_that_were_trained(exported, other):
     assert torch.equal(again.head.weight, first.head.weight)
     assert not import_weights(path, other, Reporter())[1], "there already"
     assert export_weights(TASK, "linear", 0, other, other.cache / "x.safetensors")[1] == weights
+
+
+def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call):
+    task, home = "tiny-features-sessions", Home.locate()
+    for _ in range(2):  # the second time it is there already
+        status, out, err = call("pretrain", "--task", task, "--head", "cosine")
+        assert status == 0, err
+        assert out.startswith("tiny-features-included-cosine-seed0-")
+    stage = Pretrain(find(task)[0], "cosine", 0)
+    linear, head = stage.linear.key(home), stage.key(home)
+    assert {child.name for child in home.pretrained.iterdir() if child.is_dir()} == {linear, head}, "none is put aside"
+    for command in (["weights", "export"], ["pretrain", "--anew"]):
+        status, _, err = call(*command, "--task", task, "--head", "cosine")
+        assert (status, "is the linear head's" in err) == (2, True)
+
+    assert stage.cached(home)
+    assert weights_to_use(home, head) == stage.weights(home)
+    state = CheckpointFolder(home.pretrained / linear).load()
+    tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
+    CheckpointFolder(home.pretrained / linear).save(tensors, state.info)
+    assert not stage.cached(home), "it was fitted on other weights"
+    assert weights_to_use(home, head) == ""
+
+
+def test_the_linear_backbone_is_trained_for_methods_on_the_cosine_head_of_sessions():
+    work = workspace(device="cpu")
+    jobs = make_jobs(Request(["imprint"], ["glyphs-sessions"]))
+    linear = backbone_of(jobs[0]).linear.key(work.home)
+    assert is_offered(work.home, linear)
+    train_backbones(jobs, work)
+    assert not is_offered(work.home, linear)
 
 
 def test_a_folder_that_is_not_there_is_not_made(exported, other):

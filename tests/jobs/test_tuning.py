@@ -128,6 +128,7 @@ def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there()
     assert edges(lda, 1.0, 0.1, 0.3) == [], "no shrinkage is larger"
     assert edges(lda, 1.0, 0.1, 0.3, form="fecam") == ["shrinkage"], "but in this form"
     assert edges(lda, "slda", "fecam", key="form") == []
+    assert edges(lr, 0.1, None, "auto", 0.2, key="weight_decay") == ["weight_decay"], "among numbers"
     assert edges(lr, 0.1, 0.01, key="train.rate") == ["train.rate"]
 
 

@@ -56,11 +56,11 @@ def test_minres_in_a_metric_has_the_least_residual_of_the_krylov_space():
 def test_conjugate_gradients_end_at_a_negative_curvature_and_show_it():
     a, b, _ = matrices(2)
     a[0] = a[0] @ a[0] + torch.eye(30)
-    end = conjugate_gradient(lambda p, _: times(a)(p), lambda r: r, b, b, 1e-10, 200)
-    assert end.indefinite.tolist() == [False, True]
-    d = end.direction[1]
+    _, _, indefinite, direction = conjugate_gradient(lambda p, _: times(a)(p), lambda r: r, b, b, 1e-10, 200)
+    assert indefinite.tolist() == [False, True]
+    d = direction[1]
     assert float(d @ a[1] @ d) < 0
-    assert bool((end.direction[0] == 0).all())
+    assert bool((direction[0] == 0).all())
 
 
 def test_a_singular_matrix_is_not_taken_for_an_indefinite_one():
@@ -70,8 +70,8 @@ def test_a_singular_matrix_is_not_taken_for_an_indefinite_one():
     a = (vectors * values[:, None]) @ vectors.mT
     for dtype in (torch.float64, torch.float32):
         a, b = a.to(dtype), b.to(dtype)
-        end = conjugate_gradient(lambda p, _, a=a: times(a)(p), lambda r: r, b, b, 1e-14, 200)
-        assert not bool(end.indefinite.any())
+        _, _, indefinite, _ = conjugate_gradient(lambda p, _, a=a: times(a)(p), lambda r: r, b, b, 1e-14, 200)
+        assert not bool(indefinite.any())
 
 
 def test_definite_and_indefinite_episodes_of_a_batch_are_all_solved():

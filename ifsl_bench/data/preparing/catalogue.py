@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ifsl_bench.common.building import remove, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.common.files import Home, check_out, disk_errors, write_out
+from ifsl_bench.common.files import Home, check_out, disk_errors, write_bytes
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.progress import Reporter
@@ -269,7 +269,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
                 sheet.paste(Image.fromarray(np.ascontiguousarray(image)), place)
     out = io.BytesIO()
     sheet.save(out, format=kind)
-    write_out(path, out.getvalue())
+    write_bytes(path, out.getvalue(), "--out")
 
 
 def _font() -> ImageFont.FreeTypeFont:
