@@ -255,8 +255,10 @@ def is_offered(home: Home, key: str) -> bool:
 
 
 def pretrained_sha256(home: Home, key: str) -> str | None:
-    """The checksum of the weights of a finished pretraining in the cache; None where there is none, and for a head on the
-    backbone of another pretraining whose weights are not those that it was fitted on, or are gone."""
+    """The checksum of the weights of a finished pretraining in the cache; None where there is none.
+
+    There is none either where they are a head's on the backbone of another pretraining, which has other weights by now.
+    """
     info = finished_info(home.pretrained / key)
     if info and "features_sha256" in info and pretrained_sha256(home, info["features"]) != info["features_sha256"]:
         return None

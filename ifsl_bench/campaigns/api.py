@@ -175,6 +175,7 @@ def evaluate_checkpoint(
             the cache.
     """
     work = work or workspace()
+    checkpoint = Path(checkpoint)
     folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
     info = trained_facts(folder)
     train = info["train"] | ({"select": select} if select else {})

@@ -148,7 +148,8 @@ def _seeds(run: Any, where: str) -> Sequence[int]:
 def _count(run: Any, where: str) -> int:
     """Counts the jobs that a run asks for, each glob and set once."""
     lists = {"methods": _listed(run.methods), "tasks": _listed(run.tasks)}
-    lists |= {".".join(filter(None, key)).replace("_", "-"): values for key, values in _choices(run).items()}
+    for (table, key), values in _choices(run).items():
+        lists[f"{table}.{key}" if table else key.replace("_", "-")] = values
     counts = {key: len(values) for key, values in lists.items()} | {"seeds": len(_seeds(run, where))}
     if empty := [key for key, count in counts.items() if not count]:
         raise UserError(f"{where}: {empty[0]} is empty, so nothing would be run")

@@ -24,7 +24,6 @@ from ifsl_bench.store.stored import kept_of
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"
 ORDER = (RUNNING, FAILED, OUTDATED, MISSING, DONE)  # of the rows
 SILENT = 120.0  # seconds without a line, after which what runs on another machine may have been killed
-MOST = 1 << 20  # bytes of a log that are read, from its end
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def read_log(path: Path) -> LogState | None:
         facts = path.stat()
     except OSError:
         return None
-    events = Tail(path, max(0, facts.st_size - MOST)).events()
+    events = Tail(path, 0).events()
     begun = next((event for event in reversed(events) if event.kind == BEGUN), None)
     if begun is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,24 +58,26 @@ def prune(
     A NAME is a kind as 'ifsl-bench cache' lists them, or a data set, task, backbone or method. Without a choice,
     removes what is left over. Lists what would be removed, and asks first.
     """
-    from ifsl_bench.store.cache import DAY, Choice, prune, pruning
+    from ifsl_bench.board.render import PROGRAMS
+    from ifsl_bench.store.cache import DAY, prune, pruning
 
-    choice = Choice(names, None if unused is None else unused * DAY, None if most is None else most * 1e9)
-    going, staying = pruning(folders_of(home or outer), choice)
+    seconds, size = (None if given is None else given * unit for given, unit in ((unused, DAY), (most, 1e9)))
+    going, staying = pruning(folders_of(home or outer), names, seconds, size)
+    tell = partial(click.echo, err=style in PROGRAMS)
     reasons: dict[str, list[Item]] = {}
     for item, why in staying:
         reasons.setdefault(why, []).append(item)
     stay = "; ".join(f"{_size(items)} stay: {why}" for why, items in reasons.items())
     if not going:
-        click.echo("; ".join(filter(None, ("nothing to remove", stay))))
+        tell("; ".join(filter(None, ("nothing to remove", stay))))
         return
     show_tables([_table(going, "goes")], style)
     if stay:
-        say(f"\n{stay}", style)
+        tell(f"\n{stay}") if style in PROGRAMS else say(f"\n{stay}", style)
     if dry_run or not agreed(f"Remove these, {_size(going)}?", yes, ", --dry-run only lists it"):
         return
-    freed = prune(going, click.echo)
-    click.echo(f"removed {_shown(freed)}")
+    freed = prune(going, tell)
+    tell(f"removed {_shown(freed)}")
 
 
 def _table(items: Sequence[Item], title: str) -> Table[Any]:

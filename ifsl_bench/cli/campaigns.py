@@ -20,9 +20,10 @@ from ifsl_bench.cli.options import (
     job_options,
     machine_options,
     results_option,
+    style_option,
 )
 from ifsl_bench.cli.output import say, show_tables, tell_lacking
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.task_limits import MOST_WORKERS
 
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
     from ifsl_bench.episodic.prepared import Workspace
     from ifsl_bench.jobs.job import Job
     from ifsl_bench.jobs.request import Request
-
-
-def _style(_: click.Context, __: click.Parameter, value: str) -> str:
-    if value not in ("text", "json"):
-        raise unknown("format", value, ("text", "json"))
-    return value
-
-
-style_option = click.option("--format", "style", default="text", callback=_style, help="text or json.")
 
 
 def _wanted(

@@ -91,11 +91,12 @@ def data_prepare(
     if download and source:
         raise UserError("--download fetches the files, --from says where they are; leave one of them out")
     folders, reporter = folders_of(home), reporter_for(quiet, verbose)
+    given = Path(source).expanduser() if source else None
     if download and not force and downloadable(name) and (there := prepared(folders, name)) is not None:
         dataset = there
         reporter.say(f"{name} is prepared already (--force fetches and builds it again)")
     else:
-        with downloaded(folders, name, reporter) if download else nullcontext(Path(source) if source else None) as path:
+        with downloaded(folders, name, reporter) if download else nullcontext(given) as path:
             dataset = prepare(folders, name, path, force, reporter, allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")

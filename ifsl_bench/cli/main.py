@@ -79,11 +79,6 @@ def _guarded(call: Callable[[], Any]) -> int:
     """Runs the program; every mistake of the user's is one line and status 2."""
     try:
         status = call()
-    except UserError as error:
-        if "--traceback" in sys.argv[1:]:
-            traceback.print_exception(error)
-        click.echo(f"ifsl-bench: {error}", err=True)
-        return 2
     except click.ClickException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "ifsl-bench")
         click.echo(f"ifsl-bench: {error.format_message()} ({command} --help lists what there is)", err=True)
@@ -94,7 +89,9 @@ def _guarded(call: Callable[[], Any]) -> int:
     except (BrokenPipeError, Unheard):
         sys.stderr.close()
         return 141
-    except (MemoryError, OSError) as error:
+    except (UserError, MemoryError, OSError) as error:
+        if "--traceback" in sys.argv[1:]:
+            traceback.print_exception(error)
         refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         elsewhere = refused and getattr(error, "filename", None) is not None
         then = " (another home folder: --home or IFSL_BENCH_HOME)" if elsewhere else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -251,6 +252,6 @@ def _typed(arguments: list[str]) -> str:
     for word in arguments:
         folder = word.partition("=")[0] in FOLDERS
         if not skip and not folder:
-            words.append(Path(word).name if Path(word).is_absolute() else word)
+            words.append(re.sub(r"(^|[=,])[~/][^,]*/", r"\1", word))
         skip = word in FOLDERS
     return shlex.join(["ifsl-bench", *words])

@@ -251,8 +251,8 @@ def sha256_json(value: Any) -> str:
 
 @cache
 def own_code(root: Path = Path(__file__).parents[1]) -> str:
-    """Hex SHA-256 of the source files below a folder, of the whole package where none is said: whether two processes, or
-    an interrupted evaluation and one that goes on with it, run the same."""
+    """Hex SHA-256 of the source files below a folder, by default of the package: two processes, or an interrupted
+    evaluation and one that goes on with it, run the same where it is equal."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         content = path.read_bytes()

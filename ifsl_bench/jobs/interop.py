@@ -16,6 +16,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
 from ifsl_bench.episodic.prepared import Workspace, workspace
 from ifsl_bench.plugin.learn2learn import load
+from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import Side, Task
 from ifsl_bench.protocol.task_files import find_one
 from ifsl_bench.protocol.variants import make_change
@@ -119,7 +120,10 @@ def to_learn2learn(
     def tasks(side: Side) -> Any:
         images = Images(prepared.dataset, spec.pools(side), convert)
         wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.by_label())
-        return EpisodeTasks(wrapped, prepared.episodes(side).sampler, places, counts[side])
+        sampler = prepared.sampler(side)  # without features, which no task asks for
+        if not isinstance(sampler, Sampler):
+            raise UserError(f"task {spec.name} is in sessions; take one in episodes")
+        return EpisodeTasks(wrapped, sampler, places, counts[side])
 
     return Tasksets(tasks("train"), tasks("val"), tasks("test"))
 

@@ -129,7 +129,7 @@ def curve(
 
 @part
 def metric(data: tuple, d: Array, out: Array) -> None:
-    """M d. Both kinds of data, a search's (`evaluate`) and the Hessian's (`apply`), begin with K_2, K_3, P_1, t, p, df."""
+    """M d. Data of a search (`evaluate`) and of the Hessian (`apply`) both begin with K_2, K_3, P_1, t, p, df."""
     hidden, skip, precisions = data[0], data[1], data[2]
     units, ways, size = data[3].shape[0], data[5].shape[0], hidden.shape[0]
     middle, end = units * size, (units + ways) * size

@@ -173,7 +173,8 @@ def local_workers(setting: Setting, device: torch.device, count: int | None, dev
 def numbers_in(listed: str) -> list[int]:
     """``0-2,5`` as [0, 1, 2, 5]; raises :class:`UserError` for what is no such list."""
     parts = [re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part) for part in listed.split(",")]
-    numbers = [number for part in parts if part for number in range(int(part[1]), int(part[2] or part[1]) + 1)]
-    if not all(parts) or not numbers or len(set(numbers)) != len(numbers):
+    ranges = [part and range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts]
+    numbers = [number for numbers in ranges for number in numbers or ()]
+    if not all(ranges) or len(set(numbers)) != len(numbers):
         raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {listed!r}")
     return numbers

@@ -57,16 +57,6 @@ class Item:
         return re.search(part, self.of) is not None
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A choice of what to remove: items with these names, unused for so long, as few as make the home so small."""
-
-    # kinds, and data sets, tasks, backbones or methods; of each sort one must be an item's. None is any.
-    names: Sequence[str] = ()
-    unused: float | None = None  # least seconds since the last use
-    most: float | None = None  # bytes that the home may take; what was used longest ago goes first
-
-
 def listed(home: Home) -> list[Item]:
     """Lists everything in the home but the results, by kind."""
     return sorted(_items(home), key=lambda item: (ORDER.index(item.kind), item.of, item.path))
@@ -115,8 +105,15 @@ def _size_and_use(path: Path) -> tuple[int, float]:
     return 0, 0.0
 
 
-def pruning(home: Home, choice: Choice) -> tuple[list[Item], list[tuple[Item, str]]]:
+def pruning(
+    home: Home, names: Sequence[str] = (), unused: float | None = None, most: float | None = None
+) -> tuple[list[Item], list[tuple[Item, str]]]:
     """Sorts what is chosen, by last use; without a choice, what is left over is chosen.
+
+    Args:
+        names: kinds, and data sets, tasks, backbones or methods; of each sort one must be an item's.
+        unused: least seconds since the last use.
+        most: bytes that the home may take; what was used longest ago goes first.
 
     Returns:
         The items that go, and those that stay, with the reason.
@@ -125,14 +122,18 @@ def pruning(home: Home, choice: Choice) -> tuple[list[Item], list[tuple[Item, st
         UserError: nothing in the home has one of the names.
     """
     items, now = listed(home), time.time()
-    for name in choice.names:
+    for name in names:
         if not any(item.is_called(name) for item in items):
             raise UserError(f"nothing in {home.cache} is called {name!r}; 'ifsl-bench cache' lists what is there")
+    chosen = bool(names) or unused is not None or most is not None
+    sorts = [[name for name in names if (name in ORDER) == is_kind] for is_kind in (True, False)]
     reasons = {item: _why_it_stays(item, now) for item in items}
     running = any(reasons[item] and item.kind in (*OF_JOBS, "features") for item in items)
     going, staying, size = list[Item](), list[tuple[Item, str]](), sum(item.bytes for item in items)
     for item in sorted(items, key=lambda item: (item.used, item.path)):
-        if not _is_chosen(item, choice, now) or (choice.most is not None and size <= choice.most):
+        named = all(not sort or any(map(item.is_called, sort)) for sort in sorts)
+        fits = named and (unused is None or now - item.used >= unused)
+        if not (fits if chosen else item.kind in LEFTOVER) or (most is not None and size <= most):
             continue
         needed = "perhaps needed by a process that runs" if running and item.kind in (*STARTS, *OF_JOBS) else ""
         if why := reasons[item] or needed:
@@ -141,15 +142,6 @@ def pruning(home: Home, choice: Choice) -> tuple[list[Item], list[tuple[Item, st
             going.append(item)
             size -= item.bytes
     return going, staying
-
-
-def _is_chosen(item: Item, choice: Choice, now: float) -> bool:
-    if choice == Choice():
-        return item.kind in LEFTOVER
-    sorts = [[name for name in choice.names if (name in ORDER) == is_kind] for is_kind in (True, False)]
-    return all(not names or any(map(item.is_called, names)) for names in sorts) and (
-        choice.unused is None or now - item.used >= choice.unused
-    )
 
 
 def _why_it_stays(item: Item, now: float) -> str:

@@ -123,12 +123,10 @@ def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
     if owners and not (recorded.get("name") and recorded.get("version")):
         yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
                f"{registry.package_of(owners[0])}")  # fmt: skip
-    elif (other_version := _other_version(result)) and not _has_made(_known_job(result, task), result):
-        raise Unverified(f"distribution, since {other_version}")
-
-
-def _has_made(job: Job | None, result: Result) -> bool:
-    return job is not None and job.has_made(result.provenance)
+    elif other_version := _other_version(result):
+        job = _known_job(result, task)
+        if job is None or not job.has_made(result.provenance):
+            raise Unverified(f"distribution, since {other_version}")
 
 
 def _other_version(result: Result) -> str:
@@ -143,19 +141,14 @@ def _other_version(result: Result) -> str:
 
 
 def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """The choice of options, made again; another version of the method may have tried others."""
+    """The choice of options, made again, and the method's code; another version of its package may have others."""
     if (job := _known_job(result, task)) is None:
         return
-    faults = list(_odd_search(result, job))
-    if faults and (other_version := _other_version(result)):
+    faults, other_version = list(_odd_search(result, job)), _other_version(result)
+    if faults and other_version:
         raise Unverified(f"choice of options, since {other_version}")
     yield from faults
-
-
-def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """The method's code; that of another version of its package may be other code."""
-    job = _known_job(result, task)
-    if job and not _has_made(job, result) and not _other_version(result):
+    if not other_version and not job.has_made(result.provenance):
         yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 
@@ -239,4 +232,4 @@ def _odd_settings(
         yield f"passed_over: {result.passed_over[0]}, and nothing was tuned"
 
 
-CHECKS = (_method, _package, _search, _code)
+CHECKS = (_method, _package, _search)

@@ -130,7 +130,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
         UserError: no result, a task or method that is not here, or data that have to be obtained first.
     """
     stored = result_file.read(path)
-    job = job_of(stored, work.home, task, method)
+    job, seeds = job_of(stored, work.home, task, method), _seeds(path, stored)
     result = run_unstored(job, work)
     remove_evaluated(job, work.home)
     reasons = []
@@ -149,7 +149,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     reasons += [f"other {key}" for key in changed]
     points = result.summary["acc"]["mean"] - stored.summary["acc"]["mean"]
     chosen, search = _other_settings(stored, result)
-    why = unexplained(stored, result, _seeds(path, stored)) if episodes or chosen else ()
+    why = unexplained(stored, result, seeds) if episodes or chosen else ()
     return Reproduced(stored, result, episodes, points, tuple(reasons), chosen, search, why)
 
 

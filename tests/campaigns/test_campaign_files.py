@@ -132,6 +132,7 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         (run(methods='"lr"', tasks='"glyphs-6shot"'), "run 1: unknown task 'glyphs-6shot'; did you"),
         (run(methods='"zz*"', tasks='"glyphs-5shot"'), "run 1: no method fits 'zz*'; all "),
         (run(**ONE, set="{ gamma = [] }"), "run 1: set.gamma is empty"),
+        (run(methods='"lr"', tasks='"glyphs-5shot"', set="{ weight_decay = [] }"), "run 1: set.weight_decay is empty"),
         (run(**ONE, ways="0"), "run 1: ways must be a whole number from 1"),
         (run(**ONE, seeds="0"), "run 1: seeds is empty, so nothing would be run"),
         (run(**ONE, seeds="[1, 2]", seed="1"), "run 1: seeds lists them all, so leave seed out"),

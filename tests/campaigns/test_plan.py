@@ -224,6 +224,12 @@ def test_a_stage_does_not_run_while_the_number_of_its_process_is_anothers(tmp_pa
     assert read_log(tmp_path / "who.log").state == "interrupted"
 
 
+def test_a_stage_runs_however_long_its_log_has_grown(tmp_path):
+    path = tmp_path / "x.log"
+    log(path, begun("h"), *[("say", {"text": "." * 10_000})] * 200)
+    assert read_log(path).begun.host == "h"
+
+
 def test_a_log_that_is_no_log_says_nothing(tmp_path):
     path = tmp_path / "x.log"
     for content in (b"", b"\xff\xfe\0", b'{"kind":"failed"}\n', b'{"time":"now","kind":"begun"}\n', b"[" * 100_000):

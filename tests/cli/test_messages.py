@@ -147,6 +147,10 @@ def test_data_sets_of_ones_own_are_completed(call, clusters, monkeypatch):
 def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
     command = "run /h/i.toml --method lr --log csv --log-dir /a --home=/c --results /d --data x=/e --cluster f.toml -v"
     assert _typed(command.split()) == "ifsl-bench run i.toml --method lr --log csv -v"
+    command = "run --method lr,/a/b.py:C --task=/c/d.toml:t,~/e/f.toml --weights=/g/h.pt --train rate=0.1 g/i.py"
+    assert _typed(command.split()) == (
+        "ifsl-bench run --method lr,b.py:C --task=d.toml:t,f.toml --weights=h.pt --train rate=0.1 g/i.py"
+    )
 
 
 def test_a_program_hears_of_failures_beside_the_rows_there_are(call, clusters, tmp_path):

@@ -224,6 +224,8 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
         write_sealed(file, read_sealed(file) | changed)
         with pytest.raises(UserError, match=r"is of a method in a file, .*; run that file to evaluate it"):
             api.evaluate_checkpoint(folder, task, work=work)
+    with pytest.raises(UserError, match="nobody"):
+        api.evaluate_checkpoint("nobody", task, work=work)
 
 
 def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):

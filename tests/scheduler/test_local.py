@@ -204,7 +204,7 @@ def test_a_method_that_workers_cannot_find_is_refused_in_one_line(here, monkeypa
 
 def test_devices_are_numbers_and_ranges():
     assert numbers_in("0-2,5") == [0, 1, 2, 5]
-    for wrong in ("", "a", "1,1", "3-1", "-1", "0-", "0;1", "1-2-3", "999999999"):
+    for wrong in ("", "a", "1,1", "3-1", "0,3-1", "-1", "0-", "0;1", "1-2-3", "999999999"):
         with pytest.raises(UserError, match="--devices takes numbers"):
             numbers_in(wrong)
 

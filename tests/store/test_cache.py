@@ -17,7 +17,7 @@ from ifsl_bench.common.locks import locked
 from ifsl_bench.common.owners import tagged
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.store import cache
-from ifsl_bench.store.cache import Choice, listed, pruning
+from ifsl_bench.store.cache import listed, pruning
 from tests.fuzz.small import run
 
 MADE = {"data", "pretrained", "features", "trained", "trials"}
@@ -108,6 +108,8 @@ def test_all_that_is_old_goes_but_data_that_only_their_user_can_make(prune, root
     assert prune("--unused", "1", "--yes")[0] == 0
     assert paths(root) == {"data/tiny-images"} | {path for path in paths(root) if path.startswith("digests/")}
     assert not list((root / "home").rglob(".removed-*"))
+    status, out, err = prune("--unused", "1", "--yes", "--format", "json")
+    assert (status, out, err[: len("nothing to remove")]) == (0, "", "nothing to remove")
     shutil.rmtree(root / "home" / "results")
     assert run(root), "and all can be made again"
 
@@ -163,7 +165,7 @@ def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune
 
 def test_what_is_used_between_the_question_and_the_removal_stays(root):
     home = Home.locate(root / "home")
-    going, _ = pruning(home, Choice(["trained"]))
+    going, _ = pruning(home, ["trained"])
     model, *_ = sorted(home.trained.glob("[!.]*"))
     os.utime(model / "checkpoint.json")
     messages = []
@@ -184,7 +186,7 @@ def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(ro
     def take() -> None:
         while not ended.is_set():
             try:
-                going = pruning(home, Choice(["trained", "features", "trials"]))[0]
+                going = pruning(home, ["trained", "features", "trials"])[0]
             except (OSError, UserError):  # the latter where nothing of these kinds is there
                 continue
             removed.append(cache.prune(going, lambda text: None))
