@@ -34,7 +34,7 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> lis
     boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
     if labels:
         boards = only(boards, labels, f"of {', '.join(tasks) or 'any task'}", f"ifsl-bench table {' '.join(tasks)}")
-    if tasks:
+    if tasks and not labels:
         return boards
     return telling([board for board in boards if not board.empty], boards)
 
@@ -127,5 +127,7 @@ def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, 
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
     results = [read(Path(name)) for name in (a, b)]
-    first, second = (Row(f"{result.label}.seed-{result.seed}", FILE, (result,)) for result in results)
+    names = [f"{result.label}.seed-{result.seed}" for result in results]
+    names = [a, b] if names[0] == names[1] else names
+    first, second = (Row(name, FILE, (result,)) for name, result in zip(names, results, strict=True))
     return first, second, ()

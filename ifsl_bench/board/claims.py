@@ -44,9 +44,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence and what it rests on.
 
     Attributes:
-        text: the sentence. ``{0.by:.1f}`` is the first difference in the direction that the sentence says, in points,
-            ``{0.interval:.1f}`` the half-width of its interval, ``{0.mean:+.1f}`` A - B; ``{least.by:.0f}`` and
-            ``{most.by:.0f}`` are the smallest and the largest difference.
+        text: the sentence. ``{0.by:.1f}`` is the first difference in the direction that the sentence says, in points;
+            ``{least.by:.0f}`` and ``{most.by:.0f}`` are the smallest and the largest.
         rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``; in sessions ``"lazy"`` or
             ``"lazy (ROW)"``, as tables have it.
         says: of every A - B. "not told apart" asserts nothing of A and B, only that the data leave it open.
@@ -91,14 +90,6 @@ class Evidence:
     difference: Difference
     by: float  # the difference in the direction that the claim says
     fixed: str  # what is held fixed; and the backbones, where those of A and B differ
-
-    @property
-    def mean(self) -> float:
-        return self.difference.mean
-
-    @property
-    def interval(self) -> float:
-        return self.difference.interval
 
 
 @dataclass(frozen=True)
@@ -186,8 +177,8 @@ def _keys(claim: Claim, evidence: Evidence) -> tuple[list[Key], list[Key]]:
 def _p(evidence: Evidence, key: Key) -> float:
     """One-sided p-value of the hypothesis that a statement is wrong."""
     *_, first, _, beyond = key
-    mean = evidence.mean if first == evidence.a.label else -evidence.mean
-    return replace(evidence.difference, mean=mean - beyond).p_better()
+    gap = evidence.difference
+    return replace(gap, mean=(gap.mean if first == evidence.a.label else -gap.mean) - beyond).p_better()
 
 
 def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
@@ -219,6 +210,13 @@ def _backbones(row: Row) -> set[str]:
     return {str(about.get("features", about.get("key"))).rpartition("-seed")[0] for about in pretrainings}
 
 
+def heading_of_claim(judged_claim: Judged) -> str:
+    """The heading of the metric that a claim is on: in sessions alone, Acc. is an average."""
+    metric = judged_claim.claim.metric
+    average = metric == "acc" and all(evidence.a.units == "orders" for evidence in judged_claim.evidence)
+    return (AVERAGE if average else HEADINGS[metric]).text
+
+
 def claim_table(judged_claim: Judged) -> Table[Evidence]:
     """A claim: its sentence, the verdict, and a row for each difference."""
     claim, edge = judged_claim.claim, edges_of(judged_claim)
@@ -232,13 +230,11 @@ def claim_table(judged_claim: Judged) -> Table[Evidence]:
             "interval": rounded(gap.interval, 6), "fixed": evidence.fixed, "edge": edge,
         }  # fmt: skip
 
-    average = claim.metric == "acc" and all(evidence.a.units == "orders" for evidence in judged_claim.evidence)
-    heading = (AVERAGE if average else HEADINGS[claim.metric]).text
     columns: list[Column[Evidence]] = [
         Column("task", lambda e: e.task, fold=18),
         Column("A", lambda e: e.a.label, fold=18),
         Column("B", lambda e: e.b.label, fold=18),
-        Column(f"A - B, {heading}", lambda e: plus_minus(e.difference, "+")),
+        Column(f"A - B, {heading_of_claim(judged_claim)}", lambda e: plus_minus(e.difference, "+")),
         Column("held fixed", lambda e: e.fixed, fold=24, drop=1),
         Column(fields=record),
     ]

@@ -199,20 +199,26 @@ def task_columns(
         metrics = [*metrics[:2], *(_after(t, full) for t in range(task.sessions.count + 1)), *metrics[2:]]
     others = kind.fields if task.sessions else BALANCE
     metrics += [_metric(name, None, bold=False) for name in others if name not in names or (full and name in ENDS)]
+    about = Column[Entry](
+        fields=lambda e: {"variant_of": e.task.variant_of or None, "kind": e.kind, "comparable": e.comparable}
+    )
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
-        *((Column(fields=_kind_fields), Column("rank", rank_of, _rank_fields)) if ranked else ()),
+        *((about, Column("rank", rank_of, _rank_fields)) if ranked else ()),
         Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18),
         *metrics,
         *((Column("to the best", _to_best, drop=DROP["to_best"]),) if ranked else ()),
-        *((Column("bytes/class", state, _state_fields, drop=DROP["state"]),) if task.sessions else ()),
+        *((Column("bytes/class", state, lambda entry: {"state_bytes_per_class": rounded(_state_bytes(entry))},
+                  drop=DROP["state"]),) if task.sessions else ()),
         Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
-        Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=DROP["spread"]),
+        Column("sd of seeds", lambda entry: "" if math.isnan(entry.spread) else f"{entry.spread:.2f}",
+               lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=DROP["spread"]),
         _trials(full),
         _source(ranked),
-        Column(fields=_data_fields),
+        Column(fields=lambda e: {"partial_data": e.partial,
+                                 "novel_seen": e.measured.novel_seen if e.measured else None}),
         *((Column(fields=_to_best_fields),) if ranked else ()),
-    ]
+    ]  # fmt: skip
 
 
 def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:
@@ -332,10 +338,6 @@ def _to_best_fields(entry: Entry) -> dict[str, float | str | None]:
     }
 
 
-def _kind_fields(entry: Entry) -> dict[str, str | bool | None]:
-    return {"variant_of": entry.task.variant_of or None, "kind": entry.kind, "comparable": entry.comparable}
-
-
 def _state_bytes(entry: Entry) -> float:
     """Bytes that a row carries on for each novel class; NaN where nobody knows."""
     known = entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
@@ -345,16 +347,3 @@ def _state_bytes(entry: Entry) -> float:
 def state(entry: Entry) -> str:
     """The bytes that a row carries on for each novel class, as text; "" where nobody knows."""
     return "" if math.isnan(size := _state_bytes(entry)) else f"{size:,.0f}"
-
-
-def _state_fields(entry: Entry) -> dict[str, float | None]:
-    return {"state_bytes_per_class": rounded(_state_bytes(entry))}
-
-
-def _spread(entry: Entry) -> str:
-    return "" if math.isnan(entry.spread) else f"{entry.spread:.2f}"
-
-
-def _data_fields(entry: Entry) -> dict[str, str | bool | None]:
-    """What readers see in words, with the source."""
-    return {"partial_data": entry.partial, "novel_seen": entry.measured.novel_seen if entry.measured else None}

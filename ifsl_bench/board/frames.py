@@ -61,7 +61,7 @@ class Frame:
         for table in self._tables:
             if room <= 0:
                 break
-            grid = render([Table(table.columns, table.rows, order=table.order)]).split("\n")
+            grid = render([Table(table.columns, table.rows)]).split("\n")
             above = [one_line(text) for text in (table.title, table.lead) if text]
             lines += ["", *above, *[""] * bool(above), *grid[: 2 + room]]
             room -= len(table.rows)
@@ -82,7 +82,7 @@ def _html(table: Table[Any], most: int) -> str:
 
     cells = [[one_line(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
-    mine = iter([table.mine(row) for row in table.sorted_rows()])
+    mine = iter([table.mine(row) for row in table.rows])
     grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid).replace("<td>", f"<td{WHOLE}>")
     notes = "".join(f"<br>{escape(one_line(note))}" for note in table.notes)
     lead = f"<p>{escape(one_line(table.lead))}</p>" if table.lead else ""

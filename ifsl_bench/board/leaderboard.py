@@ -38,10 +38,10 @@ def task_tables(board: Board, full: bool = False, ranked: bool = False) -> list[
     printed = published_tables(board, full)
     if printed and not (board.rows or board.others):
         return [*printed]
-    return [ranked_table(board, full) if ranked else task_table(board, full), *printed]
+    return [task_table(board, full, ranked), *printed]
 
 
-def task_table(board: Board, full: bool = False) -> Table[Entry]:
+def task_table(board: Board, full: bool = False, ranked: bool = False) -> Table[Entry]:
     """The table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
     Measured rows are placed as :meth:`ifsl_bench.board.ranking.Ranking.level` has it, by what they differ in on the
@@ -49,25 +49,29 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
 
     Args:
         full: with all columns that :func:`ifsl_bench.board.columns.task_columns` has.
+        ranked: with the ranks of measured rows; rows of other protocols come last.
 
     Raises:
-        UserError: there is no row.
+        UserError: there is no row, and none to rank in another setting.
     """
-    if board.empty:
+    if board.empty and not ranked:
         raise nothing_stored(board)
 
     def order(entry: Entry) -> tuple[int, float]:
-        apart = entry.kind == "measured" and not entry.comparable
-        mean = entry.values["acc"].mean
-        return (1, 0.0) if apart else (0, -(board.ranking.level(entry.measured) if entry.measured else mean))
+        row, place = entry.measured, entry.place
+        if not entry.comparable and (row or ranked):
+            return 1 if row else 2, 0.0
+        return 0, -(place.level if place else board.ranking.level(row) if row else entry.values["acc"].mean)
 
-    entries = sorted(entries_of(board), key=order)
-    metrics = _metrics_of(entries)
-    notes = _notes(board, entries)
+    title, entries = board.name, sorted(entries_of(board, ranked), key=order)
+    notes, metrics = _notes(board, entries), _metrics_of(entries)
     means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
-    if any(above < below for above, below in itertools.pairwise(means)):
+    if ranked:
+        title += f", a variant of {board.task.variant_of}: not comparable with it" if board.task.variant_of else ""
+        notes += notes_of_ranks(board)
+    elif any(above < below for above, below in itertools.pairwise(means)):
         notes.append(SHARED)
-    return Table(task_columns(board.task, full, False, metrics), entries, board.name, notes, mine=_mine, whole=full)
+    return Table(task_columns(board.task, full, ranked, metrics), entries, title, notes, mine=_mine, whole=full)
 
 
 def ranked_tables(
@@ -87,16 +91,15 @@ def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
     """
     tables, boards = [], list(boards)
     for board in boards:
-        whole = ranked_table(board)
-        entries = [entry for entry in whole.rows if entry.comparable and entry.measured]
-        best = [entry for entry in entries if entry.place and entry.place.ranks] or entries
-        shown = [entry for entry in entries if entry in best[:3] or _mine(entry)]
-        firsts = {f"{entry.after[0].mean:.2f}" for entry in shown if entry.after}
-        shown += [e for e in whole.rows if e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts]
+        whole = task_table(board, ranked=True)
+        best = {place.row for place in ([place for place in board.places if place.ranks] or board.places)[:3]}
+        own = [entry for entry in whole.rows if entry.place and (entry.measured in best or _mine(entry))]
+        firsts = {f"{entry.after[0].mean:.2f}" for entry in own if entry.after}
+        shown = [e for e in whole.rows if e in own or (e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts)]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
         notes = [f"{count} more row{'s' * (count > 1)}: ifsl-bench leaderboard {board.name}"] if count else []
-        notes += solve_notes({row.full_name: row.solves for entry in shown if (row := entry.measured)})
+        notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
         notes += [f"{remark}." for remark in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     units = either(board.task.kind.units for board in boards)
@@ -110,23 +113,6 @@ def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
         more = ", ".join(printed[:-1])
         closing += f" Tasks with published numbers only: `ifsl-bench leaderboard {printed[-1]}`, and {more}."
     return tables, closing
-
-
-def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
-    """The table of one task with its measured rows ranked; rows of other protocols come last."""
-
-    def order(entry: Entry) -> tuple[int, float]:
-        if entry.comparable:
-            return 0, -(entry.place.level if entry.place else entry.values["acc"].mean)
-        return 1 if entry.kind == "measured" else 2, 0.0
-
-    title = board.name
-    if board.task.variant_of:
-        title += f", a variant of {board.task.variant_of}: not comparable with it"
-    entries = entries_of(board, rank=True)
-    metrics = _metrics_of(entries)
-    notes = [*_notes(board, entries), *notes_of_ranks(board)]
-    return Table(task_columns(board.task, full, True, metrics), entries, title, notes, order, _mine, full)
 
 
 def _mine(entry: Entry) -> bool:

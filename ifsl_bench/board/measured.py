@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,7 +68,8 @@ class Row:
     @property
     def single(self) -> bool:
         """Returns whether it has one episode, or one order: nothing says how much others would differ."""
-        return len(self.results[0].episodes) == 1
+        first = self.results[0]
+        return (first.counts().orders if isinstance(first, SessionResult) else len(first.episodes)) == 1
 
     @property
     def images_kept(self) -> str:
@@ -279,6 +281,12 @@ class BiasedRow(Row):
     @cached_property
     def _counts(self) -> tuple[Counts | SessionCounts, ...]:
         return tuple(r.counts().calibrated().compact() for r in self.results if isinstance(r, SessionResult))
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Names of rows: their labels, with the origin where two share one."""
+    often = Counter(row.label for row in rows)
+    return [row.label if often[row.label] == 1 else row.full_name for row in rows]
 
 
 def lazy_of(row: Row) -> LazyRow:

@@ -21,6 +21,7 @@ from ifsl_bench.board.show import comparison_table
 from ifsl_bench.board.variance_table import variance_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.protocol.task_files import find
 
 Names = str | Sequence[str]
 Folder = str | Path | None
@@ -109,13 +110,20 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
     """All results of tasks, of all tasks where none is named: those that come with the package, and yours.
 
     Files that cannot be read are left out, each with a Python warning.
+
+    Raises:
+        UserError: there are none, of a task that nobody knows.
     """
     results_here: list[Result] = []
-    for root in dict.fromkeys([packaged_root(), Home.locate(home, results).results]):
+    folders = Home.locate(home, results)
+    for root in dict.fromkeys([packaged_root().resolve(), folders.results.resolve()]):
         some, remarks = stored(root, tasks or None)
         results_here += map(copied, some)
         for remark in remarks:
             warnings.warn(remark, stacklevel=2)
+    if not results_here:
+        for task in tasks:
+            find(task, home=folders)  # an unknown one is said
     return Results(results_here)
 
 

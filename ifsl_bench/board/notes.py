@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.consistency import solve_notes
-from ifsl_bench.board.measured import PAPER, PARTIAL, Row, held_fixed, holding_choices
+from ifsl_bench.board.measured import PAPER, PARTIAL, Row, held_fixed, holding_choices, names_of
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.result_file import Result, SessionResult
@@ -39,7 +39,7 @@ def of_calibration(task: Task) -> str:
 def _what_is_measured(result: Result) -> str:
     if isinstance(result, SessionResult):
         orders, sequences = result.counts().orders, len(result.episodes)
-        if sequences == 1:
+        if orders == 1:
             return "one order of the novel classes, so there are no intervals"
         return f"mean ± 95% interval over {orders:,} orders of the novel classes ({sequences:,} sequences)"
     return f"mean ± 95% interval over {len(result.episodes):,} episodes"
@@ -55,11 +55,7 @@ def notes_of(
         shown: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
     """
     notes, measured = [], (*board.rows, *board.others)
-    alike = Counter(row.label for row in measured)
-
-    def called(row: Row) -> str:
-        return row.label if alike[row.label] == 1 else row.full_name
-
+    called = dict(zip(measured, names_of(measured), strict=True))
     single = bool(board.rows) and board.rows[0].single
     if board.rows:
         first = board.rows[0].results[0]
@@ -71,7 +67,7 @@ def notes_of(
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
     usual, kind = board.task.evaluation.episodes, board.task.kind
-    if many := [called(row) for row in measured if len(row.results[0].episodes) > usual]:
+    if many := [called[row] for row in measured if len(row.results[0].episodes) > usual]:
         notes.append(
             f"Over more {kind.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
             f"{kind.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are "
@@ -85,9 +81,9 @@ def notes_of(
         f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())
     ]
-    if many := [f"{called(row)} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
+    if many := [f"{called[row]} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
         notes.append(f"Settings of our grid tried on the {tried_on} of each seed, by row: {', '.join(many)}.")
-    if edges := [f"{called(row)}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
+    if edges := [f"{called[row]}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
     notes += [f"{remark[0].upper()}{remark[1:]}." for remark in holding_choices(board.rows)]
     if any(row.partial for row in board.rows):

@@ -13,9 +13,9 @@ from ifsl_bench.board.choices import OF_BIAS, Calibration
 from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import MANY, NONE, Comparison, p_value, verdict
 from ifsl_bench.board.consistency import solve_notes
-from ifsl_bench.board.measured import PARTIAL, BiasedRow, Row
+from ifsl_bench.board.measured import FILE, PARTIAL, BiasedRow, Row
 from ifsl_bench.board.rank_intervals import Difference
-from ifsl_bench.board.result_file import Result, SessionResult, summary_entry
+from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import seeds_in_words, spelled
@@ -48,39 +48,24 @@ def _notes(row: Row) -> list[str]:
     return notes
 
 
-def result_table(result: Result, title: str = "") -> Table[str]:
-    """A row for each metric of a result."""
-    row = Row(result.label, "", (result,))
-    values = summary_entry(row.summary())
-
-    def number(heading: str, part: str) -> Column[str]:
-        return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
-
-    parts = {"mean": "mean", "interval": "95% interval"}  # one sequence has no interval
-    columns = [_metric(row.units), *(number(parts[part], part) for part in parts if part in values["acc"])]
-    return Table(columns, list(values), title, _notes(row))
-
-
 def row_table(row: Row) -> Table[str]:
-    """A line for each metric of a row: the mean over its seeds, and the mean of each seed."""
-    summary = row.summary()
+    """A line for each metric of a row: the mean over its seeds, and the mean of each seed; of a file the mean alone."""
+    summary, first, of_file = row.summary(), row.results[0], row.origin == FILE
 
-    def seed(place: int, number: int) -> Column[str]:
-        value = {name: float(row.by_seed(name)[place].mean()) for name in summary}
-        # The first seeds are the last to go where there is no room for all.
-        return Column(f"seed {number}", lambda name: f"{value[name]:.2f}",
-                      lambda name: {f"seed_{number}": rounded(value[name])}, drop=1 + place)  # fmt: skip
+    def number(heading: str, field: str, value: Mapping[str, float], drop: int = 0) -> Column[str]:
+        digits = 6 if of_file else 4
+        return Column(heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)},
+                      drop=drop)  # fmt: skip
 
-    columns: list[Column[str]] = [
-        _metric(row.units),
-        Column("mean", lambda name: f"{summary[name].mean:.2f}", lambda name: {"mean": rounded(summary[name].mean)}),
-        Column("95% interval", lambda name: f"{summary[name].interval:.2f}",
-               lambda name: {"interval": rounded(summary[name].interval)}),
-        *(seed(place, number) for place, number in enumerate(row.seeds)),
-    ]  # fmt: skip
-    first = row.results[0]
-    title = f"{row.label} on {first.task} ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
-    return Table(columns, list(summary), title, [*_notes(row), *solve_notes({row.label: row.solves})])
+    columns = [_metric(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
+    if not row.single:
+        columns.append(number("95% interval", "interval", {name: value.interval for name, value in summary.items()}))
+    for place, seed in enumerate(() if of_file else row.seeds):
+        means = {name: float(row.by_seed(name)[place].mean()) for name in summary}
+        columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
+    seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
+    notes = [*_notes(row), *([] if of_file else solve_notes({row.label: row.solves}))]
+    return Table(columns, list(summary), f"{row.label} on {first.task}{seeds}", notes)
 
 
 def session_tables(row: Row) -> list[Table[int]]:

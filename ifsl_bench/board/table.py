@@ -45,10 +45,9 @@ class Table(Generic[R]):
     """Rows and columns, with what stands above and below.
 
     Attributes:
-        rows: what the columns speak of; in this order for programs.
+        rows: what the columns speak of, in order.
         title: for readers, as ``notes`` are; "" where the table needs none.
         notes: lines below the table.
-        order: what readers' rows are sorted by; None where their order is that of ``rows``.
         mine: whether a row is the user's own, which terminals show.
         whole: whether a terminal that is too narrow gets the columns in several blocks, and not some of them only.
         lead: a sentence below the title, for readers who read no further.
@@ -58,7 +57,6 @@ class Table(Generic[R]):
     rows: Sequence[R]
     title: str = ""
     notes: Sequence[str] = ()
-    order: Callable[[R], Any] | None = None
     mine: Callable[[R], bool] = lambda _: False
     whole: bool = False
     lead: str = ""
@@ -74,11 +72,7 @@ class Table(Generic[R]):
     def cells(self) -> list[list[Cell]]:
         """The rows that readers see, a cell for each of :meth:`headings`."""
         shown = [column for column in self.columns if column.heading is not None]
-        return [[Cell(column.text(row), column.bold(row)) for column in shown] for row in self.sorted_rows()]
-
-    def sorted_rows(self) -> Sequence[R]:
-        """The rows in the order that readers see."""
-        return sorted(self.rows, key=self.order) if self.order else self.rows
+        return [[Cell(column.text(row), column.bold(row)) for column in shown] for row in self.rows]
 
 
 def plain_table(

@@ -199,7 +199,7 @@ def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -
     heads = [fold(column.heading, width) for column, width in zip(columns, widths, strict=True)]
     yield from _lines(heads, widths, ["bold"] * len(columns))
     yield Text((" " * GAP).join("-" * width for width in widths))
-    for place, row in enumerate(table.sorted_rows()):
+    for place, row in enumerate(table.rows):
         mine = MINE if table.mine(row) else ""
         cells = [column.cells[place] for column in columns]
         folded = [fold(cell.text, width, 0) for cell, width in zip(cells, widths, strict=True)]

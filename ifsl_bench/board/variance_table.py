@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import numpy as np
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import heading_of, plus_minus, rounded
 from ifsl_bench.board.comparison import overall
-from ifsl_bench.board.measured import Row, having
+from ifsl_bench.board.measured import Row, having, names_of
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.session_variance import PARTS, Variance, WrongSign, split, wrong_sign
 from ifsl_bench.board.table import Column, Table
@@ -61,8 +60,7 @@ def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:
     fixed = [row.a.label for row in rows if row.a.fixed]
     notes += [f"The same for every seed, of which one counts: {', '.join(fixed)}."] if fixed else []
     notes += _empty(rows)
-    often = Counter(row.a.label for row in rows)
-    names = {row.a: row.a.label if often[row.a.label] == 1 else row.a.full_name for row in rows}
+    names = dict(zip((row.a for row in rows), names_of([row.a for row in rows]), strict=True))
     tables = [
         Table([*_named(names, "method", "a"), *_columns(board, heading)], rows, f"{board.name}, {heading}", notes)
     ]

@@ -213,13 +213,13 @@ def show(what: tuple[str, ...], folders: Home, style: str) -> None:
     from ifsl_bench.board.measured import FILE, STORED, Row
     from ifsl_bench.board.render import READERS
     from ifsl_bench.board.result_file import read
-    from ifsl_bench.board.show import facts_of, result_table, row_table, session_tables, validated_on
+    from ifsl_bench.board.show import facts_of, row_table, session_tables, validated_on
     from ifsl_bench.protocol.task_files import find_one, is_plain
 
+    more: list[str] = []
     if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
         result = read(Path(what[0]))
-        tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
-        of_sessions = session_tables(Row(result.label, FILE, (result,)))
+        row = Row(result.label, FILE, (result,))
         again, task = f"ifsl-bench reproduce {shlex.quote(what[0])}", None
         with suppress(UserError):
             task = find_one(result.task, folders) if is_plain(result.task) else None
@@ -228,19 +228,18 @@ def show(what: tuple[str, ...], folders: Home, style: str) -> None:
         board = board_of(name, folders)
         task = board.task
         row = row_of(board, label)
-        tables, facts, of_sessions = [row_table(row)], list(row.results), session_tables(row)
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
-            tables[0] = replace(tables[0], notes=[*tables[0].notes, f"The stored row: ifsl-bench show "
-                                                  f"'{row.label} ({STORED})' {name}"])  # fmt: skip
+            more = [f"The stored row: ifsl-bench show '{row.label} ({STORED})' {name}"]
         twice = sum(other_row.label == row.label for other_row in (*board.rows, *board.others)) > 1
         named = f"{row.label} ({row.origin})" if twice else row.label
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
         raise _neither("show", what)
-    show_tables([*tables, *of_sessions], style)
+    whole = row_table(row)
+    show_tables([replace(whole, notes=[*whole.notes, *more]), *session_tables(row)], style)
     if style in READERS:
-        validated = validated_on(task) if task and task.hash == facts[0].task_hash else ""
-        say("\n" + facts_of(facts, {"validated on": validated, "again": again}), style)
+        validated = validated_on(task) if task and task.hash == row.results[0].task_hash else ""
+        say("\n" + facts_of(row.results, {"validated on": validated, "again": again}), style)
 
 
 @click.command(epilog=examples("check results/glyphs-5shot/*.json", "check mine.seed-0.json --task mine.toml"))

@@ -158,14 +158,15 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
 
 
 def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -> int:
-    from ifsl_bench.board.show import result_table
+    from ifsl_bench.board.measured import FILE, Row
+    from ifsl_bench.board.show import row_table
     from ifsl_bench.campaigns.api import evaluate_checkpoint
 
     result = evaluate_checkpoint(
         checkpoint, request.tasks[0], select=request.train.get("select"), episodes=request.episodes,
         change=request.change.parts(), work=work, command=_typed(sys.argv[1:]),
     )  # fmt: skip
-    show_tables([result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], style)
+    show_tables([row_table(Row(result.label, FILE, (result,)))], style)
     return 0
 
 

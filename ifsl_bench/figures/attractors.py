@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.loader import Batch
-from ifsl_bench.figures.episode_pca import name_plane, way_look, ways_legend
+from ifsl_bench.figures.episode_pca import name_plane, plane, way_look, ways_legend
 from ifsl_bench.figures.models import novel_names
 from ifsl_bench.figures.style import FAINT, Mark, legend_below, new_figure, styled, text_of
 from ifsl_bench.jobs.ready import Ready
@@ -147,7 +147,7 @@ def _produced(method: AttractorMethod, part: int) -> Tensor | None:
     return memory(method.base.weight)[part] + (0 if offset is None else offset[part])
 
 
-@styled
+@styled()
 def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
     """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
 
@@ -199,19 +199,9 @@ def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
     return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
 
 
-def _plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The mean of clouds of points [n, D], two directions [2, D], and the shares of the variance along them."""
-    every = np.concatenate(clouds).astype(np.float64)
-    centre = every.mean(0)
-    _, values, axes = np.linalg.svd(every - centre, full_matrices=False)
-    axes = axes[:2]
-    largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
-    return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
-
-
 def _base(axes: Axes, weights: Weights) -> None:
     assert weights.produced is not None
-    centre, across, share = _plane(weights.base, weights.produced)
+    centre, across, share = plane(weights.base, weights.produced)
     base, produced = ((cloud - centre) @ across.T for cloud in (weights.base, weights.produced))
     for start, end in zip(base, produced, strict=True):
         axes.plot(*np.stack([start, end]).T, color=FAINT, linewidth=0.3, zorder=1)
@@ -230,7 +220,7 @@ def _within(points: np.ndarray, across: tuple[float, float], up: tuple[float, fl
 
 def _episode(axes: Axes, weights: Weights, stars: Sequence[np.ndarray]) -> None:
     shown = weights.centres[np.isfinite(weights.centres).all(-1)]
-    centre, across, share = _plane(shown, weights.fast)
+    centre, across, share = plane(shown, weights.fast)
 
     def flat(points: np.ndarray) -> np.ndarray:
         return (points - centre) @ across.T

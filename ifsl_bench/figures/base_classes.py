@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.board.boards import Board, load_board, load_variants
+from ifsl_bench.board.boards import Board, load_board, load_variants, row_names
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -42,7 +42,7 @@ def boards_by_count(task: Task, home: Home) -> dict[int, Board]:
     return dict(sorted(boards.items()))
 
 
-@styled
+@styled()
 def draw(
     boards: dict[int, Board], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
 ) -> tuple[Figure, list[str]]:
@@ -95,5 +95,5 @@ def _uneven(names: Sequence[str], lines: Sequence[dict[int, Row]]) -> list[str]:
 
 
 def _there(board: Board, labels: Sequence[str]) -> list[str]:
-    here = {row.label.lower() for row in board.rows}
-    return [label for label in labels if label.lower() in here]
+    names = {name for row in board.rows for name in row_names(row)}
+    return [label for label in labels if label.lower() in names]

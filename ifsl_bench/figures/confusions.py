@@ -245,7 +245,7 @@ def _share(name: str, heading: str) -> Column[dict[str, Any]]:
     return Column(heading, lambda row: plus_minus(row[name]), fields)
 
 
-@styled
+@styled()
 def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, list[str]]:
     """The pairs of a novel and a base class in which the base class takes most of the novel one's queries.
 

@@ -43,7 +43,6 @@ class Plane:
     """An episode in two dimensions, and what a method says of the points between.
 
     Attributes:
-        label: of the method.
         episode: with the method's answer.
         support, query: [S, 2] and [Q, 2].
         share: of the features' variance along each of the two.
@@ -51,7 +50,6 @@ class Plane:
         before, after: [P, P], rows along y: the joint label among the base classes alone, and among all.
     """
 
-    label: str
     episode: Episode
     support: np.ndarray
     query: np.ndarray
@@ -77,26 +75,29 @@ def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
                         f"are no decision regions")  # fmt: skip
     if not job.task.kind.has_base:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
-    episode = episode_of(ready, index)
-    support, query = episode.batch.support.features[0].double(), episode.batch.query.features[0].double()
-    every = torch.cat([support, query])
-    centre = every.mean(0)
-    _, values, vectors = torch.linalg.svd(every - centre, full_matrices=False)
-    axes = vectors[:2]
-    axes = axes * axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()  # a sign of its own choice is no result
-    flat = (every - centre) @ axes.T  # [S + Q, 2]
-    low, high = flat.amin(0), flat.amax(0)
+    episode = episode_of(ready, index, label)
+    parts = [part.features[0].double().cpu().numpy() for part in (episode.batch.support, episode.batch.query)]
+    centre, axes, share = plane(*parts)
+    support, query = ((part - centre) @ axes.T for part in parts)
+    flat = np.concatenate([support, query])
+    low, high = flat.min(0), flat.max(0)
     margin = 0.08 * (high - low)
-    x, y = (torch.linspace(float(a), float(b), POINTS, dtype=torch.float64)
-            for a, b in zip(low - margin, high + margin, strict=True))  # fmt: skip
-    points = torch.stack([x.expand(POINTS, -1), y[:, None].expand(-1, POINTS)], -1).reshape(-1, 2)  # [P * P, 2]
-    logits = _answers(ready, episode, (centre + points.to(axes) @ axes).float())
+    x, y = np.linspace(low - margin, high + margin, POINTS, axis=1)
+    points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)  # [P * P, 2]
+    logits = _answers(ready, episode, torch.from_numpy(centre + points @ axes).float())
     base_count = len(episode.base_classes)
     before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :base_count], logits))
-    shares = (values**2 / (values**2).sum())[:2].tolist()
-    places = flat.cpu().numpy()
-    return Plane(label or job.label, episode, places[: len(support)], places[len(support) :], (shares[0], shares[1]),
-                 x.numpy(), y.numpy(), before, after)  # fmt: skip
+    return Plane(episode, support, query, (share[0], share[1]), x, y, before, after)
+
+
+def plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean of clouds of points [n, D], two directions [2, D], and the shares of the variance along them."""
+    every = np.concatenate(clouds).astype(np.float64)
+    centre = every.mean(0)
+    _, values, axes = np.linalg.svd(every - centre, full_matrices=False)
+    axes = axes[:2]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
+    return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
 
 
 def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tensor:
@@ -109,7 +110,7 @@ def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tens
     return torch.cat(logits)
 
 
-@styled
+@styled()
 def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]]:
     """A row a method, before on the left and after on the right.
 
@@ -125,7 +126,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     for row, (before, after) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
         _panel(before, row, side, after=False)
         _panel(after, row, side, after=True)
-        before.set_title(f"{text_of(row.label)}, before")
+        before.set_title(f"{text_of(row.episode.label)}, before")
         after.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
         for axes in (before, after):
             name_plane(axes, row.share)

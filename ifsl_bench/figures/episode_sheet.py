@@ -37,22 +37,14 @@ FRAMES: dict[str, dict[str, Any]] = {  # around an image
 }
 
 
-@dataclass(frozen=True)
-class Answered:
-    """An episode with the answer of a method, and what the method is called."""
-
-    label: str
-    episode: Episode
-
-
 def check_images(dataset: Dataset, task: Task) -> None:
     """Raises :class:`UserError` where a task has features and no images to show."""
     if not dataset.pictures:
         raise UserError(f"task {task.name} has features and no images, so there is no contact sheet of an episode")
 
 
-@styled
-def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool = False) -> tuple[Figure, list[str]]:
+@styled()
+def draw(answers: Sequence[Episode], dataset: Dataset, task: Task, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the support images by class, then the queries, novel ones first, each by class.
 
     Beside a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A query
@@ -61,7 +53,7 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
     Args:
         answers: of the same episode, one a method.
     """
-    episode, width = answers[0].episode, PAGE if wide else COLUMN
+    episode, width = answers[0], PAGE if wide else COLUMN
     figure = Figure(figsize=(width, PAGE))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
@@ -128,19 +120,19 @@ class _Sheet:
         return LINE * (words.count("\n") + 1)
 
 
-def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Answered], width: float) -> float:
+def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Episode], width: float) -> float:
     """Draws a query and what is said of it; returns the height below it."""
-    episode = answers[0].episode
+    episode = answers[0]
     by_label: dict[int, list[str]] = {}  # what methods say instead of its class, and which
     for answer in answers:
-        if not answer.episode.right[query]:
-            by_label.setdefault(int(answer.episode.predicted[query]), []).append(answer.label)
+        if not answer.right[query]:
+            by_label.setdefault(int(answer.predicted[query]), []).append(answer.label)
     wrong = sum(map(len, by_label.values()))
     pool = sheet.novel if bool(episode.drawn.query_novel[0, query]) else sheet.base
     frame = "right" if not wrong else "all" if wrong == len(answers) else "some"
     sheet.image(pool[int(episode.drawn.query[0, query])], x, y, IMAGE, frame)
     for i, answer in enumerate(answers):
-        right, middle = bool(answer.episode.right[query]), y + LINE * (i + 0.5)
+        right, middle = bool(answer.right[query]), y + LINE * (i + 0.5)
         sheet.axes.plot(x + IMAGE + 0.07, middle, **_small(answer.label))
         sheet.text(x + IMAGE + 0.12, middle, RIGHT if right else WRONG, color=BLUE if right else ORANGE,
                    gid=f"query {query}, method {i}")  # fmt: skip
@@ -181,12 +173,12 @@ def _small(label: str) -> dict[str, Any]:
     return dots(label) | {"markersize": 3}
 
 
-def _entry(answer: Answered) -> str:
-    right = answer.episode.right
+def _entry(answer: Episode) -> str:
+    right = answer.right
     return f"{text_of(answer.label)}: {int(right.sum())} of {len(right)} right"
 
 
-def _legend(axes: Axes, answers: Sequence[Answered], width: float, title: str) -> float:
+def _legend(axes: Axes, answers: Sequence[Episode], width: float, title: str) -> float:
     axes.text(EDGE, LABEL / 2, title, va="center", fontsize=TITLE)
     beside = max(1, int(width / (max(width_of(_entry(answer)) for answer in answers) + 0.3)))
     for i, answer in enumerate(answers):

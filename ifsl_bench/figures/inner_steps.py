@@ -130,7 +130,7 @@ def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
     return to_evaluate(job, work, method.eval())
 
 
-@styled
+@styled()
 def draw(by_task: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Figure, list[str]]:
     """A panel a task, a line a row of models; at the right end the search has converged.
 

@@ -97,6 +97,7 @@ def check_index(task: Task, index: int) -> None:
 class Episode:
     """One test episode, and what a method answers."""
 
+    label: str  # of the method
     drawn: Episodes  # indices of images, [1, ...]
     batch: Batch  # features
     logits: torch.Tensor  # [Q, K + N], classes that are out of play at -inf
@@ -120,14 +121,15 @@ class Episode:
 
 
 @torch.no_grad()
-def episode_of(ready: Ready, index: int) -> Episode:
+def episode_of(ready: Ready, index: int, label: str = "") -> Episode:
     """A test episode with a method's answer."""
     loader, dataset, task = ready.episodes(), ready.prepared.dataset, ready.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
     answer = predict(ready.method.eval(), ready.job.name, batch)
     novel = tuple(novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
     base = tuple(short_names(dataset.pool("base/train").classes))
-    return Episode(drawn, batch, masked_logits(answer, batch.masked)[0].float().cpu(), novel, base)
+    logits = masked_logits(answer, batch.masked)[0].float().cpu()
+    return Episode(label or ready.job.label, drawn, batch, logits, novel, base)
 
 
 def novel_names(dataset: Dataset, task: Task) -> list[str]:

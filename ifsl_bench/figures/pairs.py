@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.measured import Row
+from ifsl_bench.board.measured import Row, names_of
 from ifsl_bench.board.rank_intervals import holm
 from ifsl_bench.board.ranking import SEEDS, Ranking, setting_of
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import by_accuracy, names_of
+from ifsl_bench.figures.rows import by_accuracy
 from ifsl_bench.figures.style import COLUMN, PAGE, new_figure, styled, text_of
 
 # From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
@@ -27,7 +27,7 @@ LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
 
 
-@styled
+@styled()
 def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
 

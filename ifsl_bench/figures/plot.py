@@ -191,13 +191,13 @@ def episode(
     wide: bool = False, work: Workspace | None = None,
 ) -> Drawing:  # fmt: skip
     """The contact sheet of test episode ``index``: its support above, its queries with the predictions below."""
-    from ifsl_bench.figures.episode_sheet import Answered, check_images, draw
+    from ifsl_bench.figures.episode_sheet import check_images, draw
     from ifsl_bench.figures.models import dataset_of, episode_of
 
     jobs, work = _jobs(task, index, methods, options, work)
     dataset = dataset_of(jobs[0], work)
     check_images(dataset, jobs[0].task)
-    answers = [Answered(label, episode_of(ready, index)) for label, ready in _opened(jobs, work, train)]
+    answers = [episode_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
     return _drawing(draw(answers, dataset, jobs[0].task, wide))
 
 

@@ -10,15 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.board.boards import Board
+from ifsl_bench.board.measured import names_of
 from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import names_of
 from ifsl_bench.figures.style import DARK, dots, heights, legend_below, lines_of_rows, new_panels, styled, text_of
 
 KEY = ("place by Acc.", "ranks it can have")
 
 
-@styled
+@styled()
 def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]]:
     """A panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ifsl_bench.board.asked import in_setting, only
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.measured import EVERY, STORED, Row
+from ifsl_bench.board.measured import EVERY, STORED, Row, names_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.style import drawn_beside
 
@@ -44,12 +43,6 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None, 
 def by_accuracy(board: Board) -> list[Row]:
     """The rows of a board, the best first, in the order of ``table --rank``."""
     return [place.row for place in board.places]
-
-
-def names_of(rows: Sequence[Row]) -> list[str]:
-    """Names of rows: their labels, with the origin where two share one."""
-    often = Counter(row.label for row in rows)
-    return [row.label if often[row.label] == 1 else row.full_name for row in rows]
 
 
 def named_looks(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:

@@ -15,7 +15,7 @@ KEY = ("a seed", "mean", "95% over episodes")
 SPREAD = 0.22  # of a line's height, that the first and the last seed are above and below its middle
 
 
-@styled
+@styled()
 def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """Dots are the seeds' means over episodes; the upright line is their mean, Acc. of ``table``, with the 95% interval
     over episodes that stands there, as a bar. The trained models are held fixed in it; how they vary is what the dots

@@ -13,11 +13,11 @@ from matplotlib.ticker import MaxNLocator
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.looks import COLOURS
-from ifsl_bench.board.measured import Row, lazy_rows
+from ifsl_bench.board.measured import Row, lazy_rows, names_of
 from ifsl_bench.board.session_variance import PARTS
 from ifsl_bench.board.variance_table import ONE, splits_of_differences, splits_of_rows
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import by_accuracy, named_looks, names_of
+from ifsl_bench.figures.rows import by_accuracy, named_looks
 from ifsl_bench.figures.style import (
     DARK,
     FAINT,
@@ -47,7 +47,7 @@ def require_sessions(board: Board) -> None:
         raise UserError(f"{board.name} is in episodes; this figure is of tasks in sessions")
 
 
-@styled
+@styled()
 def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """The accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
@@ -91,7 +91,7 @@ def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figur
     return figure, []
 
 
-@styled
+@styled()
 def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """A triangle for each row: its accuracy on the classes of each session, after that session and each later one.
 
@@ -122,7 +122,7 @@ def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     return figure, []
 
 
-@styled
+@styled()
 def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """Shares of the variance of a single value of the average that are due to order, support set and training seed.
 

@@ -13,12 +13,11 @@ import io
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
-import matplotlib as mpl
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -68,30 +67,11 @@ RULES: Any = {  # Matplotlib's names
     "svg.hashsalt": "ifsl_bench",
 }
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 Mark = tuple[Any, str]  # what stands in a legend, and what it means
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """Gives Matplotlib our settings, and nobody else's, while the block runs."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(RULES)
-        yield
-
-
-def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a function so that it draws in our style."""
-
-    @functools.wraps(draw)
-    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-        with style():
-            return draw(*args, **kwargs)
-
-    return inside
+# Our settings, and nobody else's, for a `with` block or for the function that it decorates.
+styled = functools.partial(matplotlib.style.context, RULES, after_reset=True)
 
 
 def new_figure(height: float, wide: bool = False) -> Figure:
@@ -123,7 +103,7 @@ def format_of(path: Path) -> str:
     return suffix
 
 
-@styled
+@styled()
 def as_bytes(figure: Figure, kind: str) -> bytes:
     """A figure as a file of a format, one of :data:`FORMATS`."""
     out = io.BytesIO()

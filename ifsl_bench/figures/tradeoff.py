@@ -21,7 +21,7 @@ MANY = 9  # rows, as in the paper
 MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
 
 
-@styled
+@styled()
 def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the rows of a board, the best first in the legend.
 

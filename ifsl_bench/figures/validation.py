@@ -18,7 +18,7 @@ RING: dict[str, Any] = {"marker": "o", "markersize": 6.5, "markerfacecolor": "no
                         "linestyle": "none"}  # fmt: skip
 
 
-@styled
+@styled()
 def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """A line is the mean over a row's seeds, with those as faint lines; a ring is where most seeds' model was taken.
 

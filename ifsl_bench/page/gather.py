@@ -15,7 +15,7 @@ from ifsl_bench.board.boards import Board, load_board, load_variants, telling
 from ifsl_bench.board.claims import Judged
 from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, published_entries, rounded
 from ifsl_bench.board.curves import bias_curve, calibrated_point
-from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
+from ifsl_bench.board.leaderboard import nothing_stored, task_table
 from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED, Row
 from ifsl_bench.board.published import LETTERS
@@ -97,7 +97,6 @@ class PageBoard:
     task: Task
     setting: str
     table: Table[Entry]  # what `ifsl-bench table --rank --full --setting ...` prints
-    entries: list[Entry]  # its rows in the order that readers see
     rows: list[int]  # for each row of the table its number in the list of all rows
     queries: tuple[int, int]  # base and novel queries of an episode
     pairs: dict[str, list[RowPair]]  # metric -> all differences between its ranked rows
@@ -151,19 +150,17 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
         numbers: dict[object, int] = {}
         for setting in [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]:
             view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
-            table = ranked_table(view, full=True)
-            entries = list(table.sorted_rows())
+            table = task_table(view, full=True, ranked=True)
             if board.task.sessions and setting == PAPER:
                 papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
-                entries += papers
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in LETTERS.items())
                 notes = [*table.notes, *([*PUBLISHED, f"{legend}."] if papers else [])]
-                table = replace(table, rows=entries, order=None, notes=notes)
-            for entry in entries:
+                table = replace(table, rows=[*table.rows, *papers], notes=notes)
+            for entry in table.rows:
                 if _key(entry) not in numbers:
                     numbers[_key(entry)] = len(rows)
                     rows.append(_row(entry, names[entry.label] > 1, looks, citations))
-            page_boards.append(_board(view, table, entries, numbers))
+            page_boards.append(_board(view, table, numbers))
     return Page(page_boards, rows, list(citations), claims)
 
 
@@ -171,7 +168,7 @@ def _key(entry: Entry) -> object:
     return entry.measured or (entry.label, entry.source)
 
 
-def _board(view: Board, table: Table[Entry], entries: list[Entry], numbers: dict[object, int]) -> PageBoard:
+def _board(view: Board, table: Table[Entry], numbers: dict[object, int]) -> PageBoard:
     shape = view.task.episode
     own = {row: numbers[row] for row in view.rows}
     pairs = {}
@@ -180,8 +177,8 @@ def _board(view: Board, table: Table[Entry], entries: list[Entry], numbers: dict
         if differences := row_pairs(Ranking(able, metric, view.setting), own):
             pairs[metric] = differences
     queries = shape.base_queries, shape.ways * shape.novel_queries
-    order = [numbers[_key(entry)] for entry in entries]
-    return PageBoard(view.task, view.setting, table, entries, order, queries, pairs)
+    order = [numbers[_key(entry)] for entry in table.rows]
+    return PageBoard(view.task, view.setting, table, order, queries, pairs)
 
 
 def _looks(board: Board) -> dict[Row, Look]:

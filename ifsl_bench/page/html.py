@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
-from ifsl_bench.board.claims import edges_of
+from ifsl_bench.board.claims import edges_of, heading_of_claim
 from ifsl_bench.board.columns import HEADINGS, Entry, plus_minus
 from ifsl_bench.board.leaderboard import RULE
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED
@@ -66,6 +66,7 @@ def page_html(page: Page) -> str:
         metrics=HEADINGS,
         plus_minus=plus_minus,
         edges_of=edges_of,
+        heading_of_claim=heading_of_claim,
         rule=rule.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_asset("style.css"),
         data=script_json(_data(page)),
@@ -221,7 +222,7 @@ def _overview(
 
 def _ranked(board: PageBoard) -> dict[int, tuple[Entry, str]]:
     """The rows with ranks by their number, in the table's order."""
-    both = zip(board.rows, board.entries, strict=True)
+    both = zip(board.rows, board.table.rows, strict=True)
     return {number: (entry, str(entry.place.ranks)) for number, entry in both if entry.place and entry.place.ranks}
 
 

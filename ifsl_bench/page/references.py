@@ -64,7 +64,7 @@ def _bibtex(name: str) -> str:
 def _first_words(method: str) -> str:
     """The first paragraph of the docstring of a registered method's module; "" where it cannot be read.
 
-    Runs none of its code.
+    Runs no code of the module.
     """
     points = registry.owners(registry.METHODS, method)
     if len(points) != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,11 +16,11 @@ from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.choices import Calibration, Choice
 from ifsl_bench.board.comparison import compare
-from ifsl_bench.board.leaderboard import ranked_table, task_table
-from ifsl_bench.board.measured import Row
+from ifsl_bench.board.leaderboard import task_table
+from ifsl_bench.board.measured import FILE, Row
 from ifsl_bench.board.render import PROGRAMS, render
 from ifsl_bench.board.result_file import Result, read, write
-from ifsl_bench.board.show import facts_of, result_table
+from ifsl_bench.board.show import facts_of, row_table
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.protocol.calibration import Margins, find_bias
 from ifsl_bench.protocol.metrics import Counts
@@ -120,7 +121,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
 @pytest.mark.parametrize("ranked", [False, True])
 @pytest.mark.parametrize("full", [False, True])
 def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full, ranked):
-    table_of = ranked_table if ranked else task_table
+    table_of = partial(task_table, ranked=ranked)
     bare = board(tmp_path, monkeypatch, result("bare", bare=True))
     headings = table_of(bare, full).headings()
     assert "cal. Acc." not in headings
@@ -238,7 +239,7 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
 
 def test_a_shown_result_says_its_bias(tmp_path):
     record = result(applied=True)
-    assert [name for name in result_table(record).rows if name in BALANCE] == list(BALANCE)
+    assert [name for name in row_table(Row("new", FILE, (record,))).rows if name in BALANCE] == list(BALANCE)
     hits = np.add(record.calibration.resampled_base, record.calibration.resampled_novel) / (60 * 2 * QUERIES)
     fact = (
         f"bias {record.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
@@ -246,6 +247,6 @@ def test_a_shown_result_says_its_bias(tmp_path):
     moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
     assert f"{fact} {moved}" in facts_of([record])
     bare = result(bare=True)
-    assert [name for name in result_table(bare).rows if name in BALANCE] == ["harmonic", "ausuc"]
+    assert [name for name in row_table(Row("bare", FILE, (bare,))).rows if name in BALANCE] == ["harmonic", "ausuc"]
     assert "calibration" not in facts_of([bare])
     assert facts_of([msgspec.structs.replace(record, calibration=None)]) != facts_of([record])

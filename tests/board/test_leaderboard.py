@@ -342,3 +342,10 @@ def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path
     tops = {place.row.label for place in board.ranking.places if place.top}
     assert f"% None is bold among the measured rows of glyphs-5shot: {', '.join(sorted(tops))} may be the best" in few
     assert "None is bold" not in paper_tables([board])
+
+
+def test_a_task_without_the_rows_that_are_asked_for_is_left_out(call):
+    for command in (["table"], ["table", "--rank"], ["leaderboard"]):
+        status, out, err = call(*command, "glyphs-5shot", "mini-pack-5shot", "--method", "anil")
+        assert (status, "mini-pack" in out) == (0, False), err
+        assert "anil" in out

@@ -158,6 +158,8 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
     assert zero
     headings = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
     assert headings == [HEADINGS[name].text for name in zero]
+    again = str(write(tmp_path / "again", make("a", noise=7, classes=some_classes(50))))
+    assert f"A = {paths[0]}, B = {again}" in call("compare", paths[0], again)[1].replace("\n", " "), "both are called a"
 
 
 @pytest.mark.parametrize(

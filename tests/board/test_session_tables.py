@@ -373,6 +373,18 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
     assert "NaN" not in render([comparison_table(comparison)], "json")
 
 
+def test_of_one_order_with_several_support_sets_nothing_is_ranked(call, here):
+    sessions = "{ count = 2, ways = 2, orders = 1, supports = 4, queries = 9 }"
+    with (here / "clusters.toml").open("a", encoding="utf-8") as file:
+        file.write(f"[tasks.of-one-order]\nshots = 2\nsessions = {sessions}\n")
+    task = "clusters.toml:of-one-order"
+    assert call("run", "--method", "ncm,protonet", "--task", task, "--seeds", "2", "-q")[0] == 0
+    rows = json.loads(call("table", task, "--rank", "--format", "json")[1])
+    assert {(row["rank_first"], row["acc_interval"]) for row in rows} == {(None, None)}
+    assert "Measured: one order of the novel classes, so there are no intervals" in call("table", task)[1]
+    assert call("report", task, "--out", "page.html")[0] == 0
+
+
 def test_compare_says_what_was_chosen_and_where_less_is_better(call):
     grid = "chosen in validation: lr (stored) from 25 settings, for each seed; "
     lower = "lower is better in PD, novel as base and base as novel."

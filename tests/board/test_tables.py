@@ -63,12 +63,6 @@ def test_several_tables_are_pages_for_readers_and_one_document_for_programs(styl
         assert last == ("% the end" if style == "latex" else "the end")
 
 
-def test_readers_may_have_another_order_than_programs():
-    table = Table([NAME], [("a", 1.0), ("b", 2.0), ("c", 1.0)], order=lambda row: -row[1])
-    assert [cells[0].text for cells in table.cells()] == ["b", "a", "c"]
-    assert [record["name"] for record in table.records()] == ["a", "b", "c"]
-
-
 def test_rows_that_lack_what_others_have_are_listed_with_gaps():
     rows = [{"a": 1, "b": None}, {"a": "x", "c": 2}]
     table = plain_table(rows, "which")

@@ -323,7 +323,7 @@ def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
 def test_notebooks_draw_what_the_command_draws(kind, call, measured, tmp_path):
     task = f"{measured / 'clusters.toml'}:clusters-5shot"
     folders = {"home": measured / "home", "results": measured / "results"}
-    chosen = [] if kind == "base-classes" else ["castle", "imprint"]
+    chosen = ["imprint (yours)", "protonet (yours)"] if kind == "base-classes" else ["castle", "imprint"]
     drawing = getattr(ifsl_bench.plot, kind.replace("-", "_"))(task, methods=chosen, wide=True, **folders)
     options = [word for name, path in folders.items() for word in (f"--{name}", str(path))]
     options += ["--method", ",".join(chosen)] if chosen else []

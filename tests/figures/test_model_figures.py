@@ -20,7 +20,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.prepared import workspace
 from ifsl_bench.figures import attractors, confusions, episode_pca, episode_sheet, inner_steps
 from ifsl_bench.figures.models import check_trained, dataset_of, episode_of, jobs_of, open_model
-from ifsl_bench.figures.style import SMALLEST, as_bytes, style
+from ifsl_bench.figures.style import SMALLEST, as_bytes, styled
 from ifsl_bench.figures.texts import short_names
 from ifsl_bench.learners.attractor import attention
 
@@ -336,7 +336,7 @@ def test_the_figure_of_confusions_has_the_largest_shares(trained, confused, call
     for line, (novel, taker) in zip(notes[4:], at, strict=True):
         shares = ", ".join(plus_minus(confusion.share(8 + novel, taker)) for confusion in of_methods)
         assert line == f"  {of_methods[0].classes[8 + novel]} as {of_methods[0].classes[taker]}: {shares}"
-    with style():
+    with styled():
         figure.draw_without_rendering()
         whole = figure.get_tightbbox()
     assert whole.x0 >= -0.02
@@ -388,7 +388,7 @@ def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call
     (job,) = jobs_of(["protonet"], f"{tmp_path / 'few.toml'}:few-1shot", work.home)
     ready = open_model(job, work)
     episode, dataset = episode_of(ready, 3), dataset_of(job, work)
-    figure, _ = episode_sheet.draw([episode_sheet.Answered("protonet", episode)] * 2, dataset, job.task)
+    figure, _ = episode_sheet.draw([episode] * 2, dataset, job.task)
     axes = figure.axes[0]
     marks = [text.get_text() for text in axes.texts if re.fullmatch(r"query \d+, method 0", text.get_gid() or "")]
     right = int(episode.right.sum())

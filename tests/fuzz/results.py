@@ -21,12 +21,12 @@ from ifsl_bench.backbone.pretrained import pretraining_key
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.leaderboard import task_table
-from ifsl_bench.board.measured import Row
+from ifsl_bench.board.measured import FILE, Row
 from ifsl_bench.board.notes import standing
 from ifsl_bench.board.render import FORMATS as STYLES
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, file_name, keep_old, parse, path_of, read, write
-from ifsl_bench.board.show import comparison_table, facts_of, result_table
+from ifsl_bench.board.show import comparison_table, facts_of, row_table
 from ifsl_bench.common import packed
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home
@@ -207,7 +207,7 @@ def _shown(board: Board, root: Path, ours: Result | None, style: str) -> None:
     """Everything that prints a board, and the result among it."""
     pages = [render([task_table(board, full=True)], style), leaderboard([board], root, style, full=True)]
     if ours is not None:
-        pages.append(render([result_table(ours)], style))
+        pages.append(render([row_table(Row(ours.label, FILE, (ours,)))], style))
     for page in pages:
         assert all(map(is_printable, page.split("\n"))), style
         page.encode()

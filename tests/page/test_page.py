@@ -23,7 +23,7 @@ from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.claims import Claim, judge, judged
 from ifsl_bench.board.columns import Entry, plus_minus
 from ifsl_bench.board.comparison import compare
-from ifsl_bench.board.leaderboard import ranked_table
+from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.rank_intervals import holm
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import render
@@ -134,7 +134,7 @@ class Reader(HTMLParser):
 def test_the_tables_are_those_of_the_command(board, text, setting):
     reader = Reader(text)
     (table,) = [rows for about, rows in reader.tables if about.get("data-setting") == setting]
-    printed = ranked_table(board.in_setting(setting), full=True)
+    printed = task_table(board.in_setting(setting), full=True, ranked=True)
     headings = [
         cell.replace("Δ", "Delta").replace("Deltaa", "Delta_a").replace("Deltab", "Delta_b") for cell in table[0]
     ]

@@ -168,6 +168,8 @@ def test_a_result_that_somebody_changes_is_as_it_was_when_it_is_loaded_again():
         again = load()
         assert again.summary["acc"]["mean"] == mean > 0
         assert again.provenance
+    again = ifsl_bench.load_all(TASK, results=packaged_root().parent / "tests" / ".." / packaged_root().name)
+    assert len(again) == len(ifsl_bench.load_all(TASK)), "one folder by another name"
 
 
 def test_html_escapes_what_is_somebody_elses(tmp_path):
@@ -189,6 +191,7 @@ def test_html_escapes_what_is_somebody_elses(tmp_path):
         (lambda: ifsl_bench.table(TASK, methods="lrr"), "unknown row 'lrr'"),
         (lambda: ifsl_bench.leaderboard(TASK, setting="tuned-7"), "unknown setting 'tuned-7'"),
         (lambda: ifsl_bench.compare("a.json", "b.json"), "there is no result file a.json"),
+        (lambda: ifsl_bench.load_all("glyphs-9shot"), "unknown task 'glyphs-9shot'"),
         (lambda: ifsl_bench.load("lr"), "there is no result file lr; a row is loaded by its label and task"),
         (lambda: ifsl_bench.run(["imprint"], [TASK], seeds=[0, 1]), "seeds is how many training seeds"),
     ],
