@@ -15,6 +15,7 @@ import psutil
 
 PARTIAL = ".partial-"  # prefix of unfinished files and folders
 REMOVED = ".removed-"  # prefix of folders that are being removed
+DOWNLOAD = ".download-"  # prefix of folders with what a data set is made from
 CLOCK = 5  # seconds by which a process may seem to have begun at another time: the clock is set while it runs
 LONGEST = 143  # bytes of a file's name, where file systems that encrypt names have the least room
 _TAG = re.compile(r"@[0-9a-f]{16}")

@@ -132,7 +132,8 @@ def _import_pool(
     facts = {"skipped": {"images": len(done.bad), "first": listed}, **_enlarged(done)}
     # Once more without them: rare, and simpler than moving the rows that follow.
     with to.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
-        decode_into(images, read(name, [paths[row] for row in good]), spec)
+        if again := decode_into(images, read(name, [paths[row] for row in good]), spec).bad:
+            raise UserError(f"{name}: {again[0][1]}: {again[0][2]}; it could be read a moment ago, so try again")
         np.save(to.writer.side_file(name), done.digests)  # of all paths, zero where left out
     return []
 

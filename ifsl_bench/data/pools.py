@@ -117,7 +117,9 @@ class Dataset:
         try:
             _check(self.folder, self.manifest["pools"][pool]["images"])
         except CorruptFile as error:
-            raise CorruptFile(f"{error}; make it again with ifsl-bench data prepare {self.name} --force") from error
+            source = " --from PATH" if "made_from" in self.manifest["about"] else ""
+            again = f"ifsl-bench data prepare {self.name}{source} --force"
+            raise CorruptFile(f"{error}; make it again with {again}") from error
 
 
 def entry_of(pools: Mapping[str, T], name: str, data: str) -> T:

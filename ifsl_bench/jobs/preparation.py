@@ -210,11 +210,11 @@ class Pretrain(Stage):
 
     def key(self, home: Home, fingerprint: str = "?") -> str:
         """The key on data of that fingerprint, where they are neither prepared nor pinned."""
-        return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
+        return pretraining_key(self.task, fingerprint_of(self.task.dataset, home) or fingerprint, self.head, self.seed)
 
     def features_key(self, home: Home) -> str:
         """Names the folder of its features."""
-        return features_key(self.task, fingerprint_of(self.task, home) or "?", self.head, self.seed)
+        return features_key(self.task, fingerprint_of(self.task.dataset, home) or "?", self.head, self.seed)
 
     @property
     def linear(self) -> Pretrain | None:

@@ -106,7 +106,7 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
     if ready := _made_elsewhere(chosen, kind):
         to_hand_on = "their own file, for --weights FILE" if is_frozen(chosen.pretraining) else "that, by --head linear"
         raise UserError(f"{ready}; hand on {to_hand_on}")
-    if (fingerprint := fingerprint_of(chosen, home)) is None:
+    if (fingerprint := fingerprint_of(chosen.dataset, home)) is None:
         raise UserError(not_prepared(home, chosen.dataset))
     key = pretraining_key(chosen, fingerprint, kind, seed)
     path = to or Path()

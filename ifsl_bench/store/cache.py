@@ -21,7 +21,7 @@ from ifsl_bench.common.building import remove
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.locks import is_locked, taken
-from ifsl_bench.common.owners import PARTIAL, REMOVED, what
+from ifsl_bench.common.owners import DOWNLOAD, PARTIAL, REMOVED, what
 from ifsl_bench.data import datasets
 from ifsl_bench.kernels.store import sources_folder
 
@@ -66,7 +66,8 @@ def _items(home: Home) -> Iterator[Item]:
     for top in _inside(home.cache):
         if top.name not in (*KINDS, *STAYS):
             if top != home.results:
-                yield Item(UNKNOWN, top, top.name, *_size_and_use(top))
+                kind = UNFINISHED if top.name.startswith(DOWNLOAD) else UNKNOWN
+                yield Item(kind, top, top.name.removeprefix(DOWNLOAD), *_size_and_use(top))
             continue
         for path in _inside(top):
             in_folder = top.name in _IN_FOLDERS and path.is_dir() and not path.name.startswith((PARTIAL, REMOVED))

@@ -44,7 +44,7 @@ def kept_of(job: Job, home: Home) -> Kept:
         result = result_file.read(path)
     except CorruptFile as error:
         return Kept(None, str(error), True)
-    fingerprint = fingerprint_of(job.task, home)
+    fingerprint = fingerprint_of(job.task.dataset, home)
     key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     weights = weights_to_use(home, key)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+import shutil
 import tarfile
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -176,8 +177,13 @@ def test_it_is_downloaded_checked_and_made_and_nothing_else_stays(served, small,
     assert f"{CIFAR100.url} cannot be downloaded here" in err
     assert "then: ifsl-bench data prepare cifar-fs --from PATH" in err
     monkeypatch.setattr(CIFAR100, "tgz_md5", hashlib.md5((served / CIFAR100.filename).read_bytes()).hexdigest())
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar_fs, "COUNTS", COUNTS | {"novel/test": Count(1, 1)})
+        assert call(*prepare_it)[0] == 2
+    shutil.move(served / CIFAR100.filename, served / "moved")
     status, out, err = call(*prepare_it)
-    assert status == 0, err
+    assert status == 0, f"{err}: it has been downloaded already"
+    shutil.move(served / "moved", served / CIFAR100.filename)
     check(open_dataset(home.data / "cifar-fs"))
     assert not [path for path in home.cache.iterdir() if path.name.startswith(".download-")]
     (served / CIFAR100.filename).unlink()

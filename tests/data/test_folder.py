@@ -196,6 +196,17 @@ def test_other_settings_do_not_replace_a_data_set_silently(tmp_path, home, messa
     assert second.fingerprint != first.fingerprint
 
 
+def test_a_seed_divides_other_than_folders_do(tmp_path, home):
+    source = tmp_path / "photos"
+    for side, names in (("train", BIRDS[:14]), ("val", BIRDS[14:19]), ("test", BIRDS[19:])):
+        write_birds(source / side, names, images=20)
+    prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+    with pytest.raises(UserError, match="with other settings; --force replaces it"):
+        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=0))
+    with pytest.raises(UserError, match="is made from files of yours; say where they are with --from PATH"):
+        prepare(home, "birds", None, True, Reporter())
+
+
 def test_names_that_are_not_utf8_are_refused(tmp_path, home):
     source = write_birds(tmp_path / "photos", BIRDS[:4], images=4)
     try:

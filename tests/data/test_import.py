@@ -248,6 +248,21 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted, home
     assert _left(home) == {path.name for path in fresh.folder.iterdir()}
 
 
+def test_an_image_that_can_be_read_once_and_not_again_is_no_black_one(toy, home, monkeypatch):
+    (toy / "novel/test/e/2.png").write_bytes(b"")
+    decode_into, lengths = image_pools.decode_into, []
+
+    def spoiling(images, *rest):
+        lengths.append(len(images))
+        if lengths[-2:] == [4, 3]:  # the last pool again, without that image
+            (toy / "novel/test/e/1.png").write_bytes(b"")
+        return decode_into(images, *rest)
+
+    monkeypatch.setattr(image_pools, "decode_into", spoiling)
+    message = refused(home, "toy", toy, "e/1.png: .*; it could be read a moment ago, so try again", allow_partial=True)
+    assert message.endswith("; the same command goes on from there"), "a strict import takes nothing of these"
+
+
 def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, interrupted, home):
     for force, at, count in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
         decoded = interrupted(image_pools, "decode_into", at)

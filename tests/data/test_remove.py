@@ -61,6 +61,18 @@ def test_the_task_file_stays_while_results_are_read_with_it(features_folder, tmp
     assert not (tmp_path / "home" / "tasks" / "mine.toml").exists()
 
 
+def test_what_belongs_to_other_data_stays(features_folder, tmp_path, call):
+    home = ("--home", str(tmp_path / "home"))
+    assert call("data", "prepare", "mine", "--from", str(features_folder), *home)[0] == 0
+    text = (tmp_path / "home" / "tasks" / "mine.toml").read_text()  # on the same data
+    write_bytes(tmp_path / "home" / "tasks" / "others.toml", text.replace("mine-", "others-").encode())
+    write_bytes(tmp_path / "home" / "results" / "mine-2-5shot" / "imprint.seed-0.json", b"{}")
+    status, _, err = call("data", "remove", "others", "--yes", *home)
+    assert (status, err.split(";")[0]) == (2, "ifsl-bench: unknown prepared data set 'others'")
+    assert call("data", "remove", "mine", "--yes", *home)[0] == 0
+    assert [path.name for path in (tmp_path / "home" / "tasks").iterdir()] == ["others.toml"]
+
+
 def test_names_that_are_no_data_set_remove_nothing(clusters, call):
     home = clusters / "home"
     for name in ("..", "../data", "clusters/manifest.json", "", ".", str(home / "data" / "clusters")):

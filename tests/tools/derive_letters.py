@@ -96,13 +96,13 @@ def components(face: str, codepoint: int) -> int:
         return sum(count(part.glyphName) for part in glyph.components) if glyph.isComposite() else 1
 
     glyphs = fonts.open_face(face)["glyf"]
-    return count(fonts.characters(face)[codepoint])
+    return count(fonts.open_face(face).getBestCmap()[codepoint])
 
 
 def candidates() -> list[Letter]:
     """Uncomposed letters in the order in which look-alikes stay; `side` holds the stage here."""
     letters = []
-    for codepoint in sorted({codepoint for face in FACES for codepoint in fonts.characters(face)}):
+    for codepoint in sorted({codepoint for face in FACES for codepoint in fonts.open_face(face).getBestCmap()}):
         character = chr(codepoint)
         name = unicodedata.name(character, "")
         script = name.split(" ")[0]
@@ -113,7 +113,7 @@ def candidates() -> list[Letter]:
             continue
         if not {"LETTER", "LIGATURE", "SYLLABICS"} & set(words):
             continue
-        has = tuple(face for face in FACES if codepoint in fonts.characters(face))
+        has = tuple(face for face in FACES if codepoint in fonts.open_face(face).getBestCmap())
         if min(components(face, codepoint) for face in has) > 1:
             continue
         letters.append(Letter(codepoint, name, script, SCRIPT_STAGE[script], has))

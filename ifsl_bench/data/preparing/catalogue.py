@@ -139,10 +139,10 @@ def verify_all(home: Home, names: Sequence[str], reporter: Reporter) -> Iterator
         CorruptFile: names the first bad file of each damaged data set, and what to do.
     """
     damaged = []
+    if missing := [name for name in names if not is_prepared(home, name)]:
+        there = ", ".join(prepared_names(home)) or "none"
+        raise UserError(f"data set {missing[0]!r} is not prepared in {home.data}; there are: {there}")
     for name in names or prepared_names(home):
-        if not is_prepared(home, name):
-            there = ", ".join(prepared_names(home)) or "none"
-            raise UserError(f"data set {name!r} is not prepared in {home.data}; there are: {there}")
         try:
             dataset = open_dataset(home.data / name)
             size = _bytes(dataset)
@@ -169,13 +169,15 @@ def removable(home: Home, name: str) -> list[Path]:
         UserError: nothing of that name is there to be removed, or a process imports it now.
     """
     folder, written = home.data / name, home.tasks / f"{name}.toml"
-    names = {*prepared_names(home), *unfinished_names(home), *(path.stem for path in home.tasks.glob("*.toml"))}
+    tasks = [task.name for task in own(home).values() if task.dataset.name == name]
+    names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks and written.exists() else ())}
     if name not in names:
         raise unknown("prepared data set", name, names, see="ifsl-bench data list")
     if is_locked(folder):
         raise UserError(f"data set {name!r} is being imported by another process; wait for it, or end it first")
-    needed = any(home.results.glob(f"{name}-*/*.json"))
-    paths = [path for path in (folder, unfinished(folder), *(() if needed else (written,))) if path.exists()]
+    needed = any(path for task in tasks for of in (task, f"{task}+*") for path in home.results.glob(f"{of}/*.json"))
+    files = [written] if tasks and not needed else []
+    paths = [path for path in (folder, unfinished(folder), *files) if path.exists()]
     if not paths:
         raise UserError(f"data set {name!r} is removed; {written} stays, with which results in {home.results} are read")
     return paths

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+from ifsl_bench.common.building import remove
 from ifsl_bench.common.errors import UserError, one_line, unknown
 from ifsl_bench.common.files import Home, disk_errors
+from ifsl_bench.common.locks import locked
+from ifsl_bench.common.owners import DOWNLOAD
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import command
@@ -32,21 +34,23 @@ def downloadable(name: str) -> Downloadable:
 
 @contextmanager
 def downloaded(home: Home, name: str, reporter: Reporter) -> Iterator[Path]:
-    """Inside, the archive that a data set is made from.
+    """Inside, the archive that a data set is made from; it stays in the home until the data set is made.
 
     Raises:
         UserError: nobody knows an address, or it cannot be reached, or what came has another checksum.
     """
     source = downloadable(name)
-    with disk_errors(home.cache):
-        home.cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=home.cache) as folder:
-            reporter.say(f"downloading {source.address}")
-            try:
-                with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a bar of another library's
-                    path = source.fetch(Path(folder))
-            except (OSError, RuntimeError) as error:
-                why = one_line(str(getattr(error, "reason", error)))[:120]
-                raise UserError(f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: "
-                                f"{command(name)}") from error  # fmt: skip
-            yield path
+    folder = home.cache / f"{DOWNLOAD}{name}"
+    with disk_errors(folder), locked(folder, reporter.warn):
+        folder.mkdir(parents=True, exist_ok=True)
+        reporter.say(f"downloading {source.address}")
+        try:
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a bar of another library's
+                path = source.fetch(folder)
+        except (OSError, RuntimeError) as error:
+            remove(folder)
+            why = one_line(str(getattr(error, "reason", error)))[:120]
+            raise UserError(f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: "
+                            f"{command(name)}") from error  # fmt: skip
+        yield path
+        remove(folder)

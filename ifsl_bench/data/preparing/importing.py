@@ -68,10 +68,9 @@ def _telling_what_is_kept(folder: Path, to: Import) -> Iterator[None]:
         if writer is None or not writer.keys or not writer.pools:
             raise
         kind = "command" if to.tree else "call"
-        told = (
-            f"Complete and kept: {', '.join(writer.pools)} (in {unfinished(folder)}); the same {kind}, with or without "
-            f"{to.partial_option}, goes on from there"
-        )
+        kind += "" if to.allow_partial else f", with or without {to.partial_option},"
+        pools = ", ".join(writer.pools)
+        told = f"Complete and kept: {pools} (in {unfinished(folder)}); the same {kind} goes on from there"
         if isinstance(error, UserError):
             raise type(error)(f"{error}. {told}") from error
         to.reporter.warn(told)

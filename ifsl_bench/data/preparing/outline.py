@@ -70,17 +70,13 @@ def remembered() -> Iterator[None]:
         _fingerprints.reset(token)
 
 
-def fingerprint_of(task: Task, home: Home) -> str | None:
-    """The fingerprint of the prepared data set, or the one that the task is pinned to."""
-    return _fingerprint(task.dataset, home)
-
-
 def novel_fingerprint(task: Task, home: Home) -> str:
     """The fingerprint of the data set that novel classes come from; "" where that is the task's own, or unknown."""
-    return next((_fingerprint(spec, home) or "" for spec in data_of(task, home)[1:]), "")
+    return next((fingerprint_of(spec, home) or "" for spec in data_of(task, home)[1:]), "")
 
 
-def _fingerprint(spec: DataSpec, home: Home) -> str | None:
+def fingerprint_of(spec: DataSpec, home: Home) -> str | None:
+    """The fingerprint of the prepared data set, or the one that the task is pinned to."""
     fingerprints, key = _fingerprints.get(), (home.data, spec.name)
     if fingerprints is None:
         fingerprints = {}

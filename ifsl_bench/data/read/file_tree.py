@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import sha256_json
+from ifsl_bench.common.files import disk_errors, sha256_json
 from ifsl_bench.common.limits import MEMBERS, PATH, image_bytes
 
 # What systems and their archivers leave among people's files, beside what is hidden by a dot.
@@ -204,7 +204,8 @@ class FileTree(ABC):
         Raises:
             UserError: it is damaged or cut short; names it.
         """
-        with self.readable(entry), self.open(entry) as file, tempfile.TemporaryFile() as copy:
+        room = disk_errors(Path(tempfile.gettempdir()), "TMPDIR")
+        with self.readable(entry), self.open(entry) as file, room, tempfile.TemporaryFile() as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
             return mapped(copy)
 

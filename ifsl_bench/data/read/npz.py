@@ -7,11 +7,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import disk_errors
 from ifsl_bench.data.read.file_tree import some, what_is
 from ifsl_bench.data.read.zipped import open_member, open_zip
 
@@ -73,6 +75,7 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
         for name in names:
             with (
                 open_member(archive, infos[name], f"{name!r} of {where}") as member,
+                disk_errors(Path(tempfile.gettempdir()), "TMPDIR"),
                 tempfile.NamedTemporaryFile() as copy,  # gone afterwards, but for what is mapped of it
             ):
                 shutil.copyfileobj(member, copy, 1 << 20)

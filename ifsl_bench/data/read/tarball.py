@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import disk_errors
 from ifsl_bench.common.limits import EXPANDED, EXPANSION, EXTENDED_HEADER
 from ifsl_bench.data.read.file_tree import Entry, FileTree, inside, is_tar, what_is
 
@@ -125,7 +126,7 @@ class Tar(FileTree):
         if not self.compression:
             return packed
         expanded = cast(BinaryIO, self.opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
-        with _EXPAND[self.compression](packed) as content:
+        with disk_errors(Path(tempfile.gettempdir()), "TMPDIR"), _EXPAND[self.compression](packed) as content:
             head = content.read(tarfile.BLOCKSIZE)
             self._check_inside(head)
             expanded.write(head)

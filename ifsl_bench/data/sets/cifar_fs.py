@@ -7,7 +7,8 @@ are held out for base/val and base/test is drawn by a hash here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,11 +32,7 @@ COUNTS = {
 }
 PARTS, META = ("train", "test"), "meta"  # the files of images, and the one that names the classes
 _FOLDER = "cifar-100-python"
-
-
-def sides() -> Mapping[str, str]:
-    """Class -> train, val or test."""
-    return columns(CLASSES, "class", "split")
+sides = partial(columns, CLASSES, "class", "split")  # class -> train, val or test
 
 
 class Cifar100(Form):

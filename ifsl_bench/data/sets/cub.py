@@ -9,8 +9,8 @@ base/test is drawn by a hash here. Whole images are stretched to a square; bound
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
@@ -28,12 +28,7 @@ COUNTS = {  # of the images of each class that the list has
     "novel/test": Count(50, 2_953),
 }
 _IMAGE = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORECASE)
-
-
-@cache
-def sides() -> Mapping[str, str]:
-    """Class, "001.Black_footed_Albatross" -> train, val or test."""
-    return columns(CLASSES, "class", "split")
+sides = partial(columns, CLASSES, "class", "split")  # class, "001.Black_footed_Albatross" -> train, val or test
 
 
 class Photographs(Form):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,11 +60,7 @@ HELD_OUT = "mini-imagenet-held-out"
 EXTRA = 300  # images of a base class in base/test, and at most in base/val
 _IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
 _SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
-
-
-def sides() -> Mapping[str, str]:
-    """wnid -> train, val or test."""
-    return columns(CLASSES, "wnid", "split")
+sides = partial(columns, CLASSES, "wnid", "split")  # wnid -> train, val or test
 
 
 def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:

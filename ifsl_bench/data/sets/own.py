@@ -49,7 +49,8 @@ class OwnData(DatasetSource):
         self.forms: tuple[Form, ...] = (FeatureFiles(self.check_episodes), ImageFolder(options))
 
     def recipe(self) -> str:
-        return f"data of one's own, 1, {sha256_json(self.options.settings())[:16]}"
+        divided_by = [self.options.settings(), self.options.split_seed is None]  # else folders may divide the classes
+        return f"data of one's own, 1, {sha256_json(divided_by)[:16]}"
 
     def build(self, to: Import) -> None:
         self.check_name()
@@ -95,6 +96,8 @@ class OwnData(DatasetSource):
 
     def matches(self, dataset: Dataset) -> bool:
         """Returns whether a data set was made with the settings asked for."""
+        if self.options.split_seed is not None and "division" in dataset.manifest["about"]:
+            return False
         settings = dataset.manifest["about"].get("settings")
         return settings == self.options.settings() if settings else not self.options.flags()
 
@@ -173,35 +176,6 @@ def suggested(dataset: Dataset) -> dict[str, Any]:
     return {"dataset": data, "pretraining": pretraining}
 
 
-def tasks_on(dataset: Dataset, name: str) -> dict[str, dict[str, Any]]:
-    """The tables of a 1-shot and a 5-shot task, which are called after ``name``."""
-    separate = dataset.has("novel/train")
-    classes = dataset.manifest["pools"]["base/train"]["statistics"]["classes"]
-    return {
-        f"{name}-{shots}shot": {
-            "title": f"{name} {classes}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
-            "shots": shots,
-            "protocol": "separate" if separate else "shared",
-        }
-        for shots in (1, SHOTS)
-    }
-
-
-def sessions_on(dataset: Dataset, name: str) -> dict[str, dict[str, Any]]:
-    """The table of a task in sessions, ``name-sessions``; none with novel test classes for fewer than two sessions."""
-    base, novel = (dataset.manifest["pools"][pool]["statistics"]["classes"] for pool in ("base/train", "novel/test"))
-    count = min(novel // WAYS, SESSIONS)
-    if count < 2:
-        return {}
-    return {
-        f"{name}-sessions": {
-            "of": f"{name}-{SHOTS}shot",
-            "title": f"{name} {base} + {count} x {WAYS}, sessions of {SHOTS} shots",
-            "sessions": {"count": count, "ways": WAYS},
-        }
-    }
-
-
 def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
     """TOML with tasks of 1 and of 5 shots on a data set, and one in sessions if classes and images suffice.
 
@@ -210,15 +184,28 @@ def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str
         content: tables of the file, as :func:`suggested` makes them.
         head: comments above them.
     """
-    episodes = {**content, "tasks": tasks_on(dataset, name)}
-    if not (variants := sessions_on(dataset, name)):
-        novel = dataset.manifest["pools"]["novel/test"]["statistics"]["classes"]
+    base, novel = (dataset.manifest["pools"][pool]["statistics"]["classes"] for pool in ("base/train", "novel/test"))
+    tasks = {
+        f"{name}-{shots}shot": {
+            "title": f"{name} {base}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
+            "shots": shots,
+            "protocol": "separate" if dataset.has("novel/train") else "shared",
+        }
+        for shots in (1, SHOTS)
+    }
+    episodes = {**content, "tasks": tasks}
+    if (count := min(novel // WAYS, SESSIONS)) < 2:
         reporter.say(
             f"{name}-sessions is left out: two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has "
             f"{novel}; smaller ones: ifsl-bench run --task {name}-{SHOTS}shot --sessions 2 --ways {novel // 2}"
         )
         return task_text(episodes, head)
-    text = task_text({**episodes, "variants": variants}, head)
+    sessions = {
+        "of": f"{name}-{SHOTS}shot",
+        "title": f"{name} {base} + {count} x {WAYS}, sessions of {SHOTS} shots",
+        "sessions": {"count": count, "ways": WAYS},
+    }
+    text = task_text({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
     if lines := out_of_reach(dataset, [task for task in parse(text, name) if task.sessions]):
         reporter.say(f"{lines[0]}; it is left out")
         return task_text(episodes, head)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from ifsl_bench.common.errors import UserError
@@ -40,11 +41,7 @@ COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
     "novel/test": Count(160, 206_209),
 }
 _POOLS = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
-
-
-def sides() -> Mapping[str, str]:
-    """wnid -> train_a, train_b, val or test."""
-    return columns(CLASSES, "wnid", "split")
+sides = partial(columns, CLASSES, "wnid", "split")  # wnid -> train_a, train_b, val or test
 
 
 class IlsvrcFolder(IlsvrcForm):

@@ -91,7 +91,7 @@ def recipe() -> str:
 def render(letter: Letter, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """The images of a letter with these N indices: [N, 32, 32, 1].
 
-    Each depends on its letter, its index and the recipe alone. Raises FontError when a font file is missing or is not
+    Each depends on its letter, its index and the recipe alone. Raises UserError when a font file is missing or is not
     the recipe's.
     """
     key = np.array([rng.key_of(recipe(), SEED, letter.codepoint)], dtype=np.uint64)

@@ -40,10 +40,6 @@ FONT_SHA256 = {
 }
 
 
-class FontError(UserError):
-    """A font file is missing or is not the one that the recipe names."""
-
-
 @dataclass(frozen=True)
 class Outline:
     """Closed polygons: point i (x [M], y [M], in 1/UNIT font units, y upwards) is joined to point `after[i]`."""
@@ -62,17 +58,17 @@ def font_directory() -> Path:
 
 @cache
 def open_face(face: str) -> TTFont:
-    """The opened font of a face; FontError when its file is missing or differs from the recipe's SHA-256."""
+    """The opened font of a face; UserError when its file is missing or differs from the recipe's SHA-256."""
     from fontTools.ttLib import TTFont
 
     path = font_directory() / f"{face}.ttf"
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise FontError(f"font file {path} cannot be read ({error.strerror}); reinstall matplotlib") from error
+        raise UserError(f"font file {path} cannot be read ({error.strerror}); reinstall matplotlib") from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != FONT_SHA256[face]:
-        raise FontError(
+        raise UserError(
             f"font file {path} has SHA-256 {digest}, but glyphs are rendered from {FONT_SHA256[face]}: "
             "its images would not be comparable with anybody's; install a matplotlib with the original fonts"
         )
@@ -80,16 +76,10 @@ def open_face(face: str) -> TTFont:
 
 
 @cache
-def characters(face: str) -> dict[int, str]:
-    """Code point -> glyph name, for the characters that the face has."""
-    table: dict[int, str] = open_face(face).getBestCmap()
-    return table
-
-
-@cache
 def outline(face: str, codepoint: int) -> Outline:
     """The letter's outline in the face, curves cut into lines; KeyError when the face lacks the letter."""
-    contours = _contours(open_face(face)["glyf"], characters(face)[codepoint])
+    font = open_face(face)
+    contours = _contours(font["glyf"], font.getBestCmap()[codepoint])
     points = np.concatenate([xy for xy, _ in contours])
     extent = int((points.max(axis=0) - points.min(axis=0)).max())
     polygons = [_flatten(xy, on_curve, extent) for xy, on_curve in contours]
@@ -103,23 +93,11 @@ def outline(face: str, codepoint: int) -> Outline:
 
 def _contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
     """The glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
-    glyph = glyphs[name]
-    if not glyph.isComposite():
-        points = np.array(list(glyph.coordinates), dtype=np.int64) * UNIT
-        on_curve = (np.array(list(glyph.flags), dtype=np.int64) & 1).astype(bool)
-        ends = np.array(glyph.endPtsOfContours, dtype=np.int64)[:-1] + 1
-        return list(zip(np.split(points, ends), np.split(on_curve, ends), strict=True))
-    contours = []
-    for part in glyph.components:
-        # F2Dot14 in the file, so the product with 2**14 is an integer.
-        matrix = np.array(
-            [[round(float(cell) * 16384) for cell in row] for row in getattr(part, "transform", ((1, 0), (0, 1)))],
-            dtype=np.int64,
-        )
-        shift = np.array([part.x, part.y], dtype=np.int64) * UNIT
-        for points, on_curve in _contours(glyphs, part.glyphName):
-            contours.append((((points @ matrix + 8192) >> 14) + shift, on_curve))
-    return contours
+    coordinates, ends, flags = glyphs[name].getCoordinates(glyphs)
+    points = np.floor(np.array(list(coordinates), np.float64) * UNIT + 0.5).astype(np.int64)
+    on_curve = (np.array(list(flags), np.int64) & 1).astype(bool)
+    cuts = np.array(ends, np.int64)[:-1] + 1
+    return list(zip(np.split(points, cuts), np.split(on_curve, cuts), strict=True))
 
 
 def _flatten(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
