@@ -150,7 +150,7 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
 
     They come over one batch late: a device computes the next while the host waits for these.
     """
-    from ifsl_bench.backbone.images import batches, crop_and_flip
+    from ifsl_bench.backbone.images import batches, cut, draw_crops
 
     starts = range(0, len(pool), BATCH)
     rows = [np.arange(start, min(start + BATCH, len(pool))) for start in starts]
@@ -158,7 +158,7 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
 
     def augment(images: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(next(seeds))
-        return crop_and_flip(images, task.pretraining.crop_padding, task.pretraining.flip, generator)
+        return cut(images, draw_crops(len(images), task.pretraining.crop_padding, task.pretraining.flip, generator))
 
     before = None
     with closing(batches(pool.images, rows * views, device, augment if views > 1 else None)) as loaded:

@@ -231,7 +231,7 @@ def _trained(
         "seconds": time.perf_counter() - start,
         "seed": 0,
         "bf16": bf16,
-        "precision": f"{'bf16 autocast' if bf16 else 'float32'}; classifier in float32, by L-BFGS",
+        "precision": f"{'bf16 autocast' if bf16 else 'float32'}; classifier in float64, by L-BFGS",
         "device": describe_device(device),
         "processes": [1],
         "accuracy": accuracy,
@@ -274,7 +274,8 @@ def weights_file(home: Home, spec: Pretraining, card: Card | None, reporter: Rep
     reporter.say(f"weights of {spec.backbone}: {card.source}")
     with disk_errors(home.weights):
         home.weights.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights) as folder:
+        scratch = tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights)
+    with scratch as folder:
         try:
             got = plugin.fetch(model, Path(folder))
         except Exception as error:

@@ -99,14 +99,3 @@ def cut_on_device(pool: Tensor, rows: Tensor, crops: Tensor) -> Tensor:
     there, across = y.clamp(0, height - 1), x.clamp(0, width - 1)
     inside = (y == there)[:, :, None] & (x == across)[:, None]  # [B, H, W]
     return pool[rows[:, None, None], there[:, :, None], across[:, None]] * inside[..., None]
-
-
-def crop_and_flip(batch: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Pads by ``padding`` black pixels, crops at random to the original size, and mirrors half of the images.
-
-    Args:
-        batch: [B, H, W, C] uint8, on the CPU.
-        generator: on the CPU.
-    """
-    crops = draw_crops(len(batch), padding, flip, generator)
-    return cut(batch, crops) if padding or flip else batch

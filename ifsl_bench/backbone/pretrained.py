@@ -308,9 +308,7 @@ def at_chance(accuracy: Mapping[str, float], dataset: Dataset, then: str = "step
     if not accuracy or hits > guessed + DEVIATIONS * math.sqrt(variance):
         return ""
     classes = len(dataset.manifest["pools"]["base/train"]["classes"])
-    first = (
-        f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if len(dataset.shape) == 3 else "Look at"
-    )
+    first = f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if dataset.pictures else "Look at"
     return (
         f"the base classifier is at chance ({in_percent(accuracy)}, of {classes} classes): what it and its backbone "
         f"have learned does not hold for other images, and no method on them means anything. {first} {then}"

@@ -89,7 +89,7 @@ class AttractorMethod(GrowingMethod):
         self.meta = meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
         self.learner = learner_of(learner, ways, base.weight.shape[1])
         self.by_class = learner == "lr"  # hidden units serve all classes of a session
-        start = self.learner.start() if self.meta.needs_start else []
+        start = self.learner.start() if isinstance(self.meta, Unrolled) else []
         self.starts = [f"start_{i}" for i in range(len(start))]
         for name, part in zip(self.starts, start, strict=True):
             self.register_buffer(name, part, persistent=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,28 +146,11 @@ class Solved(NamedTuple):
     adjoint: AdjointReport  # filled in by the backward pass
 
 
-class Meta(Protocol):
-    """A way to find the fast weights, and to pass gradients through that."""
-
-    def solve(
-        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
-        training: bool = False,
-    ) -> Solved:  # fmt: skip
-        """Finds the fast weights.
-
-        start: initial fast weights, [rows, size] for each part, where `needs_start`.
-        """
-
-    @property
-    def needs_start(self) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Converged:
     """Solved to convergence; gradients by implicit differentiation with a linear solver."""
 
     linear: LinearSolver = field(default_factory=ConjugateGradient)
-    needs_start: bool = False
 
     def solve(
         self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
@@ -193,7 +176,6 @@ class Unrolled:
     steps: int = 20
     rate: float = 1.0
     converge: bool = True
-    needs_start: bool = True
 
     def solve(
         self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
@@ -218,6 +200,11 @@ class Unrolled:
         else:
             solution = minimise(objective, descent, v0, args, Unroll())
         return Solved(solution.value, {**statistics(solution), "step_rate": rate}, solution.adjoint)
+
+
+Meta = (
+    Converged | Unrolled
+)  # finds the fast weights, from a start where it is unrolled, and passes gradients through that
 
 
 def statistics(solution: Solution) -> dict[str, Tensor]:

@@ -37,7 +37,9 @@ class Margins:
 
     def joint_hits(self, bias: float) -> tuple[np.ndarray, np.ndarray]:
         """Base and novel queries that are right among all classes, [n] and [n], with a bias on the novel logits."""
-        exact = np.float64(bias)  # a Python number would be rounded to the margins' own precision
+        exact = np.array(
+            [bias]
+        )  # a number would be rounded to the margins' own precision; before NumPy 2 a float64, too
         return (self.base >= exact).sum(1), (self.novel < exact).sum(1)
 
     def pairs(self) -> np.ndarray:
@@ -52,12 +54,12 @@ class Margins:
         """
         if not len(biases):
             return np.empty((0, 2), dtype=np.int64)
-        sides = []
+        sides, first, last = [], biases[:1], biases[-1:]  # as arrays, see above
         for part in (self.base, self.novel):
-            between = part[(part >= biases[0]) & (part < biases[-1])]
+            between = part[(part >= first) & (part < last)]
             below = np.searchsorted(biases, between, side="right")  # how many biases are t or less
             sides.append(np.bincount(below, minlength=len(biases) + 1))
-            sides[-1][[0, -1]] += (part < biases[0]).sum(), (part >= biases[-1]).sum()
+            sides[-1][[0, -1]] += (part < first).sum(), (part >= last).sum()
         # A base query with margin t is right at the biases up to t, a novel one at those above it.
         base, novel = sides[0][::-1].cumsum()[::-1][1:], sides[1].cumsum()[:-1]
         return np.stack([base, novel], 1)
