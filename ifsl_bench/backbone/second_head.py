@@ -86,7 +86,9 @@ def _fitted(
         "finished": True,
         "epoch": 0,
         "seconds": linear.info["seconds"] + time.perf_counter() - start,
-        "precision": f"{linear.info['precision']}; cosine head in float64, on the features of the linear one",
+        "precision": f"{linear.info['precision']}; cosine head of means"
+        if isinstance(network, Included)
+        else f"{linear.info['precision']}; cosine head in float64, on the features of the linear one",
         "accuracy": accuracies(head, dataset, features),
         "solve": solve,
     }

@@ -150,9 +150,11 @@ def with_variants(boards: Iterable[Board], results: Path, labels: Collection[str
         variants = [variant.in_setting(board.setting) for variant in variants]
         if labels:
             variants = [variant.only(labels) for variant in variants]
-        if all(board.empty for board in (board, *variants)):
-            raise nothing_stored(board)
         every += (board, *variants)
+        if all(board.empty for board in (board, *variants)):
+            if labels and not all(other.empty for other in named.values()):
+                continue
+            raise nothing_stored(board)
         if not board.empty:
             stored = [v for v in variants if all(row.origin == STORED for row in (*v.rows, *v.others))]
             variants = [variant for variant in variants if variant not in stored]

@@ -121,8 +121,8 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
         results_here += map(copied, some)
         for remark in remarks:
             warnings.warn(remark, stacklevel=2)
-    if not results_here:
-        for task in tasks:
+    for task in tasks:
+        if not any(result.task == task for result in results_here):
             find(task, home=folders)  # an unknown one is said
     return Results(results_here)
 

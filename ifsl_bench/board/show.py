@@ -40,6 +40,8 @@ def _metric(units: str) -> Column[str]:
 
 def _notes(row: Row) -> list[str]:
     """Says what the intervals of a row hold fixed."""
+    if row.single:
+        return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
     if row.units == "orders" and any(map(row.has_bias, row.results)):
         alone = [HEADINGS[name].text for name in AFTER if name not in OF_BIAS]

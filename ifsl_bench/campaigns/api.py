@@ -154,7 +154,7 @@ def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = F
 
 
 def evaluate_checkpoint(
-    checkpoint: Path,
+    checkpoint: str | Path,
     task: str,
     *,
     select: str | None = None,

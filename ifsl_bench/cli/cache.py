@@ -69,6 +69,8 @@ def prune(
         reasons.setdefault(why, []).append(item)
     stay = "; ".join(f"{_size(items)} stay: {why}" for why, items in reasons.items())
     if not going:
+        if style in PROGRAMS:
+            show_tables([_table(going, "goes")], style)
         tell("; ".join(filter(None, ("nothing to remove", stay))))
         return
     show_tables([_table(going, "goes")], style)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -87,11 +88,11 @@ def data_prepare(
 
     if split and split_seed is not None:
         raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")
-    own = OwnOptions(Path(split) if split else None, split_seed, size, depth)
+    own = OwnOptions(Path(os.path.expanduser(split)) if split else None, split_seed, size, depth)
     if download and source:
         raise UserError("--download fetches the files, --from says where they are; leave one of them out")
     folders, reporter = folders_of(home), reporter_for(quiet, verbose)
-    given = Path(source).expanduser() if source else None
+    given = Path(os.path.expanduser(source)) if source else None
     if download and not force and downloadable(name) and (there := prepared(folders, name)) is not None:
         dataset = there
         reporter.say(f"{name} is prepared already (--force fetches and builds it again)")

@@ -294,7 +294,7 @@ def agreed(question: str, yes: bool, more: str = "") -> bool:
         return True
     if not sys.stdin.isatty():
         raise UserError(f"there is no terminal to ask at: --yes removes what is listed{more}")
-    return click.confirm(question, default=False)
+    return click.confirm(question, default=False, err=True)
 
 
 def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:

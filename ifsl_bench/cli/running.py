@@ -253,6 +253,7 @@ def _typed(arguments: list[str]) -> str:
     for word in arguments:
         folder = word.partition("=")[0] in FOLDERS
         if not skip and not folder:
-            words.append(re.sub(r"(^|[=,])[~/][^,]*/", r"\1", word))
+            whole = Path(word).name if Path(word).is_absolute() and "," not in word else word.rstrip("/")
+            words.append(re.sub(r"(^|[=,]\s*)[~/][^,]*/(?=[^,/])", r"\1", whole))
         skip = word in FOLDERS
     return shlex.join(["ifsl-bench", *words])

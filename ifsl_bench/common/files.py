@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -133,6 +133,22 @@ def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
         shown = Path(what(os.fsdecode(error.filename or path)))
         shown = path if shown.name.startswith(PARTIAL) else shown  # what it was to be
         raise UserError(f"cannot write {shown}: {reason}") from error
+
+
+def temporary_file() -> BinaryIO:
+    """Opens a file in the folder for temporary files; it is gone when it is closed. Filled by :func:`append`."""
+    try:
+        return cast(BinaryIO, tempfile.NamedTemporaryFile())
+    except OSError as error:
+        raise UserError(f"no temporary file can be made ({error.strerror or error}); free some space or choose another "
+                        "folder with TMPDIR") from error  # fmt: skip
+
+
+def append(file: BinaryIO, block: bytes) -> None:
+    """Writes to a temporary file; raises :class:`UserError` where its folder is full, say."""
+    with disk_errors(Path(file.name), "TMPDIR"):
+        file.write(block)
+        file.flush()
 
 
 def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:

@@ -117,8 +117,10 @@ class Dataset:
         try:
             _check(self.folder, self.manifest["pools"][pool]["images"])
         except CorruptFile as error:
-            source = " --from PATH" if "made_from" in self.manifest["about"] else ""
+            made_from = self.manifest["about"].get("made_from", {})
+            source = " --from PATH" if "names" in made_from else ""
             again = f"ifsl-bench data prepare {self.name}{source} --force"
+            again = "the same call and force=True" if made_from and not source else again  # of objects in memory
             raise CorruptFile(f"{error}; make it again with {again}") from error
 
 

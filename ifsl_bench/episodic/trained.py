@@ -169,7 +169,9 @@ def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
         for key, value in method.named_parameters():
             stored = state.tensors.get(f"{select}.{key}")
             if stored is None or stored.shape != value.shape:
-                raise CorruptFile(f"{folder} does not fit method {name!r}: parameter {key} is missing or not as large")
+                raise CorruptFile(
+                    f"{folder} does not fit method {name!r}: parameter {key} is missing or has another shape"
+                )
             value.copy_(stored)
     history = {int(k): v for k, v in info["history"].items()}
     step = info["best" if select == "best" else "step"]

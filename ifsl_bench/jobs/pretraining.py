@@ -63,26 +63,29 @@ def pretrain_for(
         if compiled and where.type == "cpu":
             raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
         check_backbone(chosen.pretraining)
-        ready = _made_elsewhere(chosen, kind)
-        if ready and (world.size > 1 or anew):
+        frozen, second = is_frozen(chosen.pretraining), on_linear(chosen, kind)
+        if frozen and (world.size > 1 or anew):
             raise UserError(
-                f"{ready}, and its base classifier is trained once, by one process; leave "
-                f"{'--anew' if anew else 'torchrun'} out"
+                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
+                f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
             )
+        head_here: HeadKind = "linear" if second else kind  # of the backbone
         listener = (reporter or Reporter()) if world.first else Mute()
-        prepared = Workspace(home, where, listener).prepared(chosen, kind, seed)
+        work = Workspace(home, where, listener)
+        prepared = work.prepared(chosen, head_here, seed)
         if world.first:
             dataset_here = prepared.dataset  # may have to be made, by one
             if anew:
-                weights.train_here(home, pretraining_key(chosen, dataset_here.fingerprint, kind, seed), listener)
+                weights.train_here(home, pretraining_key(chosen, dataset_here.fingerprint, head_here, seed), listener)
         world.wait()
-        if ready:
+        if frozen:
             return prepared.pretrained
         dataset = prepared.dataset
         if curves and world.first:
-            key = pretraining_key(chosen, dataset.fingerprint, kind, seed)
+            key = pretraining_key(chosen, dataset.fingerprint, head_here, seed)
             listener = Curves(curves, f"pretraining/{key}", listener)
-        return pretrain(home, chosen, dataset, kind, seed, where, listener, world.on(where), compiled)
+        trained = pretrain(home, chosen, dataset, head_here, seed, where, listener, world.on(where), compiled)
+        return work.prepared(chosen, kind, seed).pretrained if second and world.first else trained
 
 
 def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
@@ -103,9 +106,15 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         UserError: as of :func:`ifsl_bench.backbone.weights.export_weights`; or they are from elsewhere, or not here.
     """
     chosen, kind = one_task(find(task, home=home), task), head_kind(head)
-    if ready := _made_elsewhere(chosen, kind):
-        to_hand_on = "their own file, for --weights FILE" if is_frozen(chosen.pretraining) else "that, by --head linear"
-        raise UserError(f"{ready}; hand on {to_hand_on}")
+    if is_frozen(chosen.pretraining):
+        raise UserError(
+            f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
+            "--weights FILE"
+        )
+    if on_linear(chosen, kind):
+        raise UserError(
+            f"{chosen.name} has its {kind} head on the backbone of the linear one; export that: --head linear"
+        )
     if (fingerprint := fingerprint_of(chosen.dataset, home)) is None:
         raise UserError(not_prepared(home, chosen.dataset))
     key = pretraining_key(chosen, fingerprint, kind, seed)
@@ -116,13 +125,6 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         raise UserError(f"{key} is not here, or not finished, in {home.pretrained}; first: "
                         f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}")  # fmt: skip
     return path, exported
-
-
-def _made_elsewhere(task: Task, head: HeadKind) -> str:
-    """Says where the backbone below a head is from; "" where it is trained with this head."""
-    if is_frozen(task.pretraining):
-        return f"backbone {task.pretraining.backbone} has weights from elsewhere"
-    return f"backbone of the {head} head on {task.name} is the linear head's" if on_linear(task, head) else ""
 
 
 def head_kind(head: str) -> HeadKind:

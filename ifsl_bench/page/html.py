@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
 from ifsl_bench.board.claims import edges_of, heading_of_claim
-from ifsl_bench.board.columns import HEADINGS, Entry, plus_minus
+from ifsl_bench.board.columns import Entry, plus_minus
 from ifsl_bench.board.leaderboard import RULE
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED
 from ifsl_bench.board.table import Cell, Table
@@ -63,7 +63,6 @@ def page_html(page: Page) -> str:
         counts=_counts(page),
         claims=page.claims,
         number_of={(row.task, row.label): at for at, row in enumerate(page.rows) if row.source == STORED}.get,
-        metrics=HEADINGS,
         plus_minus=plus_minus,
         edges_of=edges_of,
         heading_of_claim=heading_of_claim,

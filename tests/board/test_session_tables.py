@@ -23,7 +23,7 @@ from ifsl_bench.board.notes import notes_of
 from ifsl_bench.board.published import KINDS, ONE_ORDER, published
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_folder import packaged_root
-from ifsl_bench.board.show import comparison_table
+from ifsl_bench.board.show import comparison_table, row_table
 from ifsl_bench.board.terminal import print_tables
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task import Task
@@ -370,6 +370,9 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
     assert np.isnan([gap.interval, gap.p]).all()
     assert "nothing says how much others would differ" in verdict(comparison)
     assert "nan" not in render([comparison_table(comparison)], "text").lower()
+    shown = render([row_table(ncm)], "text")
+    assert "In percent; of one order, so there are no intervals." in shown
+    assert not re.search("nan|95%", shown)
     assert "NaN" not in render([comparison_table(comparison)], "json")
 
 

@@ -224,6 +224,13 @@ def test_a_stage_does_not_run_while_the_number_of_its_process_is_anothers(tmp_pa
     assert read_log(tmp_path / "who.log").state == "interrupted"
 
 
+def test_plans_and_states_have_every_format(campaign, call):
+    for command in ("plan", "status"):
+        for style, sign in (("csv", ","), ("markdown", "|"), ("latex", "&")):
+            status, out, err = call(command, "c.toml", "--format", style)
+            assert (status, sign in out) == (0, True), err
+
+
 def test_a_stage_runs_however_long_its_log_has_grown(tmp_path):
     path = tmp_path / "x.log"
     log(path, begun("h"), *[("say", {"text": "." * 10_000})] * 200)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from ifsl_bench.cli.main import _guarded
 from ifsl_bench.cli.running import _typed
 from ifsl_bench.common.errors import unknown
 from ifsl_bench.common.files import Home
@@ -147,10 +150,21 @@ def test_data_sets_of_ones_own_are_completed(call, clusters, monkeypatch):
 def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
     command = "run /h/i.toml --method lr --log csv --log-dir /a --home=/c --results /d --data x=/e --cluster f.toml -v"
     assert _typed(command.split()) == "ifsl-bench run i.toml --method lr --log csv -v"
-    command = "run --method lr,/a/b.py:C --task=/c/d.toml:t,~/e/f.toml --weights=/g/h.pt --train rate=0.1 g/i.py"
+    command = "run --method lr,/a/b.py:C --task=/c/d.toml:t,~/e/f.toml --weights=/g/h.pt --checkpoint /j/k/ g/i.py"
     assert _typed(command.split()) == (
-        "ifsl-bench run --method lr,b.py:C --task=d.toml:t,f.toml --weights=h.pt --train rate=0.1 g/i.py"
+        "ifsl-bench run --method lr,b.py:C --task=d.toml:t,f.toml --weights=h.pt --checkpoint k g/i.py"
     )
+    assert _typed(["lr, /a/b.py:C"]) == "ifsl-bench 'lr, b.py:C'"
+
+
+def test_errors_of_the_system_have_a_traceback_too(monkeypatch, capsys):
+    def fail() -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    for more, traced in (([], False), (["--traceback"], True)):
+        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *more])
+        assert _guarded(fail) == 2
+        assert ("in fail" in capsys.readouterr().err) == traced
 
 
 def test_a_program_hears_of_failures_beside_the_rows_there_are(call, clusters, tmp_path):

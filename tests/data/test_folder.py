@@ -203,8 +203,11 @@ def test_a_seed_divides_other_than_folders_do(tmp_path, home):
     prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
     with pytest.raises(UserError, match="with other settings; --force replaces it"):
         prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=0))
-    with pytest.raises(UserError, match="is made from files of yours; say where they are with --from PATH"):
+    with pytest.raises(UserError, match="say where its files are with --from PATH"):
         prepare(home, "birds", None, True, Reporter())
+    prepare(home, "birds", source, True, Reporter(), own=OwnOptions(size=16, split_seed=0))
+    with pytest.raises(UserError, match="with other settings; --force replaces it"):
+        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
 
 
 def test_names_that_are_not_utf8_are_refused(tmp_path, home):

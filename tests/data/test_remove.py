@@ -69,8 +69,9 @@ def test_what_belongs_to_other_data_stays(features_folder, tmp_path, call):
     write_bytes(tmp_path / "home" / "results" / "mine-2-5shot" / "imprint.seed-0.json", b"{}")
     status, _, err = call("data", "remove", "others", "--yes", *home)
     assert (status, err.split(";")[0]) == (2, "ifsl-bench: unknown prepared data set 'others'")
+    write_bytes(tmp_path / "home" / "tasks" / "wrong.toml", b"[")
     assert call("data", "remove", "mine", "--yes", *home)[0] == 0
-    assert [path.name for path in (tmp_path / "home" / "tasks").iterdir()] == ["others.toml"]
+    assert sorted(path.name for path in (tmp_path / "home" / "tasks").iterdir()) == ["others.toml", "wrong.toml"]
 
 
 def test_names_that_are_no_data_set_remove_nothing(clusters, call):

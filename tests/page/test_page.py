@@ -345,6 +345,9 @@ def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     assert KEPT.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )
+    assert {"A − B, Acc.", "A − B, Avg."} <= set(re.findall("A − B, [^<]+", made_now)), (
+        "claims on episodes, on sessions"
+    )
 
 
 def test_a_published_row_cites_its_method_beside_the_paper_that_prints_it(board):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -109,7 +110,12 @@ def test_all_that_is_old_goes_but_data_that_only_their_user_can_make(prune, root
     assert paths(root) == {"data/tiny-images"} | {path for path in paths(root) if path.startswith("digests/")}
     assert not list((root / "home").rglob(".removed-*"))
     status, out, err = prune("--unused", "1", "--yes", "--format", "json")
-    assert (status, out, err[: len("nothing to remove")]) == (0, "", "nothing to remove")
+    assert (status, json.loads(out)[-1]["count"], err.startswith("nothing to remove")) == (0, "0", True)
+    (root / "home" / "trained").mkdir(exist_ok=True)
+    (root / "home" / "trained" / ".partial-x").touch()
+    os.utime(root / "home" / "trained" / ".partial-x", (0, 0))
+    status, out, err = prune("--yes", "--format", "json")
+    assert (status, len(json.loads(out)) > 0, err.startswith("removed")) == (0, True, True)
     shutil.rmtree(root / "home" / "results")
     assert run(root), "and all can be made again"
 

@@ -6,6 +6,7 @@ import io
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ifsl_bench.common.files import Home, check_out, disk_errors, write_bytes
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.toml import text_of
 from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, prepared
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
@@ -26,7 +28,7 @@ from ifsl_bench.data.read.file_tree import some
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
-from ifsl_bench.protocol.task_files import own, packaged
+from ifsl_bench.protocol.task_files import own, packaged, parse
 
 MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
@@ -169,13 +171,17 @@ def removable(home: Home, name: str) -> list[Path]:
         UserError: nothing of that name is there to be removed, or a process imports it now.
     """
     folder, written = home.data / name, home.tasks / f"{name}.toml"
-    tasks = [task.name for task in own(home).values() if task.dataset.name == name]
-    names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks and written.exists() else ())}
+    tasks: list[Task] = []
+    with suppress(UserError, FileNotFoundError):  # a file that is wrong stays
+        tasks = parse(text_of(written, "task file"), str(written))
+    tasks = tasks if all(task.dataset.name == name for task in tasks) else []
+    names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks else ())}
     if name not in names:
         raise unknown("prepared data set", name, names, see="ifsl-bench data list")
     if is_locked(folder):
         raise UserError(f"data set {name!r} is being imported by another process; wait for it, or end it first")
-    needed = any(path for task in tasks for of in (task, f"{task}+*") for path in home.results.glob(f"{of}/*.json"))
+    of_results = [pattern for task in tasks for pattern in (f"{task.name}/*.json", f"{task.name}+*/*.json")]
+    needed = any(path for pattern in of_results for path in home.results.glob(pattern))
     files = [written] if tasks and not needed else []
     paths = [path for path in (folder, unfinished(folder), *files) if path.exists()]
     if not paths:

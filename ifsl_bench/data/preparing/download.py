@@ -43,7 +43,8 @@ def downloaded(home: Home, name: str, reporter: Reporter) -> Iterator[Path]:
     folder = home.cache / f"{DOWNLOAD}{name}"
     with disk_errors(folder), locked(folder, reporter.warn):
         folder.mkdir(parents=True, exist_ok=True)
-        reporter.say(f"downloading {source.address}")
+        how = "checking what is here of" if any(folder.iterdir()) else "downloading"
+        reporter.say(f"{how} {source.address}")
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a bar of another library's
                 path = source.fetch(folder)

@@ -79,7 +79,9 @@ def prepare(
     if name not in names and path is None:
         if is_prepared(home, name):
             if force or (own is not None and own.flags()):
-                raise UserError(f"data set {name!r} is made from files of yours; say where they are with --from PATH")
+                raise UserError(
+                    f"data set {name!r} is prepared already; to make it again say where its files are with --from PATH"
+                )
             return open_dataset(home.data / name)
         raise unknown("data set", name, names, where="(for images or features of your own, add --from FOLDER)",
                       see="ifsl-bench data list")  # fmt: skip

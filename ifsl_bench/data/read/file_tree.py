@@ -10,10 +10,8 @@ import lzma
 import mmap
 import os
 import re
-import shutil
 import struct
 import tarfile
-import tempfile
 import unicodedata
 import zipfile
 import zlib
@@ -25,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import disk_errors, sha256_json
+from ifsl_bench.common.files import append, sha256_json, temporary_file
 from ifsl_bench.common.limits import MEMBERS, PATH, image_bytes
 
 # What systems and their archivers leave among people's files, beside what is hidden by a dot.
@@ -204,9 +202,9 @@ class FileTree(ABC):
         Raises:
             UserError: it is damaged or cut short; names it.
         """
-        room = disk_errors(Path(tempfile.gettempdir()), "TMPDIR")
-        with self.readable(entry), self.open(entry) as file, room, tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(file, copy, 1 << 20)
+        with self.readable(entry), self.open(entry) as file, temporary_file() as copy:
+            while block := file.read(1 << 20):
+                append(copy, block)
             return mapped(copy)
 
     def where(self, entry: Entry | str) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import disk_errors
+from ifsl_bench.common.files import append, temporary_file
 from ifsl_bench.data.read.file_tree import some, what_is
 from ifsl_bench.data.read.zipped import open_member, open_zip
 
@@ -75,11 +72,10 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
         for name in names:
             with (
                 open_member(archive, infos[name], f"{name!r} of {where}") as member,
-                disk_errors(Path(tempfile.gettempdir()), "TMPDIR"),
-                tempfile.NamedTemporaryFile() as copy,  # gone afterwards, but for what is mapped of it
+                temporary_file() as copy,  # gone afterwards, but for what is mapped of it
             ):
-                shutil.copyfileobj(member, copy, 1 << 20)
-                copy.flush()
+                while block := member.read(1 << 20):
+                    append(copy, block)
                 arrays[name] = np.lib.format.open_memmap(copy.name, mode="r")
             if arrays[name].dtype.kind not in "biufcSU":
                 raise ValueError("an array of records or of Python objects; only numbers and strings are read")

@@ -7,7 +7,6 @@ import gzip
 import io
 import lzma
 import tarfile
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import disk_errors
+from ifsl_bench.common.files import append, temporary_file
 from ifsl_bench.common.limits import EXPANDED, EXPANSION, EXTENDED_HEADER
 from ifsl_bench.data.read.file_tree import Entry, FileTree, inside, is_tar, what_is
 
@@ -125,13 +124,13 @@ class Tar(FileTree):
         packed = self.opened.enter_context(open(self.path, "rb"))  # noqa: SIM115 (closed with the tree)
         if not self.compression:
             return packed
-        expanded = cast(BinaryIO, self.opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
-        with disk_errors(Path(tempfile.gettempdir()), "TMPDIR"), _EXPAND[self.compression](packed) as content:
+        expanded = self.opened.enter_context(temporary_file())
+        with _EXPAND[self.compression](packed) as content:
             head = content.read(tarfile.BLOCKSIZE)
             self._check_inside(head)
-            expanded.write(head)
+            append(expanded, head)
             while block := content.read(1 << 20):
-                expanded.write(block)
+                append(expanded, block)
                 if expanded.tell() > EXPANDED:
                     EXPANSION.check(expanded.tell() // max(1, self.path.stat().st_size), str(self.path))
         return expanded

@@ -88,6 +88,7 @@ class ImageFolder(Form):
             to.about["division"] = where
         elif layout.sides:
             to.reporter.warn(f"--split-seed divides the classes, not the folders {', '.join(layout.folders)}")
+            to.about["over_folders"] = True
         classes = large_enough(to, {name: classes[name] for name in sides or classes})
         if sides is None:
             sides = seeded_sides(list(classes), options.split_seed or 0)

@@ -96,9 +96,10 @@ class OwnData(DatasetSource):
 
     def matches(self, dataset: Dataset) -> bool:
         """Returns whether a data set was made with the settings asked for."""
-        if self.options.split_seed is not None and "division" in dataset.manifest["about"]:
-            return False
-        settings = dataset.manifest["about"].get("settings")
+        about = dataset.manifest["about"]
+        if about.get("over_folders" if self.options.split_seed is None else "division"):
+            return False  # the seed has divided the classes, and folders were to, or the other way round
+        settings = about.get("settings")
         return settings == self.options.settings() if settings else not self.options.flags()
 
     def has_tasks(self, home: Home, dataset: Dataset) -> bool:
