@@ -88,6 +88,7 @@ def test_tasks_are_our_episodes(learn2learn, clusters, work, name, order):
 def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
     tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), num_tasks=7, work=work)
     assert [len(part) for part in tasks] == [7, 20, 60]
+    assert not work.home.pretrained.exists(), "images need no backbone"
     inputs = [X for X, _ in tasks.train]
     assert len(inputs) == 7
     assert all(torch.equal(X, tasks.train[i][0]) for i, X in enumerate(inputs))
