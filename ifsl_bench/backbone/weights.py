@@ -230,7 +230,8 @@ def weights_to_use(home: Home, key: str) -> str | None:
     and where those in the home are a head that was fitted on the features of other weights.
     """
     path, there = shipped_file(key), pretrained_sha256(home, key)
-    if there is None and (head := finished_info(home.pretrained / key)):
+    head = finished_info(home.pretrained / key) if there is None else None
+    if head and "features_sha256" in head:
         return None if weights_to_use(home, head["features"]) in (None, head["features_sha256"]) else ""
     if there is not None or path is None:
         return there

@@ -146,9 +146,14 @@ def temporary_file() -> BinaryIO:
 
 def append(file: BinaryIO, block: bytes) -> None:
     """Writes to a temporary file; raises :class:`UserError` where its folder is full, say."""
-    with disk_errors(Path(file.name), "TMPDIR"):
-        file.write(block)
-        file.flush()
+    try:
+        with disk_errors(Path(file.name), "TMPDIR"):
+            file.write(block)
+            file.flush()
+    except UserError:
+        with contextlib.suppress(OSError):  # what stays in the buffer is refused once more
+            file.close()
+        raise
 
 
 def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:

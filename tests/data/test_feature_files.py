@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -236,3 +238,13 @@ def test_the_mean_cosine_is_that_of_all_pairs():
     pairs = [float(a @ b) for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
     assert mean_cosine(rows) == pytest.approx(np.mean(pairs), abs=5.1e-5)  # four decimals
     assert mean_cosine(rows[:1]) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_full_folder_for_temporary_files_is_named(packed, features_folder, home, monkeypatch):
+    source = features_folder
+    if packed:
+        source = Path(shutil.make_archive(str(source), "gztar", source))
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda: open("/dev/full", "r+b"))  # noqa: SIM115
+    refused(home, "mine", source, "cannot write /dev/full: the disk is full; .* another folder with TMPDIR")

@@ -81,7 +81,7 @@ class Visit:
         return [name.strip() for name in self.page.locator("article:visible tbody tr:visible .open").all_inner_texts()]
 
     def seconds(self) -> float:
-        """Seconds that the processor has worked on the page: what a clock says where nothing else runs."""
+        """Seconds of the processor that the page's main thread has taken, whatever else runs."""
         metrics = self.tools.send("Performance.getMetrics")["metrics"]
         return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
 
