@@ -103,14 +103,14 @@ def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
 def grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
     """Does as :func:`best_biases` among :data:`GRID` quantiles of the margins, in less time where these are many."""
     at = np.unique(np.quantile(margins.finite().astype(np.float64), np.linspace(0, 1, GRID)))
-    shape = len(margins.base), len(at)
+    episodes, intervals = len(margins.base), len(at) + 1
     sides = []
     for part in (margins.base, margins.novel):
         episode, query = np.nonzero(np.isfinite(part))
-        places = np.searchsorted(at, part[episode, query])
-        sides.append(np.bincount(episode * len(at) + places, minlength=shape[0] * shape[1]).reshape(shape))
-    base, novel = sides
-    right = novel.cumsum(1) - base.cumsum(1) + base  # with each bias, beside a constant
+        below = np.searchsorted(at, part[episode, query], side="right")  # how many of these biases are t or less
+        sides.append(np.bincount(episode * intervals + below, minlength=episodes * intervals))
+    base, novel = (side.reshape(episodes, intervals)[:, :-1].cumsum(1) for side in sides)
+    right = novel - base  # with each bias, beside a constant: a base query with margin t is right at the biases up to t
     return np.asarray(at[(times @ right).argmax(1)])
 
 
