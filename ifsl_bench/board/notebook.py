@@ -16,7 +16,7 @@ from ifsl_bench.board.comparison import compare as compare_rows
 from ifsl_bench.board.frames import Frame, Results
 from ifsl_bench.board.leaderboard import ranked_tables, task_tables
 from ifsl_bench.board.result_file import Result, read
-from ifsl_bench.board.result_folder import copied, packaged_root, stored
+from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.board.show import comparison_table
 from ifsl_bench.board.variance_table import variance_tables
 from ifsl_bench.common.errors import UserError
@@ -98,7 +98,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         UserError: no such file or row, or a file that is damaged.
     """
     if task is not None:
-        return Results(map(copied, row_of(board_of(task, Home.locate(home, results)), str(what)).results))
+        return Results(row_of(board_of(task, Home.locate(home, results)), str(what)).results)
     path = Path(what).expanduser()
     if not os.path.isfile(path):
         raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
@@ -118,7 +118,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
     folders = Home.locate(home, results)
     for root in dict.fromkeys([packaged_root().resolve(), folders.results.resolve()]):
         some, remarks = stored(root, tasks or None)
-        results_here += map(copied, some)
+        results_here += some
         for remark in remarks:
             warnings.warn(remark, stacklevel=2)
     for task in tasks:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
-
-import msgspec
 
 from ifsl_bench.board.result_file import Result, parse, path_of, read
 from ifsl_bench.common.errors import UserError, unknown
@@ -20,8 +15,6 @@ from ifsl_bench.common.wording import numbers_in_words
 
 CLAIMS = "claims.toml"  # in the folder of the package: what README and docs say of its rows
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
-SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on usual file systems
-MOST_KNOWN = 2048  # results that a process keeps, of 20 KB each
 
 
 def packaged_root() -> Path:
@@ -50,7 +43,7 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
     reader = parse if root.resolve() == packaged_root().resolve() else read
     for path in paths:
         try:
-            result = read_once(path, reader)
+            result = reader(path)
         except UserError as error:
             remarks.append(f"{LEFT_OUT}{error}")
             continue
@@ -61,31 +54,6 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
         else:
             results.append(result)
     return results, remarks
-
-
-def read_once(path: Path, reader: Callable[[Path], Result] = read) -> Result:
-    """Reads a file; one that is as it was when this process read it last is not read again.
-
-    A notebook asks for one table after another, of some hundred files. What comes back is shared: whoever hands it out
-    hands out what is :func:`copied`.
-    """
-    try:
-        at = os.stat(path)
-    except (OSError, ValueError):
-        return reader(path)  # which says why it cannot be read
-    if not 0 <= max(at.st_mtime_ns, at.st_ctime_ns) <= time.time_ns() - SETTLED:
-        return reader(path)
-    return _read_as(path, reader, (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
-
-
-@lru_cache(MOST_KNOWN)
-def _read_as(path: Path, reader: Callable[[Path], Result], _stamp: tuple[int, ...]) -> Result:
-    return reader(path)
-
-
-def copied(result: Result) -> Result:
-    """A result that nobody else holds."""
-    return msgspec.convert(msgspec.to_builtins(result), type(result))
 
 
 def own_record(results: Sequence[Result]) -> dict[str, str]:

@@ -8,7 +8,7 @@ solved by conjugate gradients in the metric of K.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -24,27 +24,17 @@ FORCING = 1e-2  # what is left of a Newton step's system, where there are enough
 LOOK = 4  # Newton steps before the first look at how far the episodes have come
 
 
-def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int, chunk: int) -> Outcome:
-    """Solves as `DualNewton` says: all episodes at once, or as many as have `chunk` dual numbers on a CPU."""
-    size = max(args.features.shape[0], 1)
-    if args.features.device.type == "cpu":
-        size = max(1, chunk // (args.labels.shape[1] * args.centres.shape[-2]))
-
-    def in_chunks(args: Regression, tolerance: float | None) -> Outcome:
-        starts = range(0, args.features.shape[0], size)
-        parts = [_solve(args.take(slice(i, i + size)), tolerance, max_steps, inner_steps) for i in starts]
-        if len(parts) == 1:
-            return parts[0]
-        return Outcome(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Outcome)))
-
-    outcome = in_chunks(args, tolerance)
+def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
+    """Solves all episodes at once, as `DualNewton` says."""
+    outcome = _solve(args, tolerance, max_steps, inner_steps)
     if args.features.dtype == torch.float64 or (count := int((~outcome.converged).sum())) == 0:
         return outcome
     if not bool(args.precisions.min() > 0):
         return outcome
     # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
     rows = chosen(~outcome.converged, count)
-    return outcome.put(rows, in_chunks(doubled(args.take(rows)), min(tolerance or 1.0, 1e-9)))
+    hard = doubled(args.take(rows))
+    return outcome.put(rows, _solve(hard, min(tolerance or 1.0, 1e-9), max_steps, inner_steps))
 
 
 def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:

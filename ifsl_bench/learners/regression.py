@@ -175,8 +175,6 @@ class DualNewton:
     the bound, shown by a Newton step that moves no score. What float32 cannot solve is solved in float64, to 1e-9.
 
     On a CPU compiled kernels solve one episode after the other, in float64 and to its tolerance (`learners.compiled`).
-    Without them so many episodes are solved at a time there as have `chunk` dual numbers: enough to hide the cost of
-    calls, few enough to stay in the cache.
 
     Raises:
         ValueError: an option out of range.
@@ -185,10 +183,9 @@ class DualNewton:
     tolerance: float | None = None
     max_steps: int = 100
     inner_steps: int = 50
-    chunk: int = 2**16
 
     def __post_init__(self) -> None:
-        check_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps", "chunk"))
+        check_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):
@@ -199,4 +196,4 @@ class DualNewton:
             return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
         from . import dual  # what the kernels do not serve
 
-        return dual.newton(args, self.tolerance, self.max_steps, self.inner_steps, self.chunk)
+        return dual.newton(args, self.tolerance, self.max_steps, self.inner_steps)

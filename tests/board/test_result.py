@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board import boards, result_folder
+from ifsl_bench.board import boards
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.comparison import compare, over_classes
 from ifsl_bench.board.leaderboard import task_table
@@ -38,25 +36,6 @@ def make(label="m", seed=0, n=50, base=0.8, novel=0.6, noise=0, classes=None, **
     joint = [generator.binomial(a, 0.9) for a in alone]
     counts = Counts(joint[0], alone[0], joint[1], alone[1], 25, 25, 2 * joint[0] * joint[1])
     return counted(label, seed, counts, some_classes(n) if classes is None else classes, **changes)
-
-
-def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    path = write(tmp_path, make())
-    assert stored(tmp_path)[0][0] is not stored(tmp_path)[0][0], "it may be written again before its time differs"
-    monkeypatch.setattr(result_folder, "SETTLED", 0)
-    (first,), (again,) = (stored(tmp_path)[0] for _ in range(2))
-    assert first is again
-    before, text = path.stat(), path.read_text()
-    mean = str(first.summary["acc"]["mean"])
-    time.sleep(0.05)
-    path.write_text(text.replace(mean, mean[::-1], 1))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    results, (remark,) = stored(tmp_path)
-    assert results == []
-    assert "summary.acc.mean" in remark
-    write(tmp_path, make())
-    assert stored(tmp_path)[0] == [first]
 
 
 def test_labels_cannot_leave_their_folder(tmp_path):
