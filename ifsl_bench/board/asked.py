@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.board.boards import Board, load_board, telling
+from ifsl_bench.board.boards import Board, load_board, nothing_stored, telling
 from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.measured import EVERY, FILE, PAPER, Row, lazy_of
 from ifsl_bench.board.result_file import read
@@ -93,8 +93,7 @@ def row_of(board: Board, label: str) -> Row:
     if remarks := [remark for remark in board.left_out if any(part in remark for part in about)]:
         raise UserError(f"there is no row {label} of task {board.name}; {remarks[0]}")
     if not labels:
-        raise UserError(f"nothing is measured on {board.name} here; make a row with: "
-                        f"ifsl-bench run --method {label} --task {board.name}")  # fmt: skip
+        raise nothing_stored(board, label)
     method = label.rpartition(":")[2]
     if names_file(label) and (mine := [row_label for row_label in labels if method_of(row_label) == method]):
         raise UserError(f"{label} is a method; its rows on {board.name} are called {', '.join(sorted(mine))}")

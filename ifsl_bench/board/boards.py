@@ -250,3 +250,12 @@ def telling(shown: list[Board], boards: Iterable[Board]) -> list[Board]:
     here = {id(board) for board in shown}
     lost = [remark for board in boards if id(board) not in here for remark in board.left_out]
     return [*shown[:-1], replace(shown[-1], remarks=(*shown[-1].remarks, *lost))]
+
+
+def nothing_stored(board: Board, method: str = "NAME") -> UserError:
+    """The error for a task without any row; it says how ``method`` gets one."""
+    remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
+    return UserError(
+        f"no results of task {board.name!r} are stored{remarks}; "
+        f"make one with: ifsl-bench run --method {method} --task {board.name}"
+    )

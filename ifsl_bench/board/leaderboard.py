@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.board.boards import Board, load_variants, telling
+from ifsl_bench.board.boards import Board, load_variants, nothing_stored, telling
 from ifsl_bench.board.columns import Entry, entries_of, heading_of, task_columns
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import COMPUTED, STORED
@@ -15,7 +15,6 @@ from ifsl_bench.board.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.board.published import PublishedRow, published_tasks
 from ifsl_bench.board.published_table import published_tables
 from ifsl_bench.board.table import Table
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import either
 
 OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
@@ -163,12 +162,3 @@ def with_variants(boards: Iterable[Board], results: Path, labels: Collection[str
                 board = replace(board, remarks=(*board.remarks, remark))
         shown |= {b.name: b for b in (board, *variants) if not b.empty}
     return telling(list(shown.values()), [variant for variant in every if variant.empty])
-
-
-def nothing_stored(board: Board) -> UserError:
-    """The error for a task without any row."""
-    remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
-    return UserError(
-        f"no results of task {board.name!r} are stored{remarks}; "
-        f"make one with: ifsl-bench run --method NAME --task {board.name}"
-    )

@@ -180,6 +180,12 @@ def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
     return rejected
 
 
+def told_apart(differences: Sequence[Difference]) -> np.ndarray:
+    """Whether each difference is above 0, and whether below, by Holm's procedure over all of these: [n, 2] bool."""
+    p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in differences])
+    return holm(p.reshape(-1)).reshape(-1, 2)
+
+
 @dataclass(frozen=True)
 class RankInterval:
     """Ranks from ``first`` to ``last``, 1 the best."""
@@ -221,8 +227,7 @@ def significantly_better(
             pairs.append((i, j))
             random, of_choices = int(not fixed[i]) + int(not fixed[j]), float((chosen[i] - chosen[j]).var(ddof=1))
             differences.append(difference(row, rows[j], prior, random, of_choices))
-    p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in differences]).reshape(-1)
     better = np.zeros((n, n), dtype=bool)
-    for (i, j), (ours, theirs) in zip(pairs, holm(p).reshape(-1, 2), strict=True):
+    for (i, j), (ours, theirs) in zip(pairs, told_apart(differences), strict=True):
         better[i, j], better[j, i] = ours, theirs
     return better

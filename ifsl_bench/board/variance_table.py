@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.board.boards import Board
+from ifsl_bench.board.boards import Board, nothing_stored
 from ifsl_bench.board.columns import heading_of, plus_minus, rounded
 from ifsl_bench.board.comparison import overall
 from ifsl_bench.board.measured import Row, having, names_of
@@ -80,8 +80,7 @@ def splits_of_rows(board: Board, metric: str) -> list[Split]:
     if not board.task.sessions:
         raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
     if not board.rows:
-        raise UserError(f"nothing is measured on {board.name} here; make a row with: "
-                        f"ifsl-bench run --method NAME --task {board.name}")  # fmt: skip
+        raise nothing_stored(board)
     rows = having((place.row for place in board.places), metric)
     if not rows:
         metrics = {name for row in board.rows for name in row.metrics}

@@ -13,22 +13,23 @@ import msgspec
 import msgspec.inspect
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import TOML_FILE, TOML_LINE, read_text
+from ifsl_bench.common.limits import TOML_FILE, TOML_LINE, Limit, read_text
 
 T = TypeVar("T")
 
 
-def text_of(path: Path, what: str) -> str:
+def text_of(path: Path, what: str, limit: Limit = TOML_FILE, encoding: str = "utf-8") -> str:
     """A file's text.
 
     Args:
         what: how errors call such a file, "task file".
+        limit: the most characters.
 
     Raises:
         UserError: it cannot be read, is no text, or is too long.
     """
     try:
-        return read_text(path, TOML_FILE)
+        return read_text(path, limit, encoding)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read the {what} {path}: {reason}") from error

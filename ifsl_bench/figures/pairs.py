@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import Row, names_of
-from ifsl_bench.board.rank_intervals import holm
+from ifsl_bench.board.rank_intervals import told_apart
 from ifsl_bench.board.ranking import SEEDS, Ranking, setting_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import by_accuracy
@@ -97,10 +96,8 @@ def differences(board: Board, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
         a, b = rows[i], rows[j]
         ranking = ranking_in(setting_of(a, b, default=board.setting)).of(a, b)
         gaps.append(ranking.difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
-    p = np.array([(gap.p_better(), replace(gap, mean=-gap.mean).p_better()) for gap in gaps])
-    rejected = holm(p.reshape(-1)).reshape(-1, 2)
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
-    for (i, j), gap, either_way in zip(pairs, gaps, rejected, strict=True):
+    for (i, j), gap, either_way in zip(pairs, gaps, told_apart(gaps), strict=True):
         values[i, j], values[j, i] = gap.mean, -gap.mean
         differs[i, j] = differs[j, i] = either_way.any()
     return values, differs

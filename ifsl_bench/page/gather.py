@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.board.boards import Board, load_board, load_variants, telling
+from ifsl_bench.board.boards import Board, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.board.claims import Judged
 from ifsl_bench.board.columns import HEADINGS, Entry, entries_of, published_entries, rounded
 from ifsl_bench.board.curves import bias_curve, calibrated_point
-from ifsl_bench.board.leaderboard import nothing_stored, task_table
+from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
 from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED, Row
 from ifsl_bench.board.published import LETTERS

@@ -70,7 +70,7 @@ class Loop:
                 self.waiting.setdefault(needed, []).append(key)
         self.order = {key: order for order, key in enumerate(self.nodes)}
         self.ready = sorted((key for key, needs in self.missing.items() if not needs), key=self._rank)
-        self.running: set[str] = set()
+        self.running: dict[str, float] = {}  # key -> when it began
         self.attempts: dict[str, _Attempts] = {}
         self.ends: queue.SimpleQueue[Node] = queue.SimpleQueue()
 
@@ -100,12 +100,14 @@ class Loop:
         return -len(node.results), not node.last, -node.wants.threads, -seconds, self.order[key]
 
     def _hand_out(self) -> None:
-        """Begins what there is room for. Nothing passes a node for which there is none yet, but from one to the other
-        side of those that want an accelerator: what wants the whole machine would never begin."""
-        full: set[bool] = set()
+        """Begins what there is room for. A node for which there is none yet is passed by those on the other side, with
+        or without a wish for an accelerator, and by those that end before what runs does, as far as times are known:
+        what wants the whole machine would never begin, or leave half of it idle beside a long evaluation."""
+        full: dict[bool, float] = {}  # side -> the seconds until there is room for what waits there
         for key in list(self.ready):
             node = self.nodes[key]
-            if node.wants.accelerator in full:
+            side, seconds = node.wants.accelerator, math.inf if node.seconds is None else node.seconds
+            if side in full and seconds > full[side]:
                 continue
             if all(job in self.failures for job in node.results):
                 self.ready.remove(key)
@@ -113,10 +115,15 @@ class Loop:
                 self.ready.remove(key)
                 self._begin(node)
             else:
-                full.add(node.wants.accelerator)
+                full.setdefault(side, self._seconds_left())
+
+    def _seconds_left(self) -> float:
+        """Seconds until all nodes that run have ended, as far as their times are known."""
+        ends = [began + (self.nodes[key].seconds or 0.0) for key, began in self.running.items()]
+        return max(ends, default=0.0) - time.monotonic()
 
     def _begin(self, node: Node) -> None:
-        self.running.add(node.key)
+        self.running[node.key] = time.monotonic()
         self.attempts.setdefault(node.key, _Attempts(Tail(log_path(self.home, node.key)))).count += 1
         self.hear(node, event_now(BEGUN))
         self.executor.submit(node).add_done_callback(lambda _: self.ends.put(node))
@@ -133,7 +140,7 @@ class Loop:
     def _ended(self, node: Node) -> None:
         end = self.executor.end(node)
         self._listen(node.key)
-        self.running.discard(node.key)
+        self.running.pop(node.key, None)
         if end.kind == LOST and not self.attempts[node.key].has_another():
             end = event_now(FAILED, f"{end.text}, {TRIES} times")
         self.hear(node, end)

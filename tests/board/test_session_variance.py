@@ -205,7 +205,7 @@ def test_rows_that_no_seed_changes_have_no_variance_over_seeds(call):
     ("words", "said"),
     [
         (["glyphs-5shot"], "glyphs-5shot is in episodes; variance splits that of tasks in sessions"),
-        (["cub-sessions-published"], "nothing is measured on cub-sessions-published here"),
+        (["cub-sessions-published"], "no results of task 'cub-sessions-published' are stored"),
         (["mini-sessions-published"], "one order of the classes has no interval over orders"),
         (["glyphs-sessions", "--metric", "gac"], "did you mean 'gacc' or"),
     ],

@@ -35,7 +35,7 @@ MISTAKES = [
     (["show", "glyphs-5shot"], "ifsl-bench show LABEL glyphs-5shot"),
     (["run", "--method", "lr", *TASK, "--backbone", "timm:resnet9"], "did you mean 'resnet"),
     (["run", "--method", "lr", *TASK, "--backbone", "torchvision:resnet9"], "torchvision.models.list_models()"),
-    (["compare", "lr", "lr+a", "--task", "cub-5shot"], "nothing is measured on cub-5shot here"),
+    (["compare", "lr", "lr+a", "--task", "cub-5shot"], "no results of task 'cub-5shot' are stored"),
     (["show", "a", "b", "c"], "show takes a result file, or a row's label and its task"),
     (["table", "a/b.json"], "ifsl-bench show a/b.json"),
     (["run", "--method", "imprint", *TASK, "--results", "file/x"], "part of the path is a file, not a folder"),

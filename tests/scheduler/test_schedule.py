@@ -150,6 +150,17 @@ def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
     assert workers.submissions[:2] == ["a", "whole"]
 
 
+def test_short_work_passes_what_waits_for_the_whole_machine_while_a_long_evaluation_runs():
+    """ "other" ends before "long" does, "later" and what nobody knows the time of would not."""
+    long = node_of("long", (), (0, 1, 2), seconds=3600)
+    small = [node_of(name, (), (3,), seconds=s) for name, s in (("unknown", None), ("later", 4000), ("other", 600))]
+    workers = Pretend(
+        graph_of(long, node_of("whole", (), (0, 1), 2, seconds=9), *small), random.Random(0), {}, 2, False
+    )
+    Loop(workers.graph, workers, NOWHERE, deaf)._hand_out()
+    assert workers.submissions == ["long", "other"]
+
+
 def test_a_node_that_nobody_needs_any_more_is_not_begun():
     bad = node_of("bad")
     workers = Pretend(graph_of(bad, node_of("other"), jobs=1), random.Random(0), {"bad": ["failed"]}, 1, True)

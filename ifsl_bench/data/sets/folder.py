@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.common.limits import SPLIT_FILE, read_text
+from ifsl_bench.common.limits import SPLIT_FILE
+from ifsl_bench.common.toml import text_of
 from ifsl_bench.data.image_pools import T, divide, import_images
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree, nfc, some
@@ -131,11 +132,7 @@ def read_sides(path: Path) -> dict[str, str]:
     Raises:
         UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
     """
-    try:
-        text = read_text(path, SPLIT_FILE, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"cannot read the split {path}: {reason}") from error
+    text = text_of(path, "split", SPLIT_FILE, "utf-8-sig")
     content = text.lstrip()  # blank lines may come first
     above = text[: len(text) - len(content)].count("\n")
     reader = csv.DictReader(io.StringIO(content), skipinitialspace=True)
