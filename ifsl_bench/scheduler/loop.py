@@ -71,6 +71,7 @@ class Loop:
         self.order = {key: order for order, key in enumerate(self.nodes)}
         self.ready = sorted((key for key, needs in self.missing.items() if not needs), key=self._rank)
         self.running: dict[str, float] = {}  # key -> when it began
+        self.ahead: dict[str, list[str]] = {}  # of a node for which there was no room: what ran then
         self.attempts: dict[str, _Attempts] = {}
         self.ends: queue.SimpleQueue[Node] = queue.SimpleQueue()
 
@@ -101,8 +102,9 @@ class Loop:
 
     def _hand_out(self) -> None:
         """Begins what there is room for. A node for which there is none yet is passed by those on the other side, with
-        or without a wish for an accelerator, and by those that end before what runs does, as far as times are known:
-        what wants the whole machine would never begin, or leave half of it idle beside a long evaluation."""
+        or without a wish for an accelerator, and by those that end before what ran when it was first without room, as
+        far as times are known: what wants the whole machine would never begin, or leave the rest of it idle beside a
+        long evaluation."""
         full: dict[bool, float] = {}  # side -> the seconds until there is room for what waits there
         for key in list(self.ready):
             node = self.nodes[key]
@@ -115,12 +117,17 @@ class Loop:
                 self.ready.remove(key)
                 self._begin(node)
             else:
-                full.setdefault(side, self._seconds_left())
+                full.setdefault(side, self._seconds_left(self.ahead.setdefault(key, [*self.running])))
 
-    def _seconds_left(self) -> float:
-        """Seconds until all nodes that run have ended, as far as their times are known."""
-        ends = [began + (self.nodes[key].seconds or 0.0) for key, began in self.running.items()]
-        return max(ends, default=0.0) - time.monotonic()
+    def _seconds_left(self, keys: list[str]) -> float:
+        """Seconds until those of these nodes that run have ended, by their usual time or by how far they have come."""
+        left = [0.0]
+        for key in self.running.keys() & keys:
+            elapsed, shares = time.monotonic() - self.running[key], [*self.attempts[key].reached.values()]
+            left.append((self.nodes[key].seconds or 0.0) - elapsed)
+            if shares and shares[-1]:
+                left.append(elapsed / shares[-1] - elapsed)
+        return max(left)
 
     def _begin(self, node: Node) -> None:
         self.running[node.key] = time.monotonic()
