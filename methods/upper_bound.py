@@ -45,7 +45,6 @@ class UpperBound(Method):
             glyphs-sessions.
     """
 
-    parallel_copies: ClassVar[bool] = True
     every_image: ClassVar[bool] = True
     space: ClassVar[Space] = {"weight_decay": Range(1e-6, 1e-1, log=True)}
 

@@ -24,6 +24,7 @@ def text_of(path: Path, what: str, limit: Limit = TOML_FILE, encoding: str = "ut
     Args:
         what: how errors call such a file, "task file".
         limit: the most characters.
+        encoding: UTF-8, or "utf-8-sig" where a byte order mark may come first.
 
     Raises:
         UserError: it cannot be read, is no text, or is too long.

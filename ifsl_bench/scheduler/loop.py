@@ -70,8 +70,7 @@ class Loop:
                 self.waiting.setdefault(needed, []).append(key)
         self.order = {key: order for order, key in enumerate(self.nodes)}
         self.ready = sorted((key for key, needs in self.missing.items() if not needs), key=self._rank)
-        self.running: dict[str, float] = {}  # key -> when it began
-        self.ahead: dict[str, list[str]] = {}  # of a node for which there was no room: what ran then
+        self.running: set[str] = set()
         self.attempts: dict[str, _Attempts] = {}
         self.ends: queue.SimpleQueue[Node] = queue.SimpleQueue()
 
@@ -101,15 +100,12 @@ class Loop:
         return -len(node.results), not node.last, -node.wants.threads, -seconds, self.order[key]
 
     def _hand_out(self) -> None:
-        """Begins what there is room for. A node for which there is none yet is passed by those on the other side, with
-        or without a wish for an accelerator, and by those that end before what ran when it was first without room, as
-        far as times are known: what wants the whole machine would never begin, or leave the rest of it idle beside a
-        long evaluation."""
-        full: dict[bool, float] = {}  # side -> the seconds until there is room for what waits there
+        """Begins what there is room for. Nothing passes a node for which there is none yet, but from one to the other
+        side of those that want an accelerator: what wants the whole machine would never begin."""
+        full: set[bool] = set()
         for key in list(self.ready):
             node = self.nodes[key]
-            side, seconds = node.wants.accelerator, math.inf if node.seconds is None else node.seconds
-            if side in full and seconds > full[side]:
+            if node.wants.accelerator in full:
                 continue
             if all(job in self.failures for job in node.results):
                 self.ready.remove(key)
@@ -117,20 +113,10 @@ class Loop:
                 self.ready.remove(key)
                 self._begin(node)
             else:
-                full.setdefault(side, self._seconds_left(self.ahead.setdefault(key, [*self.running])))
-
-    def _seconds_left(self, keys: list[str]) -> float:
-        """Seconds until those of these nodes that run have ended, by their usual time or by how far they have come."""
-        left = [0.0]
-        for key in self.running.keys() & keys:
-            elapsed, shares = time.monotonic() - self.running[key], [*self.attempts[key].reached.values()]
-            left.append((self.nodes[key].seconds or 0.0) - elapsed)
-            if shares and shares[-1]:
-                left.append(elapsed / shares[-1] - elapsed)
-        return max(left)
+                full.add(node.wants.accelerator)
 
     def _begin(self, node: Node) -> None:
-        self.running[node.key] = time.monotonic()
+        self.running.add(node.key)
         self.attempts.setdefault(node.key, _Attempts(Tail(log_path(self.home, node.key)))).count += 1
         self.hear(node, event_now(BEGUN))
         self.executor.submit(node).add_done_callback(lambda _: self.ends.put(node))
@@ -147,7 +133,7 @@ class Loop:
     def _ended(self, node: Node) -> None:
         end = self.executor.end(node)
         self._listen(node.key)
-        self.running.pop(node.key, None)
+        self.running.discard(node.key)
         if end.kind == LOST and not self.attempts[node.key].has_another():
             end = event_now(FAILED, f"{end.text}, {TRIES} times")
         self.hear(node, end)

@@ -35,8 +35,7 @@ def random_graph(chance: random.Random, whole: int) -> Graph:
     for index in range(chance.randint(1, 14)):
         needs = tuple(chance.sample(list(nodes), min(len(nodes), chance.choice((0, 0, 1, 2)))))
         threads = chance.choice((1, 1, 1, whole))
-        seconds = chance.choice((None, 0.0, 1.0, 100.0))
-        nodes[str(index)] = node_of(str(index), needs, (), threads, accelerator=chance.random() < 0.2, seconds=seconds)
+        nodes[str(index)] = node_of(str(index), needs, (), threads, accelerator=chance.random() < 0.2)
     results: dict[str, set[int]] = {key: set() for key in nodes}
 
     def claim(key: str, job: int) -> None:
@@ -149,28 +148,6 @@ def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
     workers = Pretend(graph, random.Random(1), {}, 2, False)
     Loop(workers.graph, workers, NOWHERE, deaf).run()
     assert workers.submissions[:2] == ["a", "whole"]
-
-
-@pytest.mark.parametrize(("seconds", "share"), [(3600, 0.0), (None, 0.25), (1, 0.25)])
-def test_short_work_passes_what_waits_for_the_whole_machine_while_a_long_evaluation_runs(seconds, share):
-    """The evaluation ends in 2,700 seconds, by its usual time or by the share that it has done in 900."""
-    long, whole = node_of("long", (), (0, 1, 2), seconds=seconds), node_of("whole", (), (0, 1), 2, seconds=9)
-    small = [
-        node_of(name, (), (3,), seconds=s) for name, s in (("?", None), ("late", 3600), ("soon", 60), ("next", 50))
-    ]
-    workers = Pretend(graph_of(long, whole, *small), random.Random(0), {}, 2, False)
-    workers.begun = threading.Semaphore(0)  # nothing ends by itself
-    loop = Loop(workers.graph, workers, NOWHERE, deaf)
-    loop._begin(loop.nodes[loop.ready.pop(0)])
-    loop.running["long"] -= 900
-    loop.attempts["long"].reached["evaluating"] = share
-    loop._hand_out()
-    assert workers.submissions == ["long", "soon"]
-    for key in ("long", "soon"):
-        workers.running.pop(key)
-        del loop.running[key]
-        loop._hand_out()
-    assert workers.submissions == ["long", "soon", "whole"], "what passed does not let others pass"
 
 
 def test_a_node_that_nobody_needs_any_more_is_not_begun():
