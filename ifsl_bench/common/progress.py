@@ -104,13 +104,17 @@ class LogReporter(Reporter):
             yield Stage()
             return
         start = last = time.monotonic()
+        since, then = 0.0, done  # when the first units were done, and how many: what compiles comes before them
 
         def hear(amount: int, figures: Mapping[str, float]) -> None:
-            nonlocal last
-            if (now := time.monotonic()) - last >= self.every:
-                last = now
-                seconds_left = (now - start) / max(1, stage.done - done) * (total - stage.done)
-                self.line(f"  {stage.title}: {stage.done}/{total}, {seconds_left:.0f} s left{_shown(stage)}")
+            nonlocal last, since, then
+            now = time.monotonic()
+            if not since:
+                since, then = now, stage.done
+            if now - last >= self.every:
+                last, pace = now, (now - since) / max(1, stage.done - then)
+                left = f", {pace * (total - stage.done):.0f} s left" if stage.done > then else ""
+                self.line(f"  {stage.title}: {stage.done}/{total}{left}{_shown(stage)}")
 
         stage = Stage(one_line(title), total, done, hear)
         self.line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,23 @@ def test_by_default_nothing_else_is_said(capsys):
         Reporter().warn("look out")
     assert record[0].filename == __file__, "the caller's line"
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_time_left_is_by_the_pace_after_the_first_step(monkeypatch):
+    """The first step takes 25 seconds, for it compiles, and each later one takes one."""
+    times = iter([100.0, 125.0, 126.0, 145.0, 145.0])
+    monkeypatch.setattr("ifsl_bench.common.progress.time", SimpleNamespace(monotonic=lambda: next(times)))
+    out = io.StringIO()
+    with LogReporter(out).stage("training", 500, 100) as stage:
+        stage.advance(1)
+        stage.advance(1)
+        stage.advance(19)
+    assert out.getvalue().splitlines() == [
+        "training (resumed at 100 of 500) ...",
+        "  training: 101/500",
+        "  training: 121/500, 379 s left",
+        "training: done in 45.0 s",
+    ]
 
 
 @pytest.mark.parametrize("rich", [False, True])
