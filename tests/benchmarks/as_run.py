@@ -90,7 +90,8 @@ def main() -> None:
             print(tabulate(rows, heads, style), flush=True)
         if arguments.only != "evaluate":
             rows = trainings(arguments.home, results, arguments.steps)
-            print(tabulate(rows, ["meta-training, 1 episode a step", "rate", "whole"], style), flush=True)
+            heads = ["meta-training on glyphs-5shot, 1 episode a step", "rate", "training time"]
+            print(tabulate(rows, heads, style), flush=True)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_mlp_evaluation(benchmark, shots):
 @pytest.mark.parametrize("gradient", ["rbp", "implicit", "t-bptt"])
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 def test_meta_training(benchmark, learner, gradient, batch):
-    step = training(Row("", learner, 5, 0, gradient), batch, torch.device("cpu"))
+    step = training(Row("", learner, 5, gradient), batch, torch.device("cpu"))
     benchmark.pedantic(step, rounds=30 if learner == "lr" else 10, warmup_rounds=2)
     episodes = Episodes(batch, 5)
     sizes = (D + 1,) if learner == "lr" else (H + 1, D + 1, D)
