@@ -251,7 +251,7 @@ def test_links_to_nowhere_and_to_themselves_are_one_line_or_made_again(tmp_path)
     assert not (tmp_path / "dangling").is_symlink()
 
 
-@pytest.mark.parametrize(("case", "start"), enumerate(STARTS))
+@pytest.mark.parametrize(("case", "start"), list(enumerate(STARTS)))
 def test_random_damage_ends_with_the_same_counts_or_in_one_line(whole, case, start):
     """A few of the cases of ``python -m tests.fuzz --only cache``."""
     with contextlib.suppress(UserError):  # it is one line by itself
