@@ -157,8 +157,9 @@ def with_variants(boards: Iterable[Board], results: Path, labels: Collection[str
         if not board.empty:
             stored = [v for v in variants if all(row.origin == STORED for row in (*v.rows, *v.others))]
             variants = [variant for variant in variants if variant not in stored]
-            if names := [variant.name.removeprefix(board.name) for variant in stored if not variant.empty]:
-                remark = f"Stored as well: {', '.join(names)} (`ifsl-bench leaderboard {board.name}{names[0]}`)"
+            if names := [variant.name for variant in stored if not variant.empty]:
+                short = ", ".join(name.removeprefix(board.name) for name in names)
+                remark = f"Stored as well: {short} (`ifsl-bench leaderboard {names[0]}`)"
                 board = replace(board, remarks=(*board.remarks, remark))
         shown |= {b.name: b for b in (board, *variants) if not b.empty}
     return telling(list(shown.values()), [variant for variant in every if variant.empty])

@@ -20,7 +20,7 @@ from ifsl_bench.data.preparing.outline import Outline, data_of, remembered
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.evaluating import Evaluate, stages_of
 from ifsl_bench.jobs.job import Job
-from ifsl_bench.jobs.preparation import CheckEpisodes, Features, PrepareData, Stage
+from ifsl_bench.jobs.preparation import CheckEpisodes, Features, PrepareData, Pretrain, Stage
 from ifsl_bench.jobs.rates import roughly, seconds_together
 from ifsl_bench.protocol.task import NO_BACKBONE
 from ifsl_bench.scheduler.graph import Graph, Node, graph_of, key_of
@@ -131,6 +131,8 @@ def _step(key: str, stage: Stage, graph: Graph, job: Job, home: Home, paths: Map
             why = f"made from {paths[missing[0].name]} first"
         elif missing:
             state, why = MISSING, not_prepared(home, missing[0])
+    elif isinstance(stage, Pretrain) and stage.perhaps_shipped(home):
+        why = "takes no time if your data are those of the weights in the package; a plan knows once they are prepared"
     return Step(key, stage, state, why, node, _size(stage, graph.outlines[job.task.hash]), job.row.name)
 
 

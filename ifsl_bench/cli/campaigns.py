@@ -39,7 +39,9 @@ def _wanted(
 ) -> tuple[list[Job], Workspace, dict[str, Path]]:
     """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
     if campaign is None and not (request.tasks and request.methods):
-        raise UserError(f"say which campaign, e.g.: {click.get_current_context().command_path} campaign.toml")
+        command = click.get_current_context().command_path
+        raise UserError(f"say which campaign, or which methods and tasks: {command} campaign.toml; "
+                        f"{command} --method lr+a --task glyphs-5shot")  # fmt: skip
     from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 
     narrowed, _ = with_tasks(asked(campaign, request), machine.folders)

@@ -104,14 +104,17 @@ def _check(name: str, style: str) -> None:
 
 
 @click.command(epilog=examples("cite", "cite lr+a", "cite mini-5shot >> paper.bib"))
-@click.argument("names", nargs=-1, metavar="[METHOD|TASK]...", shell_complete=complete_rows_and_tasks)
+@click.argument("names", nargs=-1, metavar="[METHOD|TASK|SOURCE]...", shell_complete=complete_rows_and_tasks)
 @home_option
 def cite(names: tuple[str, ...], home: str | None) -> None:
     """Print BibTeX for methods and tasks, or for the suite itself.
 
-    For a task: the papers of its data and of the protocol. Each paper appears once. Without a name: the entry of the
-    suite, and the paper whose protocol it follows.
+    For a task: the papers of its data and of the protocol. For a source, as tables of published rows name it: the paper
+    that they are copied from. Each paper appears once. Without a name: the entry of the suite, and the paper whose
+    protocol it follows.
     """
+    from ifsl_bench.board.published import titles
+    from ifsl_bench.page.references import citation_of_paper
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
     from ifsl_bench.plugin.printed_rows import printed_alone, rows
     from ifsl_bench.plugin.registry import METHODS, all_shorthands, names_file
@@ -128,7 +131,10 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             keys += [cite_task(task) for task in find(name, home=folders)]
         elif name in all_shorthands():
             keys.append(cite_method(name))
+        elif name in titles():
+            paper = citation_of_paper(name)
+            keys += [f"% {name}: {paper.text}", paper.bibtex]
         else:
-            raise unknown("method or task", name, [*registered(METHODS), *all_shorthands(), *tasks],
+            raise unknown("method, task or source", name, [*registered(METHODS), *all_shorthands(), *tasks, *titles()],
                           see="ifsl-bench methods, ifsl-bench tasks")  # fmt: skip
     click.echo("\n\n".join(entries(keys)))

@@ -234,6 +234,15 @@ class Pretrain(Stage):
     def cached(self, home: Home) -> bool:
         return self.weights(home) is not None
 
+    def perhaps_shipped(self, home: Home) -> bool:
+        """Whether the package has its weights, if the data, which are not prepared, are those of the weights."""
+        from ifsl_bench.backbone.weights import shipped
+
+        if fingerprint_of(self.task.dataset, home):
+            return False
+        fingerprints = {str(weights.definition["data"]) for weights in shipped().values()}
+        return any(shipped_file(self.key(home, fingerprint)) for fingerprint in fingerprints)
+
     def threads(self) -> int:
         return cores()
 

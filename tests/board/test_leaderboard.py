@@ -138,6 +138,16 @@ def test_variants_are_shown_apart(stored_rows):
     assert leaderboard(pair, stored_rows.root).count("mini-5shot+ways=10, a variant") == 1
 
 
+@pytest.mark.parametrize(
+    ("task", "variant"), [("mini-5shot", "mini-held-out-5shot"), ("glyphs-1shot", "glyphs-1shot+base-classes=20")]
+)
+def test_the_command_for_a_stored_variant_shows_it(call, task, variant):
+    _, out, _ = call("leaderboard", task)
+    (command,) = re.findall(r"Stored as well: .* \(`ifsl-bench (.*)`\)", out)
+    status, out, _ = call(*command.split())
+    assert (status, out.splitlines()[0].split(",")[0]) == (0, variant)
+
+
 @pytest.mark.parametrize("name", ["mini-5shot", "tiny-5shot"])
 def test_rows_on_partial_data_stand_apart(stored_rows, name):
     """However good they are and whatever else is stored: neither task is pinned, and one has published rows."""

@@ -42,6 +42,13 @@ def planned(call, *more):
     return json.loads(out)
 
 
+@pytest.mark.parametrize(("task", "told"), [("mini-sessions", True), ("tiered-5shot", False), ("glyphs-5shot", False)])
+def test_a_plan_without_the_data_says_that_the_package_may_have_the_weights(here, call, task, told):
+    """It has none for tiered-ImageNet; whether it has those for letters is known, whose images it renders itself."""
+    _, out, _ = call("plan", "--method", "lr", "--task", task)
+    assert ("takes no time if your data are those of the weights in the package" in out) == told
+
+
 def test_a_plan_is_the_graph_with_what_is_cached_and_a_total(campaign, call):
     before = sorted(campaign.rglob("*"))
     document = planned(call)

@@ -209,7 +209,8 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(base, no
     assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
     lines = [line for line in messages.said if "mine-sessions is out of reach" in line]
     few = [line for line in messages.said if "two sessions of 5 need 10 classes in novel/test, which has 9" in line]
-    assert [line.partition("run ")[2] for line in few] == ["--task mine-5shot --sessions 2 --ways 4"] * (novel == 9)
+    command = "--method ncm --task mine-5shot --sessions 2 --ways 4"
+    assert [line.partition("run ")[2] for line in few] == [command] * (novel == 9)
     assert not few or not out_of_reach(dataset, find("mine-5shot+ways=4+sessions=2", home=home))
     if count:
         assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)

@@ -58,8 +58,11 @@ def test_no_row_is_of_a_method_that_there_is_not():
 
 def test_rows_of_papers_alone(call):
     """A method whose paper prints rows, and which the package has no code of, is cited like others."""
-    for source in set(titles()) - {"d-fscil"}:  # of which a table alone is known
-        assert citation_of_paper(source).bibtex, source
+    for source in titles():
+        status, out, _ = call("cite", source)
+        assert (status, out.startswith(f"% {source}: {titles()[source]}\n")) == (0, True)
+        assert ("@" in out) is bool(citation_of_paper(source).bibtex)
+        assert "@" in out or source == "d-fscil", "of which a table alone is known"
     assert citation_of_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
     assert printed_alone() == ["xtarnet"]
     assert printed("xtarnet") == "XtarNet"

@@ -198,7 +198,8 @@ def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str
     if (count := min(novel // WAYS, SESSIONS)) < 2:
         reporter.say(
             f"{name}-sessions is left out: two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has "
-            f"{novel}; smaller ones: ifsl-bench run --task {name}-{SHOTS}shot --sessions 2 --ways {novel // 2}"
+            f"{novel}; smaller ones: ifsl-bench run --method ncm --task {name}-{SHOTS}shot --sessions 2 "
+            f"--ways {novel // 2}"
         )
         return task_text(episodes, head)
     sessions = {
