@@ -31,7 +31,7 @@ class Amount:
     kind: str  # of work, as in COARSE
     name: str  # of what takes equally long a unit, from the most telling part on: `lr+a/glyphs-5shot/cpu`
     units: float  # of work that are left; one of an earlier run is not done again
-    # seconds a unit before any are known, where the table has none; None where nobody knows
+    # seconds a unit before any are known here, in place of the table's; None where nobody knows
     coarse: float | None = None
 
 
@@ -50,7 +50,7 @@ class Rates:
     def seconds(self, amount: Amount | None) -> float | None:
         """About how long it takes with nothing else to do; None where nobody knows.
 
-        By its own rate, else by that of the likest name, else by the table.
+        By its own rate, else by that of the likest name, else by what the stage or the table has.
         """
         if amount is None:
             return None

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -84,7 +85,36 @@ def training_place(job: Job, work: Workspace) -> Place:
 def evaluation_amount(job: Job, episodes: int, work: Workspace) -> Amount:
     """The work of evaluating so many episodes, or sequences."""
     kind = "answering sequences" if job.task.sessions else "answering episodes"
-    return Amount(kind, _named(job, work.place("evaluation")), episodes)
+    return Amount(kind, _named(job, work.place("evaluation")), episodes, _as_stored(job).get("evaluation"))
+
+
+class _Stored(msgspec.Struct):
+    """What a stored result says of times."""
+
+    cost: dict[str, float]
+    train: dict[str, Any]
+    training: dict[str, Any] | None = None
+
+
+def _as_stored(job: Job) -> dict[str, float]:
+    """Seconds an episode (or sequence) of a stored row's evaluation and meta-training; {} where there is none."""
+    return _stored_times(job.row.name, job.task.name.partition("+")[0])
+
+
+@lru_cache(maxsize=512)
+def _stored_times(row: str, task: str) -> dict[str, float]:
+    from ifsl_bench.board.result_folder import packaged_root
+
+    path = packaged_root() / task / f"{row}.seed-0.json"
+    if not path.is_file():
+        return {}
+    result, times = msgspec.json.decode(path.read_bytes(), type=_Stored), {}
+    if rate := result.cost["episodes_per_second"]:
+        times["evaluation"] = 1 / rate
+    if result.training and (seconds := result.cost["training_seconds"]):
+        steps = max(map(int, result.training["validation"]))
+        times["meta-training"] = seconds / (steps * result.train.get("episodes_per_step", 1))
+    return times
 
 
 def _named(job: Job, place: Place) -> str:
@@ -150,7 +180,8 @@ class MetaTrain(JobStage):
         job, weights = self.job, backbone_of(self.job).weights(work.home)
         done = 0 if weights is None else begun(self.folder(work.home), "step")
         steps_left = max(0, job.schedule.steps - done) if job.trains else 0
-        return Amount(self.kind, _named(job, self.place(work)), steps_left * job.training.episodes_per_step)
+        left = steps_left * job.training.episodes_per_step
+        return Amount(self.kind, _named(job, self.place(work)), left, _as_stored(job).get("meta-training"))
 
     def validate(self, work: Workspace, method: Method) -> float:
         """Accuracy in percent on the validation episodes that checkpoints are chosen on, where it is trained."""

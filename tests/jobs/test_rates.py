@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.outline import outline_of
 from ifsl_bench.episodic.prepared import workspace
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.rates import ACCELERATED, COARSE, Amount, Rates, roughly, seconds_together
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.training import evaluation_amount
+from ifsl_bench.jobs.training import MetaTrain, evaluation_amount
 
 
 @pytest.fixture
@@ -37,11 +41,27 @@ def test_a_method_that_has_met_episodes_says_nothing_of_sequences(tmp_path):
     work, rates = workspace(tmp_path), Rates(Home.locate(tmp_path))
     jobs = make_jobs(Request(["lr"], ["tiny-features-5shot", "tiny-features-sessions"]), work.home)
     episodes, sequences = (evaluation_amount(job, 400, work) for job in jobs)
+    as_stored = rates.seconds(sequences)
     rates.learn(episodes, 0.1)
     assert (rates.knows(episodes), rates.knows(sequences)) == (True, False)
-    assert rates.seconds(sequences) == 400 * COARSE["answering sequences"]
+    assert rates.seconds(sequences) == as_stored
     rates.learn(sequences, 8.0)
     assert rates.seconds(episodes) == pytest.approx(0.1)
+
+
+def test_the_first_times_are_those_of_the_stored_row_if_there_is_one(tmp_path):
+    work, rates = workspace(tmp_path), Rates(Home.locate(tmp_path))
+    request = Request(["cec", "acastle", "ncm"], ["mini-sessions", "mini-sessions+base-order=2"], train={"steps": 4000})
+    for job in make_jobs(request, work.home):
+        result = json.loads((packaged_root() / "mini-sessions" / f"{job.row.name}.seed-0.json").read_bytes())
+        evaluation = rates.seconds(evaluation_amount(job, 400, work))
+        rounding = 0.05 / result["cost"]["episodes_per_second"]  # which is stored to 0.1
+        assert evaluation == pytest.approx(result["cost"]["evaluation_seconds"], rel=1.1 * rounding)
+        training = MetaTrain(job).amount(outline_of(job.task, work.home, lacking=True), work)
+        assert rates.seconds(training) == pytest.approx(result["cost"]["training_seconds"] / 2), "of 8,000 steps"
+    (unknown,) = make_jobs(Request(["lr+a"], ["tiered-5shot"], train={"steps": 100}), work.home)
+    amount = MetaTrain(unknown).amount(outline_of(unknown.task, work.home, lacking=True), work)
+    assert rates.seconds(amount) == 100 * COARSE["meta-training"]
 
 
 def test_what_nobody_knows_has_no_time_and_what_is_done_takes_none(home):
