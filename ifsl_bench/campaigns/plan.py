@@ -132,7 +132,7 @@ def _step(key: str, stage: Stage, graph: Graph, job: Job, home: Home, paths: Map
         elif missing:
             state, why = MISSING, not_prepared(home, missing[0])
     elif isinstance(stage, Pretrain) and stage.perhaps_shipped(home):
-        why = "takes no time if your data are those of the weights in the package; a plan knows once they are prepared"
+        why = f"no time if {job.task.dataset.name} is the data set of the package's weights; known once it is prepared"
     return Step(key, stage, state, why, node, _size(stage, graph.outlines[job.task.hash]), job.row.name)
 
 

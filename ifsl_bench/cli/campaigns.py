@@ -40,8 +40,7 @@ def _wanted(
     """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
     if campaign is None and not (request.tasks and request.methods):
         command = click.get_current_context().command_path
-        raise UserError(f"say which campaign, or which methods and tasks: {command} campaign.toml; "
-                        f"{command} --method lr+a --task glyphs-5shot")  # fmt: skip
+        raise UserError(f"say which campaign, e.g.: {command} campaign.toml, or which rows: --method and --task")
     from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 
     narrowed, _ = with_tasks(asked(campaign, request), machine.folders)

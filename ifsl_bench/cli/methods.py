@@ -103,7 +103,7 @@ def _check(name: str, style: str) -> None:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
 
 
-@click.command(epilog=examples("cite", "cite lr+a", "cite mini-5shot >> paper.bib"))
+@click.command(epilog=examples("cite", "cite lr+a lin2024", "cite mini-5shot >> paper.bib"))
 @click.argument("names", nargs=-1, metavar="[METHOD|TASK|SOURCE]...", shell_complete=complete_rows_and_tasks)
 @home_option
 def cite(names: tuple[str, ...], home: str | None) -> None:
@@ -133,8 +133,8 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             keys.append(cite_method(name))
         elif name in titles():
             paper = citation_of_paper(name)
-            keys += [f"% {name}: {paper.text}", paper.bibtex]
+            keys += [f"% {name}: {paper.text}", paper.bibtex or f"% source {name}: no entry"]
         else:
             raise unknown("method, task or source", name, [*registered(METHODS), *all_shorthands(), *tasks, *titles()],
-                          see="ifsl-bench methods, ifsl-bench tasks")  # fmt: skip
+                          see="ifsl-bench methods, ifsl-bench tasks, column source of ifsl-bench table")  # fmt: skip
     click.echo("\n\n".join(entries(keys)))

@@ -31,7 +31,7 @@ class Amount:
     kind: str  # of work, as in COARSE
     name: str  # of what takes equally long a unit, from the most telling part on: `lr+a/glyphs-5shot/cpu`
     units: float  # of work that are left; one of an earlier run is not done again
-    # seconds a unit before any are known here, in place of the table's; None where nobody knows
+    # seconds a unit before any are known here, if better is known than the table's
     coarse: float | None = None
 
 
@@ -50,7 +50,7 @@ class Rates:
     def seconds(self, amount: Amount | None) -> float | None:
         """About how long it takes with nothing else to do; None where nobody knows.
 
-        By its own rate, else by that of the likest name, else by what the stage or the table has.
+        By its own rate, else by that of the likest name, else by the amount's own guess, else by the table.
         """
         if amount is None:
             return None
@@ -59,7 +59,8 @@ class Rates:
         rate = self._likest(amount)
         if rate is None:
             rate = amount.coarse or COARSE.get(amount.kind)
-            if rate is not None and amount.name.endswith("/cuda"):
+            # A row's own guess is of a processor; nobody knows how much faster this row is elsewhere.
+            if rate is not None and amount.coarse is None and amount.name.endswith("/cuda"):
                 rate *= ACCELERATED
         return None if rate is None else rate * amount.units
 

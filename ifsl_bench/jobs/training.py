@@ -15,6 +15,8 @@ import msgspec
 import torch
 
 from ifsl_bench.backbone.device import HOST, Place
+from ifsl_bench.board.result_file import file_name
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.checkpoint import begun, finished_info
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home, sha256_json
@@ -85,7 +87,7 @@ def training_place(job: Job, work: Workspace) -> Place:
 def evaluation_amount(job: Job, episodes: int, work: Workspace) -> Amount:
     """The work of evaluating so many episodes, or sequences."""
     kind = "answering sequences" if job.task.sessions else "answering episodes"
-    return Amount(kind, _named(job, work.place("evaluation")), episodes, _as_stored(job).get("evaluation"))
+    return Amount(kind, _named(job, work.place("evaluation")), episodes, _as_stored(job, kind))
 
 
 class _Stored(msgspec.Struct):
@@ -93,27 +95,29 @@ class _Stored(msgspec.Struct):
 
     cost: dict[str, float]
     train: dict[str, Any]
+    episodes: dict[str, Any]
     training: dict[str, Any] | None = None
 
 
-def _as_stored(job: Job) -> dict[str, float]:
-    """Seconds an episode (or sequence) of a stored row's evaluation and meta-training; {} where there is none."""
-    return _stored_times(job.row.name, job.task.name.partition("+")[0])
+def _as_stored(job: Job, kind: str) -> float | None:
+    """Seconds a unit of that kind of work, as the stored row or else the plain row of its method took it."""
+    task, usual = job.task.name.partition("+")[0], job.task.evaluation.episodes
+    rows = _stored_times(task, job.label, job.episodes), _stored_times(task, job.row.name, usual)
+    return next((times[kind] for times in rows if kind in times), None)
 
 
 @lru_cache(maxsize=512)
-def _stored_times(row: str, task: str) -> dict[str, float]:
-    from ifsl_bench.board.result_folder import packaged_root
-
-    path = packaged_root() / task / f"{row}.seed-0.json"
-    if not path.is_file():
+def _stored_times(task: str, label: str, episodes: int) -> dict[str, float]:
+    """Seconds a unit by kind of work. One seed is enough for a guess, and no run ends for want of it."""
+    try:
+        result = msgspec.json.decode((packaged_root() / task / file_name(label, 0)).read_bytes(), type=_Stored)
+    except (OSError, ValueError, ModuleNotFoundError):
         return {}
-    result, times = msgspec.json.decode(path.read_bytes(), type=_Stored), {}
-    if rate := result.cost["episodes_per_second"]:
-        times["evaluation"] = 1 / rate
-    if result.training and (seconds := result.cost["training_seconds"]):
-        steps = max(map(int, result.training["validation"]))
-        times["meta-training"] = seconds / (steps * result.train.get("episodes_per_step", 1))
+    kind = "answering sequences" if "sessions" in result.episodes else "answering episodes"
+    times = {kind: result.cost["evaluation_seconds"] / episodes}
+    if result.training:
+        steps = max(map(int, result.training["validation"]))  # the last one is always validated
+        times[MetaTrain.kind] = result.cost["training_seconds"] / (steps * result.train.get("episodes_per_step", 1))
     return times
 
 
@@ -181,7 +185,7 @@ class MetaTrain(JobStage):
         done = 0 if weights is None else begun(self.folder(work.home), "step")
         steps_left = max(0, job.schedule.steps - done) if job.trains else 0
         left = steps_left * job.training.episodes_per_step
-        return Amount(self.kind, _named(job, self.place(work)), left, _as_stored(job).get("meta-training"))
+        return Amount(self.kind, _named(job, self.place(work)), left, _as_stored(job, self.kind))
 
     def validate(self, work: Workspace, method: Method) -> float:
         """Accuracy in percent on the validation episodes that checkpoints are chosen on, where it is trained."""

@@ -13,7 +13,7 @@ from ifsl_bench.episodic.prepared import workspace
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.rates import ACCELERATED, COARSE, Amount, Rates, roughly, seconds_together
 from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.training import MetaTrain, evaluation_amount
+from ifsl_bench.jobs.training import MetaTrain, _stored_times, evaluation_amount
 
 
 @pytest.fixture
@@ -51,17 +51,44 @@ def test_a_method_that_has_met_episodes_says_nothing_of_sequences(tmp_path):
 
 def test_the_first_times_are_those_of_the_stored_row_if_there_is_one(tmp_path):
     work, rates = workspace(tmp_path), Rates(Home.locate(tmp_path))
-    request = Request(["cec", "acastle", "ncm"], ["mini-sessions", "mini-sessions+base-order=2"], train={"steps": 4000})
-    for job in make_jobs(request, work.home):
-        result = json.loads((packaged_root() / "mini-sessions" / f"{job.row.name}.seed-0.json").read_bytes())
-        evaluation = rates.seconds(evaluation_amount(job, 400, work))
-        rounding = 0.05 / result["cost"]["episodes_per_second"]  # which is stored to 0.1
-        assert evaluation == pytest.approx(result["cost"]["evaluation_seconds"], rel=1.1 * rounding)
-        training = MetaTrain(job).amount(outline_of(job.task, work.home, lacking=True), work)
-        assert rates.seconds(training) == pytest.approx(result["cost"]["training_seconds"] / 2), "of 8,000 steps"
-    (unknown,) = make_jobs(Request(["lr+a"], ["tiered-5shot"], train={"steps": 100}), work.home)
-    amount = MetaTrain(unknown).amount(outline_of(unknown.task, work.home, lacking=True), work)
-    assert rates.seconds(amount) == 100 * COARSE["meta-training"]
+
+    def jobs(methods, tasks, **more):
+        return make_jobs(Request(methods, tasks, **{"train": {"steps": 4000}, **more}), work.home)
+
+    def training(job):
+        return rates.seconds(MetaTrain(job).amount(outline_of(job.task, work.home, lacking=True), work))
+
+    def stored(task, label):
+        return json.loads((packaged_root() / task / f"{label}.seed-0.json").read_bytes())["cost"]
+
+    rows = [(job, 2, stored("mini-sessions", job.row.name))
+            for job in jobs(["cec", "acastle", "ncm"], ["mini-sessions", "mini-sessions+base-order=2"])]  # fmt: skip
+    (with_supports,) = jobs(["lr+a"], ["glyphs-sessions"], train={}, options={"memory": "supports"})
+    (with_weight,) = jobs(["lr+a"], ["glyphs-5shot"], options={"gamma": 0.5})
+    rows += [(with_supports, 1, stored("glyphs-sessions", "lr+a.memory=supports")),
+             (with_weight, 2, stored("glyphs-5shot", "lr+a"))]  # fmt: skip
+    for job, share, cost in rows:
+        evaluation = evaluation_amount(job, job.task.evaluation.episodes, work)
+        assert rates.seconds(evaluation) == pytest.approx(cost["evaluation_seconds"])
+        assert training(job) == pytest.approx(cost["training_seconds"] / share), "all have 8,000 steps"
+    changed, unknown = jobs(["lr+a"], ["glyphs-5shot+sessions=2", "tiered-5shot"])
+    assert rates.seconds(evaluation_amount(changed, 100, work)) == 100 * COARSE["answering sequences"]
+    assert training(unknown) == 4000 * COARSE["meta-training"]
+
+
+def test_a_stored_row_that_cannot_be_read_costs_no_run(tmp_path, monkeypatch):
+    (job,) = make_jobs(Request(["ncm"], ["mini-sessions"]), workspace(tmp_path).home)
+    monkeypatch.setattr("ifsl_bench.jobs.training.packaged_root", lambda: tmp_path)
+    (tmp_path / "mini-sessions").mkdir()
+    for content in ("{", '{"cost": 1}'):
+        (tmp_path / "mini-sessions" / "ncm.seed-0.json").write_text(content)
+        _stored_times.cache_clear()
+        assert evaluation_amount(job, 400, workspace(tmp_path)).coarse is None
+    _stored_times.cache_clear()
+
+
+def test_a_rows_own_guess_is_of_no_accelerator(home):
+    assert Rates(home).seconds(Amount("answering episodes", "lr/a/cuda", 10, 2.0)) == 20
 
 
 def test_what_nobody_knows_has_no_time_and_what_is_done_takes_none(home):

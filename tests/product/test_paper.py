@@ -60,6 +60,8 @@ def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(
     rows = {row["method"]: row for row in json.loads(out)}
     assert (rows["lr"]["printed"], rows["lr"]["band"], rows["lr"]["verdict"]) == (80.0, 1.5, "within")
     assert call("table", "--beside", "glyphs-1shot")[0] == 2
+    status, _, err = call("table", "--beside", "mini-sessions")
+    assert (status, "printed rows in sessions are of other backbones" in err) == (2, True)
 
 
 def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call, tmp_path):
