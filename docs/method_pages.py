@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import of_method
 from ifsl_bench.plugin.listing import sections
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
 from ifsl_bench.plugin.space import RATE, Range
+from ifsl_bench.utils.text_format import short
 
 MARK = "<!-- methods -->"  # where docs/methods.md has them
 

@@ -46,10 +46,10 @@ from pathlib import Path
 
 from click import ClickException
 
-from ifsl_bench.board import asked
-from ifsl_bench.board.claims import judged
+from ifsl_bench.analysis import query as asked
 from ifsl_bench.cli.main import cli
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.reporting.claims import judged
+from ifsl_bench.utils.errors import UserError, unknown
 
 ROOT = Path(__file__).parents[1]
 END = "<!-- end -->"

@@ -13,21 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench._version import __version__
 
 if TYPE_CHECKING:
-    from ifsl_bench.board.frames import Results as Results
-    from ifsl_bench.board.notebook import compare as compare
-    from ifsl_bench.board.notebook import leaderboard as leaderboard
-    from ifsl_bench.board.notebook import load as load
-    from ifsl_bench.board.notebook import load_all as load_all
-    from ifsl_bench.board.notebook import table as table
-    from ifsl_bench.board.notebook import variance as variance
-    from ifsl_bench.campaigns.api import evaluate_checkpoint as evaluate_checkpoint
-    from ifsl_bench.campaigns.api import run as run
-    from ifsl_bench.campaigns.api import workspace as workspace
-    from ifsl_bench.common.errors import UserError as UserError
-    from ifsl_bench.figures import plot as plot
-    from ifsl_bench.figures.confusions import class_accuracy as class_accuracy
-    from ifsl_bench.jobs.interop import from_learn2learn as from_learn2learn
-    from ifsl_bench.jobs.interop import to_learn2learn as to_learn2learn
+    from ifsl_bench.experiments.api import evaluate_checkpoint as evaluate_checkpoint
+    from ifsl_bench.experiments.api import run as run
+    from ifsl_bench.experiments.api import workspace as workspace
+    from ifsl_bench.experiments.learn2learn_exchange import from_learn2learn as from_learn2learn
+    from ifsl_bench.experiments.learn2learn_exchange import to_learn2learn as to_learn2learn
     from ifsl_bench.plugin.method import Base as Base
     from ifsl_bench.plugin.method import GrowingMethod as GrowingMethod
     from ifsl_bench.plugin.method import Learned as Learned
@@ -37,23 +27,33 @@ if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Support as Support
     from ifsl_bench.plugin.space import Choices as Choices
     from ifsl_bench.plugin.space import Range as Range
-    from ifsl_bench.protocol.task import MetaTraining as MetaTraining
-    from ifsl_bench.protocol.task import Schedule as Schedule
-    from ifsl_bench.protocol.task import Task as Task
+    from ifsl_bench.protocols.tasks.task import MetaTraining as MetaTraining
+    from ifsl_bench.protocols.tasks.task import Schedule as Schedule
+    from ifsl_bench.protocols.tasks.task import Task as Task
+    from ifsl_bench.reporting.figures import plot as plot
+    from ifsl_bench.reporting.figures.confusions import class_accuracy as class_accuracy
+    from ifsl_bench.reporting.frames import Results as Results
+    from ifsl_bench.reporting.notebook import compare as compare
+    from ifsl_bench.reporting.notebook import leaderboard as leaderboard
+    from ifsl_bench.reporting.notebook import load as load
+    from ifsl_bench.reporting.notebook import load_all as load_all
+    from ifsl_bench.reporting.notebook import table as table
+    from ifsl_bench.reporting.notebook import variance as variance
+    from ifsl_bench.utils.errors import UserError as UserError
 
 _HOMES = {
-    "ifsl_bench.board.frames": ("Results",),
-    "ifsl_bench.board.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance"),
-    "ifsl_bench.campaigns.api": ("run", "evaluate_checkpoint", "workspace"),
-    "ifsl_bench.common.errors": ("UserError",),
-    "ifsl_bench.figures.confusions": ("class_accuracy",),
-    "ifsl_bench.jobs.interop": ("from_learn2learn", "to_learn2learn"),
+    "ifsl_bench.reporting.frames": ("Results",),
+    "ifsl_bench.reporting.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance"),
+    "ifsl_bench.experiments.api": ("run", "evaluate_checkpoint", "workspace"),
+    "ifsl_bench.utils.errors": ("UserError",),
+    "ifsl_bench.reporting.figures.confusions": ("class_accuracy",),
+    "ifsl_bench.experiments.learn2learn_exchange": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.plugin.method": ("Base", "GrowingMethod", "Learned", "Method", "Prediction", "Query", "Support"),
     "ifsl_bench.plugin.space": ("Choices", "Range"),
-    "ifsl_bench.protocol.task": ("MetaTraining", "Schedule", "Task"),
+    "ifsl_bench.protocols.tasks.task": ("MetaTraining", "Schedule", "Task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = {"plot": "ifsl_bench.figures.plot"}
+_MODULES = {"plot": "ifsl_bench.reporting.figures.plot"}
 
 __all__ = ["__version__", *_HOME_OF, *_MODULES]
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.learners import fixed_class
 from ifsl_bench.plugin.learn2learn import REQUIRES, load
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.solvers import fixed_class
+from ifsl_bench.utils.errors import UserError
 
 
 class Heads(nn.Module):

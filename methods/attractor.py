@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.learners.attractor import Memory, attention
-from ifsl_bench.learners.attractor_method import GAMMA, AttractorMethod
+from ifsl_bench.plugin.attractor_method import GAMMA, AttractorMethod
 from ifsl_bench.plugin.method import Base, Support
+from ifsl_bench.solvers.attractor_prior import Memory, attention
+from ifsl_bench.utils.errors import UserError
 
 
 class Attractor(AttractorMethod):

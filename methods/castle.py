@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.common.cosine import products
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.errors import UserError
 
 ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
 

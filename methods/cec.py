@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, Learned, Method, Prediction, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.utils.errors import UserError
 
 ROWS = 1024  # queries computed at once: their numbers for each class, of which there are ten, stay in the cache
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.cosine import products
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Choices, Range, Space
+from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.errors import UserError
 
 
 class LDA(GrowingMethod):

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.common.cosine import cosines, unit
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
-from ifsl_bench.protocol.task import MetaTraining, Schedule
+from ifsl_bench.protocols.tasks.task import MetaTraining, Schedule
+from ifsl_bench.utils.cosine import cosines, unit
 
 
 class LwoF(GrowingMethod):

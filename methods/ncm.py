@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ifsl_bench.common.cosine import cosines, direction, products, unit
 from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.utils.cosine import cosines, direction, products, unit
 
 
 class NCM(GrowingMethod):

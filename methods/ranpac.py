@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, Learned, Method, Prediction, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.utils.errors import UserError
 
 ROWS = 4096  # images projected at once
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.learners import learner_of
-from ifsl_bench.learners.attractor import ridge
-from ifsl_bench.learners.episodic import STRONG_WEIGHT_DECAYS, WEIGHT_DECAYS, Converged, fixed_class
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.solvers import learner_of
+from ifsl_bench.solvers.attractor_prior import ridge
+from ifsl_bench.solvers.episode_problems import STRONG_WEIGHT_DECAYS, WEIGHT_DECAYS, Converged, fixed_class
+from ifsl_bench.utils.errors import UserError
 
 
 class Ridge(GrowingMethod):

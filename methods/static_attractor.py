@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.learners.attractor_method import GAMMA, AttractorMethod
+from ifsl_bench.plugin.attractor_method import GAMMA, AttractorMethod
 from ifsl_bench.plugin.method import Base, Support
 
 

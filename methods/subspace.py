@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.common.cosine import products
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.learners import (
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
+from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.solvers import (
     STRONG_WEIGHT_DECAYS,
     WEIGHT_DECAYS,
     DualNewton,
@@ -20,9 +20,9 @@ from ifsl_bench.learners import (
     fixed_class,
     statistics,
 )
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
-from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.solve.minimise import minimise
+from ifsl_bench.solvers.solve import minimise
+from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.errors import UserError
 
 
 class Subspace(GrowingMethod):

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.cosine import cosines, direction, products
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.utils.cosine import cosines, direction, products
+from ifsl_bench.utils.errors import UserError
 
 
 class TEEN(GrowingMethod):

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.learners import statistics
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.solve import LBFGS, Solution, minimise
+from ifsl_bench.solvers import LBFGS, Solution, minimise, statistics
+from ifsl_bench.utils.errors import UserError
 
 Fit = tuple[Tensor, Solution]
 

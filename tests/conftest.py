@@ -26,7 +26,7 @@ from filelock import FileLock
 
 if TYPE_CHECKING:
     from ifsl_bench.data.writer import Writer
-    from ifsl_bench.episodic.prepared import Workspace
+    from ifsl_bench.experiments.workspace import Workspace
     from tests.reporters import Messages
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads()))
@@ -37,10 +37,10 @@ CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"
 COMPILING = tuple(
     f"tests/{name}"
     for name in (
-        "benchmarks/test_solve", "kernels/", "learners/", "methods/", "plugin/test_contract", "plugin/test_identity",
-        "product/test_example_method", "product/test_pretend", "protocol/test_variants", "jobs/test_calibrate",
-        "store/test_check.py", "jobs/test_many_episodes", "store/test_reproduce", "jobs/test_stages",
-        "jobs/test_tuning", "solve/",
+        "benchmarks/test_solve", "solvers/", "methods/", "plugin/test_contract", "plugin/test_identity",
+        "product/test_example_method", "product/test_pretend", "protocols/test_variants", "experiments/test_calibrate",
+        "store/test_check.py", "experiments/test_many_episodes", "store/test_reproduce", "experiments/test_stages",
+        "experiments/test_tuning",
     )
 )  # fmt: skip
 
@@ -201,9 +201,9 @@ def features_folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def clusters_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the data set ``clusters`` prepared; copied by :func:`clusters`."""
-    from ifsl_bench.common.files import Home
-    from ifsl_bench.common.progress import Reporter
     from ifsl_bench.data.preparing.prepare import prepare
+    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.progress import Reporter
 
     root = tmp_path_factory.mktemp("clusters")
     _write_features(root / "features")
@@ -237,7 +237,7 @@ def task(clusters: Path) -> str:
 @pytest.fixture
 def work(clusters: Path) -> Workspace:
     """A workspace in their home."""
-    from ifsl_bench.episodic.prepared import workspace
+    from ifsl_bench.experiments.workspace import workspace
 
     return workspace(clusters / "home", device="cpu")
 
@@ -317,9 +317,9 @@ def made_once(
 @pytest.fixture(scope="session")
 def glyphs_source(made_once: Callable[..., Path]) -> Path:
     """A home with the real glyphs, rendered once for all tests."""
-    from ifsl_bench.common.files import Home
-    from ifsl_bench.common.progress import Reporter
     from ifsl_bench.data.preparing.prepare import prepare
+    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.progress import Reporter
 
     def fill(root: Path) -> None:
         prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
@@ -348,9 +348,9 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -> Path:
     """The same with a pretraining of six steps and the features under it."""
-    from ifsl_bench.campaigns.api import workspace
-    from ifsl_bench.episodic.prepared import PreparedTask
-    from ifsl_bench.protocol.task_files import find
+    from ifsl_bench.experiments.api import workspace
+    from ifsl_bench.experiments.workspace import PreparedTask
+    from ifsl_bench.protocols.tasks.task_files import find
 
     def fill(root: Path) -> None:
         home = _copy_home(glyphs_source, root).rename(root / "home")
@@ -395,8 +395,8 @@ shots = 1
 @pytest.fixture
 def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder, the current one, with small colour images in its home and a task on them."""
-    from ifsl_bench.common.files import Home
     from ifsl_bench.data.writer import build
+    from ifsl_bench.utils.files import Home
 
     home, random = Home.locate(tmp_path / "home"), np.random.default_rng(0)
 
@@ -414,3 +414,21 @@ def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def stored_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A results folder, and no packaged results."""
+    from ifsl_bench.analysis import task_results
+    from ifsl_bench.store.schema import write
+
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    root = tmp_path / "results"
+
+    def store(*rows: Any) -> None:
+        for row in rows:
+            for measured in row.results:
+                write(root, measured)
+
+    store.root = root  # type: ignore[attr-defined]
+    return store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.utils.progress import Reporter
 
 
 class Messages(Reporter):

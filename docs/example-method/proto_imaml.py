@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench import Base, MetaTraining, Method, Prediction, Query, Schedule, Support, UserError
-from ifsl_bench.learners import fixed_class, statistics
-from ifsl_bench.solve import LBFGS, ConjugateGradient, Implicit, Neumann, minimise
+from ifsl_bench.solvers import LBFGS, ConjugateGradient, Implicit, Neumann, fixed_class, minimise, statistics
 
 
 def objective(v: Tensor, args: tuple[Tensor, ...]) -> Tensor:

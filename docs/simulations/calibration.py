@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ifsl_bench.board.render import render
-from ifsl_bench.board.result_file import Result, read
-from ifsl_bench.board.result_folder import packaged_root
-from ifsl_bench.board.table import plain_table
+from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import plain_table
+from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.schema import Result, read
 
 
 def best_on_test(result: Result) -> float:

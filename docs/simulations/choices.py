@@ -13,10 +13,10 @@ import argparse
 import numpy as np
 from scipy.special import ndtr
 
-from ifsl_bench.board.choices import Choice, gains
-from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, firmness
-from ifsl_bench.protocol.calibration import Margins, find_bias
-from ifsl_bench.protocol.metrics import estimate
+from ifsl_bench.experiments.selection_bootstrap import RIVAL_EPISODES, Tried, firmness
+from ifsl_bench.protocols.calibration import Margins, find_bias
+from ifsl_bench.protocols.metrics import estimate
+from ifsl_bench.store.selection_records import Choice, gains
 
 VALIDATION, TEST, QUERIES = 300, 2000, 25  # episodes; base queries of an episode, and novel ones
 HITS = 100  # in a point

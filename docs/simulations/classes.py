@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.board.comparison import over_classes
+from ifsl_bench.analysis.comparison import over_classes
 
 EPISODES, WAYS, LEFT_OVER, DESIGNS = 2000, 5, 4.5, 20
 TASKS = {"mini-ImageNet": 20, "Tiny-ImageNet": 45, "glyphs": 108, "tiered-ImageNet": 160}

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 from tabulate import tabulate
 
-from ifsl_bench.board import result_file
+from ifsl_bench.store import schema as result_file
 
 
 def accuracy(path: Path) -> np.ndarray:

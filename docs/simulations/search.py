@@ -23,10 +23,10 @@ from scipy.interpolate import RegularGridInterpolator
 
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import defaults, space_of
-from ifsl_bench.plugin.settings import Point, next_round
+from ifsl_bench.plugin.search_points import Point, next_round
 from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.protocol.task_files import find
-from ifsl_bench.protocol.training_choice import Training
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.training_options import Training
 
 METHODS = ("lr", "subspace", "lda", "teen")
 TASKS = ("glyphs-1shot", "glyphs-5shot")
@@ -51,10 +51,10 @@ def lattice(space: Space) -> Iterator[Point]:
 
 def measure(file: Path, home: str | None) -> None:
     """Fills the file; what is in it already is kept."""
-    from ifsl_bench.episodic.evaluation import evaluate
-    from ifsl_bench.episodic.prepared import workspace
-    from ifsl_bench.jobs.job import make_jobs
-    from ifsl_bench.jobs.training import MetaTrain
+    from ifsl_bench.experiments.evaluation import evaluate
+    from ifsl_bench.experiments.job import make_jobs
+    from ifsl_bench.experiments.training_stage import MetaTrain
+    from ifsl_bench.experiments.workspace import workspace
 
     measured = json.loads(file.read_text()) if file.exists() else {}
     work = workspace(home)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.board.rank_intervals import rank_intervals
-from ifsl_bench.board.session_variance import PARTS, overall, split, wrong_sign
+from ifsl_bench.analysis.rank_intervals import rank_intervals
+from ifsl_bench.analysis.session_variance import PARTS, overall, split, wrong_sign
 
 ORDERS, SUPPORTS, MEAN = 100, 4, 0.2
 DESIGNS = {  # deviations of PARTS: order, support, seed, seed by order, rest

@@ -13,7 +13,7 @@ from ifsl_bench.cli.options import Group, agreed, examples, folders_of, home_opt
 from ifsl_bench.cli.output import TEXT, say, show_tables
 
 if TYPE_CHECKING:
-    from ifsl_bench.board.table import Table
+    from ifsl_bench.reporting.table import Table
     from ifsl_bench.store.cache import Item
 
 
@@ -58,7 +58,7 @@ def prune(
     A NAME is a kind as 'ifsl-bench cache' lists them, or a data set, task, backbone or method. Without a choice,
     removes what is left over. Lists what would be removed, and asks first.
     """
-    from ifsl_bench.board.render import PROGRAMS
+    from ifsl_bench.reporting.render import PROGRAMS
     from ifsl_bench.store.cache import DAY, prune, pruning
 
     seconds, size = (None if given is None else given * unit for given, unit in ((unused, DAY), (most, 1e9)))
@@ -84,7 +84,7 @@ def prune(
 
 def _table(items: Sequence[Item], title: str) -> Table[Any]:
     """A row for each kind and what it is of, and their sum."""
-    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.reporting.table import plain_table
 
     groups: dict[tuple[str, str], list[Item]] = {}
     for item in items:

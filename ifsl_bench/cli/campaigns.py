@@ -23,15 +23,15 @@ from ifsl_bench.cli.options import (
     style_option,
 )
 from ifsl_bench.cli.output import say, show_tables, tell_lacking
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.torchrun import check_alone
-from ifsl_bench.protocol.task_limits import MOST_WORKERS
+from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
-    from ifsl_bench.campaigns.plan import Plan
-    from ifsl_bench.episodic.prepared import Workspace
-    from ifsl_bench.jobs.job import Job
-    from ifsl_bench.jobs.request import Request
+    from ifsl_bench.experiments.job import Job
+    from ifsl_bench.experiments.plan import Plan
+    from ifsl_bench.experiments.request import Request
+    from ifsl_bench.experiments.workspace import Workspace
 
 
 def _wanted(
@@ -41,7 +41,7 @@ def _wanted(
     if campaign is None and not (request.tasks and request.methods):
         command = click.get_current_context().command_path
         raise UserError(f"say which campaign, e.g.: {command} campaign.toml, or which rows: --method and --task")
-    from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
+    from ifsl_bench.experiments.expansion import asked, jobs_of, with_tasks
 
     narrowed, _ = with_tasks(asked(campaign, request), machine.folders)
     work = machine.workspace(narrowed.results, device)
@@ -75,8 +75,8 @@ def plan(
     """
     check_alone("ifsl-bench plan")
     planned_jobs, work, files = _wanted(campaign, request, replace(machine, quiet=True))
-    from ifsl_bench.campaigns.plan import plan_of
-    from ifsl_bench.campaigns.run import check_data
+    from ifsl_bench.experiments.plan import plan_of
+    from ifsl_bench.experiments.run import check_data
 
     files |= {name: Path(path) for name, path in data.items()}
     check_data(files, [job.task for job in planned_jobs], work.home)
@@ -86,7 +86,7 @@ def plan(
 
 def show_plan(plan: Plan, style: str, full: bool = False) -> None:
     """Prints a plan; a long one without a line for each task, unless all are asked for."""
-    from ifsl_bench.campaigns.plan import document, notes_of, rows_of
+    from ifsl_bench.experiments.plan import document, notes_of, rows_of
 
     _show(rows_of(plan, full), notes_of(plan, full), document(plan) if style == "json" else {}, style)
 
@@ -102,15 +102,15 @@ def status(campaign: str | None, request: Request, machine: Machine, style: str)
     """
     check_alone("ifsl-bench status")
     jobs, work, _ = _wanted(campaign, request, replace(machine, quiet=True), "cpu")
-    from ifsl_bench.campaigns.status import document, rows_of, status_of, summary_of
+    from ifsl_bench.experiments.status import document, rows_of, status_of, summary_of
 
     states = status_of(jobs, work)
     _show(rows_of(states), [summary_of(states)], document(states) if style == "json" else {}, style)
 
 
 def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mapping[str, Any], style: str) -> None:
-    from ifsl_bench.board.render import READERS
-    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.reporting.render import READERS
+    from ifsl_bench.reporting.table import plain_table
 
     if style == "json":
         click.echo(json.dumps(whole, indent=1))

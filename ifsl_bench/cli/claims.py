@@ -9,7 +9,7 @@ import click
 from ifsl_bench.cli.completion import complete_claims
 from ifsl_bench.cli.options import examples, style_option
 from ifsl_bench.cli.output import show_tables
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown
 
 
 @click.command(epilog=examples("claims", "claims attention-gains", "claims --format csv"))
@@ -30,7 +30,7 @@ def claims(chosen: tuple[str, ...], results_dir: str | None, style: str) -> None
 
     Exit status 1 if a claim does not hold.
     """
-    from ifsl_bench.board.claims import claim_table, judged, summary
+    from ifsl_bench.reporting.claims import claim_table, judged, summary
 
     root = Path(results_dir).expanduser() if results_dir else None
     if root and not root.is_dir():

@@ -11,18 +11,18 @@ from urllib.parse import unquote
 
 import click
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.utils.errors import UserError
 
 
 def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str]:
-    from ifsl_bench.common.files import Home
-    from ifsl_bench.protocol.task_files import own, packaged
+    from ifsl_bench.protocols.tasks.task_files import own, packaged
+    from ifsl_bench.utils.files import Home
 
     return _completed(word, [*packaged(), *own(Home.locate(None, None))])
 
 
 def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[str]:
-    from ifsl_bench.plugin.printed_rows import rows
+    from ifsl_bench.plugin.display_names import rows
     from ifsl_bench.plugin.registry import METHODS, names
 
     return _completed(word, [*rows(), *names(METHODS)])
@@ -30,7 +30,7 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
     """Methods, and the labels of stored rows and of the user's, which the names of result files say."""
-    from ifsl_bench.common.files import Home
+    from ifsl_bench.utils.files import Home
 
     folders = (resources.files("ifsl_bench.results"), Home.locate(None, None).results)
     files = {
@@ -48,15 +48,15 @@ def complete_rows_and_tasks(context: click.Context, parameter: click.Parameter, 
 
 
 def complete_claims(_: click.Context, __: click.Parameter, word: str) -> list[str]:
-    from ifsl_bench.board.claims import read_claims
-    from ifsl_bench.board.result_folder import CLAIMS, packaged_root
+    from ifsl_bench.reporting.claims import read_claims
+    from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 
     return _completed(word, list(read_claims(packaged_root() / CLAIMS)))
 
 
 def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]:
-    from ifsl_bench.common.files import Home
     from ifsl_bench.plugin.registry import DATASETS, names
+    from ifsl_bench.utils.files import Home
 
     prepared = {folder.name for folder in Home.locate(None, None).data.glob("[!.]*")}
     return _completed(word, sorted(prepared.union(names(DATASETS))))
@@ -64,9 +64,9 @@ def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]
 
 def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:
     """The options of the methods that the command line has named so far; of all where it has named none."""
+    from ifsl_bench.plugin.display_names import rows
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.options import options_of
-    from ifsl_bench.plugin.printed_rows import rows
 
     options: dict[str, None] = {}
     for method in context.params.get("methods") or rows():

@@ -22,7 +22,7 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.cli.output import show_tables, warn
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.utils.errors import UserError
 
 
 @click.group(
@@ -40,8 +40,8 @@ def data() -> None:
 @style_option
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue
+    from ifsl_bench.reporting.table import plain_table
 
     rows = catalogue.listing(folders_of(home))
     show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint",))], style)
@@ -79,12 +79,12 @@ def data_prepare(
     called train, val and test, or base, novel-train, novel-val and novel-test); or six files of frozen features, as
     .npz, .safetensors or .pt. Tasks NAME-1shot, NAME-5shot and NAME-sessions are written too.
     """
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.datasets import prepared
     from ifsl_bench.data.preparing.catalogue import pools_listing
     from ifsl_bench.data.preparing.download import downloadable, downloaded
     from ifsl_bench.data.preparing.prepare import prepare
     from ifsl_bench.data.sets.folder import OwnOptions
+    from ifsl_bench.reporting.table import plain_table
 
     if split and split_seed is not None:
         raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")
@@ -103,8 +103,8 @@ def data_prepare(
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
     show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
     if dataset.partial:
-        from ifsl_bench.data.reach import out_of_reach
-        from ifsl_bench.protocol.task_files import packaged
+        from ifsl_bench.data.feasibility import out_of_reach
+        from ifsl_bench.protocols.tasks.task_files import packaged
 
         tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]
         warn(out_of_reach(dataset, tasks))
@@ -136,8 +136,8 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
 
     By pool, as in the paper's table, with any further facts about the data set.
     """
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue
+    from ifsl_bench.reporting.table import plain_table
 
     tables = catalogue.statistics(folders_of(home), name, reporter_for(quiet))
     fold = {"mean": 12, "std": 12, "classes": 16}

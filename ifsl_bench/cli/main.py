@@ -23,8 +23,8 @@ import click
 
 from ifsl_bench._version import __version__
 from ifsl_bench.cli.options import Group, examples
-from ifsl_bench.common.errors import UserError, plainly
-from ifsl_bench.common.progress import Unheard
+from ifsl_bench.utils.errors import UserError, plainly
+from ifsl_bench.utils.progress import Unheard
 
 # The commands by what they are for, each with its module, which is imported when it is called for.
 SECTIONS = {

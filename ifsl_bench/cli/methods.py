@@ -7,7 +7,7 @@ import click
 from ifsl_bench.cli.completion import complete_methods, complete_rows_and_tasks
 from ifsl_bench.cli.options import examples, folders_of, home_option, style_option
 from ifsl_bench.cli.output import document, say, show_tables
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown
 
 MEANT = {
     "tried": "'tried': the values to choose from on validation episodes, without --tune",
@@ -53,9 +53,9 @@ def _begin(name: str, package: bool) -> None:
 
 
 def _list(style: str) -> None:
-    from ifsl_bench.board.render import READERS
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin.listing import method_rows, shorthands_of
+    from ifsl_bench.reporting.render import READERS
+    from ifsl_bench.reporting.table import plain_table
 
     rows = method_rows()
     if style in READERS:
@@ -69,9 +69,9 @@ def _list(style: str) -> None:
 
 
 def _describe(name: str, style: str) -> None:
-    from ifsl_bench.board.render import READERS
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin.listing import described
+    from ifsl_bench.reporting.render import READERS
+    from ifsl_bench.reporting.table import plain_table
 
     description = described(name)
     table = plain_table(description.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
@@ -89,10 +89,10 @@ def _describe(name: str, style: str) -> None:
 
 
 def _check(name: str, style: str) -> None:
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.rules import check_contract
     from ifsl_bench.plugin.session_contract import check_session_rules
+    from ifsl_bench.reporting.table import plain_table
 
     chosen, meant = find_method(name)
     asked = chosen.name, chosen.method, meant
@@ -113,13 +113,13 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     that they are copied from. Each paper appears once. Without a name: the entry of the suite, and the paper whose
     protocol it follows.
     """
-    from ifsl_bench.board.published import titles
-    from ifsl_bench.page.references import citation_of_paper
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
-    from ifsl_bench.plugin.printed_rows import printed_alone, rows
+    from ifsl_bench.plugin.display_names import printed_alone, rows
     from ifsl_bench.plugin.registry import METHODS, all_shorthands, names_file
     from ifsl_bench.plugin.registry import names as registered
-    from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
+    from ifsl_bench.protocols.tasks.task_files import find, is_plain, own, packaged
+    from ifsl_bench.reporting.page.references import citation_of_paper
+    from ifsl_bench.store.published import titles
 
     folders, keys = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:

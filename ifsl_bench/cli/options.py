@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ifsl_bench.cli.completion import complete_methods, complete_options, complete_rows, complete_tasks
-from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.protocol.task_limits import LARGEST_SEED, MOST_SEEDS
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
+from ifsl_bench.utils.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from ifsl_bench.common.files import Home
-    from ifsl_bench.common.progress import Reporter
-    from ifsl_bench.episodic.prepared import Workspace
+    from ifsl_bench.experiments.workspace import Workspace
+    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.progress import Reporter
 
 
 class Group(click.Group):
@@ -64,7 +64,7 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
 
 
 def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
-    from ifsl_bench.board.render import FORMATS
+    from ifsl_bench.reporting.render import FORMATS
 
     if value not in FORMATS:
         raise unknown("format", value, FORMATS)
@@ -123,7 +123,7 @@ def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str])
 
 
 def _is_method(name: str) -> bool:
-    from ifsl_bench.plugin.printed_rows import rows
+    from ifsl_bench.plugin.display_names import rows
     from ifsl_bench.plugin.registry import METHODS
     from ifsl_bench.plugin.registry import names as registered
 
@@ -178,12 +178,12 @@ def job_options(command: Any) -> Any:
 
     @functools.wraps(command)
     def with_request(**arguments: Any) -> Any:
-        from ifsl_bench.jobs.request import Request
-        from ifsl_bench.protocol.variants import make_change
+        from ifsl_bench.experiments.request import Request
+        from ifsl_bench.protocols.tasks.variants import make_change
 
         changes = {key: arguments.pop(key.replace("-", "_")) for key in CHANGES}
         if changes["weights"] is not None:
-            from ifsl_bench.backbone.frozen import take_weights
+            from ifsl_bench.backbones.frozen import take_weights
 
             file = Path(changes["weights"]).expanduser()
             changes["weights"] = take_weights(folders_of(arguments["home"]), file)
@@ -234,9 +234,9 @@ class Machine:
 
     def workspace(self, results: Path | None, device: str = "") -> Workspace:
         """The workspace; ``results`` and ``device`` hold where the options say nothing, and in their place."""
-        from ifsl_bench.backbone.device import keep_freed_memory
-        from ifsl_bench.common.training_curves import curve_logs
-        from ifsl_bench.episodic.prepared import workspace
+        from ifsl_bench.backbones.device import keep_freed_memory
+        from ifsl_bench.experiments.workspace import workspace
+        from ifsl_bench.utils.training_curves import curve_logs
 
         keep_freed_memory()
         reporter = reporter_for(self.quiet, self.verbose)
@@ -257,7 +257,7 @@ def machine_options(*options: Any) -> Callable[[Any], Any]:
 
 
 def folders_of(home: str | None, results_dir: str | None = None) -> Home:
-    from ifsl_bench.common.files import Home
+    from ifsl_bench.utils.files import Home
 
     return Home.locate(home, results_dir)
 
@@ -298,7 +298,7 @@ def agreed(question: str, yes: bool, more: str = "") -> bool:
 
 
 def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:
-    from ifsl_bench.common.progress import LogReporter, RichReporter
+    from ifsl_bench.utils.progress import LogReporter, RichReporter
 
     if quiet:
         return LogReporter(verbose=False)

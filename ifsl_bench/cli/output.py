@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ifsl_bench.common.errors import one_line
+from ifsl_bench.utils.errors import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ifsl_bench.board.table import Table
+    from ifsl_bench.reporting.table import Table
 
 TEXT = "text"
 
@@ -30,8 +30,8 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
     Args:
         closing: said to readers below all tables.
     """
-    from ifsl_bench.board.render import PROGRAMS, render
-    from ifsl_bench.board.result_folder import LEFT_OUT
+    from ifsl_bench.reporting.render import PROGRAMS, render
+    from ifsl_bench.store.result_folder import LEFT_OUT
 
     if not at_terminal(style):
         tables = list(tables)
@@ -39,7 +39,7 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
         if style in PROGRAMS:  # which get no notes
             warn(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
         return
-    from ifsl_bench.board.terminal import print_tables
+    from ifsl_bench.reporting.terminal import print_tables
 
     print_tables(tables, _console(), closing)
 
@@ -47,7 +47,7 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
 @contextmanager
 def prints_aside(style: str) -> Iterator[None]:
     """Sends what methods print to standard error, where a program reads standard output."""
-    from ifsl_bench.board.render import PROGRAMS
+    from ifsl_bench.reporting.render import PROGRAMS
 
     with redirect_stdout(sys.stderr) if style in PROGRAMS else nullcontext():
         yield
@@ -61,13 +61,13 @@ def warn(notes: Iterable[str]) -> None:
 
 def say(text: str = "", style: str = TEXT) -> None:
     """Prints lines of text beside tables for readers; at a terminal, each is folded at its width."""
-    from ifsl_bench.board.render import prose
+    from ifsl_bench.reporting.render import prose
 
     for line in text.split("\n"):
         if not at_terminal(style):
             click.echo(prose(line, style))
             continue
-        from ifsl_bench.board.terminal import print_text
+        from ifsl_bench.reporting.terminal import print_text
 
         print_text(line, _console())
 

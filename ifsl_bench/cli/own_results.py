@@ -11,11 +11,11 @@ import click
 from ifsl_bench.cli.completion import complete_rows, complete_tasks
 from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_options, label_option, style_option
 from ifsl_bench.cli.output import show_tables, warn
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.task_limits import LARGEST_SEED
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
+from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.common.files import Home
+    from ifsl_bench.utils.files import Home
 
 
 @click.group(cls=Group, epilog=examples("results list --since 7", "results remove lr.weight_decay=1 glyphs-5shot"))
@@ -41,8 +41,8 @@ def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | N
 
     'ifsl-bench table TASK' shows the same rows among the stored ones.
     """
-    from ifsl_bench.board.result_folder import own_record, own_rows
-    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.store.result_folder import own_record, own_rows
 
     root = folders.results
     rows, remarks = own_rows(root, tasks, labels, _time(since) if since is not None else None)
@@ -75,7 +75,7 @@ def results_remove(label: str, task: str, seed: int | None, yes: bool, folders: 
 
     Lists the files, and asks first. The rows that come with the package stay.
     """
-    from ifsl_bench.board.result_folder import packaged_root, remove, to_remove
+    from ifsl_bench.store.result_folder import packaged_root, remove, to_remove
 
     root = folders.results
     if root.resolve() == packaged_root().resolve():

@@ -22,8 +22,8 @@ from ifsl_bench.cli.options import (
     results_option,
     verbose_option,
 )
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.task_limits import MOST_SEEDS
+from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
+from ifsl_bench.utils.errors import UserError
 
 
 class Kinds(Group):
@@ -45,7 +45,7 @@ def plot() -> None:
 
 
 def _out(_: click.Context, __: click.Parameter, value: str) -> Path:
-    from ifsl_bench.figures.style import format_of
+    from ifsl_bench.reporting.figures.style import format_of
 
     path = Path(value).expanduser()
     format_of(path)  # a wrong name is told before anything is computed
@@ -112,7 +112,7 @@ class Kind(NamedTuple):
     several: bool = False  # whether it takes several tasks
 
 
-# The functions of these names in ifsl_bench.figures.plot draw them.
+# The functions of these names in ifsl_bench.reporting.figures.plot draw them.
 KINDS: Mapping[str, Kind] = {
     "tradeoff": Kind(
         """Base against novel accuracy, with bias curves.
@@ -219,13 +219,13 @@ KINDS: Mapping[str, Kind] = {
 
 def _draw(name: str, out: Path, **arguments: Any) -> None:
     """Draws a figure, writes it, and says so, and what else there is to say."""
-    from ifsl_bench.figures import plot as figures
+    from ifsl_bench.reporting.figures import plot as figures
 
     if "results_dir" in arguments:
         arguments["results"] = arguments.pop("results_dir")
     else:
-        from ifsl_bench.backbone.device import keep_freed_memory
-        from ifsl_bench.campaigns import api
+        from ifsl_bench.backbones.device import keep_freed_memory
+        from ifsl_bench.experiments import api
 
         keep_freed_memory()
         reporter = reporter_for(arguments.pop("quiet"), arguments.pop("verbose"))

@@ -18,9 +18,9 @@ from ifsl_bench.cli.options import (
     reporter_for,
     verbose_option,
 )
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.torchrun import launch
-from ifsl_bench.protocol.task_limits import LARGEST_SEED
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.torchrun import launch
 
 
 @click.command(
@@ -45,12 +45,12 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
     folders, launched = machine.folders, launch()
     if launched is None:
-        from ifsl_bench.protocol.task_files import find
+        from ifsl_bench.protocols.tasks.task_files import find
 
         find(task, home=folders)  # a wrong name is told before torch is imported
-    from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.common.training_curves import curve_logs
-    from ifsl_bench.jobs.pretraining import pretrain_for
+    from ifsl_bench.backbones.device import keep_freed_memory
+    from ifsl_bench.experiments.pretraining import pretrain_for
+    from ifsl_bench.utils.training_curves import curve_logs
 
     keep_freed_memory()
     reporter, curves = (reporter_for(machine.quiet, machine.verbose), curve_logs(machine.log, machine.log_dir, folders))

@@ -10,10 +10,10 @@ import click
 from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import examples, folders_options
 from ifsl_bench.cli.output import warn
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.common.files import Home
+    from ifsl_bench.utils.files import Home
 
 
 @click.command(epilog=examples("report", "report glyphs-5shot --out glyphs.html"))
@@ -25,11 +25,11 @@ def report(tasks: tuple[str, ...], out: str, folders: Home) -> None:
 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
-    from ifsl_bench.board.claims import judged
-    from ifsl_bench.common.files import check_out, write_bytes
-    from ifsl_bench.page.gather import boards_with_variants, gather
-    from ifsl_bench.page.html import page_html
-    from ifsl_bench.protocol.task_files import find, own, packaged
+    from ifsl_bench.protocols.tasks.task_files import find, own, packaged
+    from ifsl_bench.reporting.claims import judged
+    from ifsl_bench.reporting.page.gather import boards_with_variants, gather
+    from ifsl_bench.reporting.page.html import page_html
+    from ifsl_bench.utils.files import check_out, write_bytes
 
     path = Path(out).expanduser()
     check_out(path)

@@ -27,23 +27,23 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.cli.output import TEXT, say, show_tables
-from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.torchrun import check_alone
-from ifsl_bench.common.wording import seeds_in_words
-from ifsl_bench.protocol.task_limits import LARGEST_SEED
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
+from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.text_format import seeds_in_words
+from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
-    from ifsl_bench.board.boards import Board
-    from ifsl_bench.common.files import Home
+    from ifsl_bench.analysis.task_results import Board
+    from ifsl_bench.utils.files import Home
 
 FULL = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
 
 
 def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool, labels: Sequence[str]) -> None:
-    from ifsl_bench.board.leaderboard import ranked_tables, with_variants
+    from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
 
     if style == "latex":
-        from ifsl_bench.board.latex import paper_tables
+        from ifsl_bench.reporting.latex import paper_tables
 
         click.echo(paper_tables(with_variants(boards, folders.results, labels), full, rank=True))
         return
@@ -81,11 +81,11 @@ def table(
 
     By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
     """
-    from ifsl_bench.board.asked import boards_of, in_setting
+    from ifsl_bench.analysis.query import boards_of, in_setting
 
     boards = boards_of(tasks, labels, folders)
     if beside:
-        from ifsl_bench.board.beside import beside_tables
+        from ifsl_bench.analysis.published_comparison import beside_tables
 
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
@@ -101,11 +101,11 @@ def table(
     if rank:
         _show_ranked(boards, folders, style, full, labels)
         return
-    from ifsl_bench.board.leaderboard import task_tables
+    from ifsl_bench.reporting.leaderboard import task_tables
 
     tables = [table for board in boards for table in task_tables(board, full)]
     if style == "latex":
-        from ifsl_bench.board.latex import paper_tables
+        from ifsl_bench.reporting.latex import paper_tables
 
         click.echo(paper_tables(boards, full))
         return
@@ -150,11 +150,11 @@ def leaderboard(
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """
-    from ifsl_bench.board.asked import in_setting, measured_boards
+    from ifsl_bench.analysis.query import in_setting, measured_boards
 
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
     if style == TEXT and not (tasks or labels or setting or full):
-        from ifsl_bench.board.leaderboard import overview
+        from ifsl_bench.reporting.leaderboard import overview
 
         tables, closing = overview(boards)
         show_tables(tables, style, closing)
@@ -175,9 +175,9 @@ def compare(a: str, b: str, task: str | None, folders: Home, style: str) -> None
 
     In sessions, 'lazy' is the lazy model of the other row, and 'lazy (ROW)' that of any row.
     """
-    from ifsl_bench.board.asked import pair_of
-    from ifsl_bench.board.comparison import compare as compare_rows
-    from ifsl_bench.board.show import comparison_table
+    from ifsl_bench.analysis.comparison import compare as compare_rows
+    from ifsl_bench.analysis.query import pair_of
+    from ifsl_bench.reporting.detail_tables import comparison_table
 
     rows = pair_of(a, b, task, folders)
     show_tables([comparison_table(compare_rows(*rows))], style)
@@ -199,8 +199,8 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Home, sty
     Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
     have, give the wrong sign.
     """
-    from ifsl_bench.board.asked import boards_of
-    from ifsl_bench.board.variance_table import variance_tables
+    from ifsl_bench.analysis.query import boards_of
+    from ifsl_bench.reporting.variance_table import variance_tables
 
     show_tables([table for board in boards_of([task], labels, folders) for table in variance_tables(board, metric)],
                 style)  # fmt: skip
@@ -212,12 +212,12 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Home, sty
 @style_option
 def show(what: tuple[str, ...], folders: Home, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
-    from ifsl_bench.board.asked import board_of, row_of
-    from ifsl_bench.board.measured import FILE, STORED, Row
-    from ifsl_bench.board.render import READERS
-    from ifsl_bench.board.result_file import read
-    from ifsl_bench.board.show import facts_of, row_table, session_tables, validated_on
-    from ifsl_bench.protocol.task_files import find_one, is_plain
+    from ifsl_bench.analysis.aggregate import FILE, STORED, Row
+    from ifsl_bench.analysis.query import board_of, row_of
+    from ifsl_bench.protocols.tasks.task_files import find_one, is_plain
+    from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
+    from ifsl_bench.reporting.render import READERS
+    from ifsl_bench.store.schema import read
 
     more: list[str] = []
     if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
@@ -254,7 +254,7 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 
     Prints a line for each file; the exit status is 2 if any fails.
     """
-    from ifsl_bench.protocol.task_files import find
+    from ifsl_bench.protocols.tasks.task_files import find
     from ifsl_bench.store.check import check_file
 
     folders = folders_of(home)
@@ -307,10 +307,10 @@ def reproduce(
     check_alone("ifsl-bench reproduce")
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
-    from ifsl_bench.board.result_file import read
-    from ifsl_bench.campaigns import api
-    from ifsl_bench.store.reproduce import job_of, lend_data
-    from ifsl_bench.store.reproduce import reproduce as run_again
+    from ifsl_bench.experiments import api
+    from ifsl_bench.experiments.reproduce import job_of, lend_data
+    from ifsl_bench.experiments.reproduce import reproduce as run_again
+    from ifsl_bench.store.schema import read
 
     outcomes = []
     stored = {name: read(Path(name)) for name in _files_of(what, seed)}
@@ -330,10 +330,10 @@ def reproduce(
 
 def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     """The files that are named; or those of a row, named by its label and task, perhaps of one seed alone."""
-    from ifsl_bench.board.asked import board_of, row_of
-    from ifsl_bench.board.measured import STORED
-    from ifsl_bench.board.result_file import path_of
-    from ifsl_bench.board.result_folder import packaged_root
+    from ifsl_bench.analysis.aggregate import STORED
+    from ifsl_bench.analysis.query import board_of, row_of
+    from ifsl_bench.store.result_folder import packaged_root
+    from ifsl_bench.store.schema import path_of
 
     if len(what) != 2 or any(name.endswith(".json") or os.path.isfile(name) for name in what):
         if len(what) == 1 and not (what[0].endswith(".json") or os.path.isfile(what[0])):
@@ -352,7 +352,7 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
 
 def _neither(command: str, what: Sequence[str]) -> UserError:
     """Makes the error for words that are no file, and no label with a task."""
-    from ifsl_bench.protocol.task_files import packaged
+    from ifsl_bench.protocols.tasks.task_files import packaged
 
     beginning, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")
     task = "glyphs-5shot"

@@ -32,18 +32,18 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.cli.output import prints_aside, say, show_tables, tell_lacking
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.torchrun import check_alone
-from ifsl_bench.protocol.task_limits import MOST_WORKERS
+from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
-    from ifsl_bench.campaigns.run import Ended
-    from ifsl_bench.episodic.prepared import Workspace
-    from ifsl_bench.jobs.job import Job
-    from ifsl_bench.jobs.request import Request
-    from ifsl_bench.protocol.task import Task
-    from ifsl_bench.scheduler.cluster import ClusterSpec
-    from ifsl_bench.scheduler.executors import Executor
+    from ifsl_bench.experiments.cluster import ClusterSpec
+    from ifsl_bench.experiments.executors import Executor
+    from ifsl_bench.experiments.job import Job
+    from ifsl_bench.experiments.request import Request
+    from ifsl_bench.experiments.run import Ended
+    from ifsl_bench.experiments.workspace import Workspace
+    from ifsl_bench.protocols.tasks.task import Task
 
 FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options that name what is on this machine
 
@@ -76,7 +76,7 @@ class How:
             return None
         if self.jobs or self.devices:
             raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
-        from ifsl_bench.scheduler.cluster import read_cluster
+        from ifsl_bench.experiments.cluster import read_cluster
 
         return read_cluster(self.cluster)
 
@@ -128,7 +128,7 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
     if campaign is None and (not request.tasks or (not request.methods and not how.checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
     cluster = how.read_cluster()
-    from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
+    from ifsl_bench.experiments.expansion import asked, jobs_of, with_tasks
 
     # A wrong name is told before torch is imported.
     narrowed, tasks = with_tasks(asked(campaign, request), machine.folders)
@@ -138,7 +138,7 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
         return _evaluate(Path(how.checkpoint), request, work, how.style)
     jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
     files = {**narrowed.data, **{name: Path(path) for name, path in how.data.items()}}
-    from ifsl_bench.campaigns.run import check_data, workers_for
+    from ifsl_bench.experiments.run import check_data, workers_for
 
     check_data(files, tasks, work.home)
     if how.dry_run and how.own_weights:
@@ -158,9 +158,9 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
 
 
 def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -> int:
-    from ifsl_bench.board.measured import FILE, Row
-    from ifsl_bench.board.show import row_table
-    from ifsl_bench.campaigns.api import evaluate_checkpoint
+    from ifsl_bench.analysis.aggregate import FILE, Row
+    from ifsl_bench.experiments.api import evaluate_checkpoint
+    from ifsl_bench.reporting.detail_tables import row_table
 
     result = evaluate_checkpoint(
         checkpoint, request.tasks[0], select=request.train.get("select"), episodes=request.episodes,
@@ -174,8 +174,8 @@ def _plan(
     jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, how: How,
     executor: Executor | None,
 ) -> None:  # fmt: skip
-    from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.cli.campaigns import show_plan
+    from ifsl_bench.experiments.plan import plan_of
 
     count = executor.count if executor and not how.cluster else 1
     plan = plan_of(jobs, work, how.rerun, how.retrain, lacking=bool(files), workers=count, data=files)
@@ -187,11 +187,11 @@ def _plan(
 
 
 def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, how: How, executor: Executor | None) -> Ended:
-    from ifsl_bench.campaigns.run import prepare_from, run_campaign
+    from ifsl_bench.experiments.run import prepare_from, run_campaign
 
     prepare_from(files, work)
     if how.own_weights:
-        from ifsl_bench.jobs.pretraining import train_backbones
+        from ifsl_bench.experiments.pretraining import train_backbones
 
         train_backbones(jobs, work)
     with prints_aside(how.style):
@@ -201,23 +201,23 @@ def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, how: H
 
 def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -> None:
     """Prints the rows of the tasks: for readers the new ones among those of usual settings, and where they stand."""
-    from ifsl_bench.board.boards import load_board
-    from ifsl_bench.board.leaderboard import task_table
-    from ifsl_bench.board.render import PROGRAMS
+    from ifsl_bench.analysis.task_results import load_board
+    from ifsl_bench.reporting.leaderboard import task_table
+    from ifsl_bench.reporting.render import PROGRAMS
 
     boards = [load_board(task, work.home.results) for task in tasks]
     if how.style in PROGRAMS:
         show_tables([task_table(board, how.full) for board in boards if not board.empty], how.style)
         return
-    from ifsl_bench.board.beside import beside_tables
-    from ifsl_bench.board.measured import EVERY, PAPER
-    from ifsl_bench.board.notes import standings
+    from ifsl_bench.analysis.aggregate import EVERY, PAPER
+    from ifsl_bench.analysis.published_comparison import beside_tables
+    from ifsl_bench.reporting.notes import standings
 
     labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.stored if job.task.name == board.name))
             for board in boards}  # fmt: skip
     boards = [board.usual(labels_of[board.name]) for board in boards if labels_of[board.name]]
     if how.style == "latex" and boards:
-        from ifsl_bench.board.latex import paper_tables
+        from ifsl_bench.reporting.latex import paper_tables
 
         click.echo(paper_tables(boards, how.full))
     for board in boards:

@@ -21,7 +21,7 @@ from ifsl_bench.cli.options import (
     style_option,
 )
 from ifsl_bench.cli.output import say, show_tables
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.utils.errors import UserError
 
 
 class Tasks(Group):
@@ -49,10 +49,10 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     """
     if context.invoked_subcommand:
         return
-    from ifsl_bench.board.render import READERS
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing.catalogue import task_listing
-    from ifsl_bench.protocol.task_files import packaged
+    from ifsl_bench.protocols.tasks.task_files import packaged
+    from ifsl_bench.reporting.render import READERS
+    from ifsl_bench.reporting.table import plain_table
 
     rows = task_listing(folders_of(home))
     if style not in READERS:
@@ -79,10 +79,10 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 
     NAME is what --task takes; 'show' may be left out.
     """
-    from ifsl_bench.board.render import READERS
-    from ifsl_bench.board.table import plain_table
-    from ifsl_bench.board.task_sheet import task_facts
-    from ifsl_bench.protocol.task_files import find
+    from ifsl_bench.protocols.tasks.task_files import find
+    from ifsl_bench.reporting.render import READERS
+    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.task_sheet import task_facts
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
     folders = folders_to_read(home or above.get("home"), results_dir)
@@ -124,9 +124,9 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
 @tasks.command("reference", epilog=examples("tasks reference", "tasks reference > task-file.md"))
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
-    from ifsl_bench.backbone.contract import descriptions
-    from ifsl_bench.protocol.reference import page
-    from ifsl_bench.protocol.task import NO_BACKBONE
+    from ifsl_bench.backbones.contract import descriptions
+    from ifsl_bench.protocols.tasks.reference import page
+    from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 
     none = {NO_BACKBONE: "The data are features: only the base classifier is trained."}
     click.echo(page({**descriptions(), **none}), nl=False)

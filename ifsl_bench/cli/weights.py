@@ -9,8 +9,8 @@ import click
 from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import Group, Whole, examples, folders_of, home_option, reporter_for, style_option
 from ifsl_bench.cli.output import show_tables
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.task_limits import LARGEST_SEED
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
+from ifsl_bench.utils.errors import UserError
 
 
 @click.group(cls=Group, epilog=examples("weights list", "weights export --task glyphs-5shot"))
@@ -34,7 +34,7 @@ def export(task: str | None, head: str, seed: int, to: str | None, home: str | N
     """
     if not task:
         raise UserError("say the weights of which task, e.g.: ifsl-bench weights export --task tiered-5shot")
-    from ifsl_bench.jobs.pretraining import export_weights
+    from ifsl_bench.experiments.pretraining import export_weights
 
     path, exported = export_weights(task, head, seed, folders_of(home), Path(to).expanduser() if to else None)
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {exported.sha256}")
@@ -55,7 +55,7 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
     """
     if not files:
         raise UserError("say which file, e.g.: ifsl-bench weights import tiered.safetensors")
-    from ifsl_bench.backbone.weights import import_weights
+    from ifsl_bench.backbones.weights import import_weights
 
     for name in files:
         imported, new = import_weights(Path(name).expanduser(), folders_of(home), reporter_for(False), force)
@@ -74,8 +74,8 @@ def list_(home: str | None, style: str) -> None:
 
     Those in the home folder, and those that come with the package.
     """
-    from ifsl_bench.backbone.weights import weights_listing
-    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.backbones.weights import weights_listing
+    from ifsl_bench.reporting.table import plain_table
 
     rows = weights_listing(folders_of(home))
     show_tables([plain_table(rows, fold={"pretraining": 30}, drop=("weights", "trained on"))], style)

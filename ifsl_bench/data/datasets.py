@@ -8,11 +8,11 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import DataSpec
+from ifsl_bench.protocols.tasks.task import DataSpec
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import Home
 
 if TYPE_CHECKING:  # what has been prepared is opened without its source
     from ifsl_bench.data.source import DatasetSource

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import Stage
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, tree_items
 from ifsl_bench.data.source import Import
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.progress import Stage
 
 T = TypeVar("T")
 LISTED = 20  # images that the manifest names of the bad and of the duplicate ones

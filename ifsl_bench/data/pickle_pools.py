@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.common.arrays import releasing
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem, pool_labels, unfinished
 from ifsl_bench.data.read.decode_many import Item, digest_of
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.read.unpickle import described, load
 from ifsl_bench.data.source import Import
+from ifsl_bench.utils.arrays import releasing
+from ifsl_bench.utils.errors import UserError
 
 SIZE = 84
 SHAPE = (SIZE, SIZE, 3)

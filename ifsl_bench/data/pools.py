@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ifsl_bench.common.arrays import open_array
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import open_file, read_errors, sha256_file, sha256_json
-from ifsl_bench.common.sealed import check_kinds, read_sealed
+from ifsl_bench.utils.arrays import open_array
+from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import open_file, read_errors, sha256_file, sha256_json
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 # Where supports and queries of the novel test classes are apart: what supports are drawn from.

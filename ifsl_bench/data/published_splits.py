@@ -14,9 +14,9 @@ from importlib import resources
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.file_tree import FileTree, natural
 from ifsl_bench.data.source import Counts, DatasetSource, Form, Import, count_files
+from ifsl_bench.utils.errors import UserError
 
 Image = TypeVar("Image")
 Pools = dict[str, dict[str, Sequence[Image]]]  # pool -> class -> images

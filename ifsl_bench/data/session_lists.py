@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.published_splits import LISTED, Image, Pools, PublishedData, shuffled
 from ifsl_bench.data.source import Count
 from ifsl_bench.plugin import registry
+from ifsl_bench.utils.errors import UserError
 
 SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")
 HELD_OUT = 50  # training images of a base class in base/val, of the 500 in CIFAR-100 and mini-ImageNet

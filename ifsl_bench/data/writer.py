@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.common.arrays import create_array, release
-from ifsl_bench.common.building import building
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import sha256_file
-from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.pools import EVERY_POOL, POOLS, SUPPORT, Dataset, fingerprint, open_dataset
+from ifsl_bench.utils.arrays import create_array, release
+from ifsl_bench.utils.atomic_dir import building
+from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import sha256_file
 
 PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools that are complete
 

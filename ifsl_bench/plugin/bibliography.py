@@ -13,10 +13,10 @@ from functools import lru_cache
 from importlib import resources
 
 from ifsl_bench._version import RELEASED, __version__
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.printed_rows import in_print, label_parts, rows
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.plugin.display_names import in_print, label_parts, rows
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.utils.errors import UserError
 
 PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow
 _TRAINING = re.compile(r"^train\.")

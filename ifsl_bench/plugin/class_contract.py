@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import GrowingMethod, Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
 from ifsl_bench.plugin.space import RATE, Choices, Range
-from ifsl_bench.protocol.task import MetaTraining
+from ifsl_bench.protocols.tasks.task import MetaTraining
+from ifsl_bench.utils.errors import UserError
 
 
 def _is_mapping(value: Any, of: type, to: Callable[[Any], bool]) -> bool:

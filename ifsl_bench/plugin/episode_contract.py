@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Method, Prediction, Query, Support, answering, ask, check_prediction, masked_logits
+from ifsl_bench.utils.errors import UserError
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
 TOLERANCE = 1e-4

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.class_contract import check_method
+from ifsl_bench.plugin.display_names import LAZY, printed_alone
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import FROM, method_source
 from ifsl_bench.plugin.options import defaults
-from ifsl_bench.plugin.printed_rows import LAZY, printed_alone
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import short
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """The optional package learn2learn: how to get it, and how to import it. Nothing else here or in a method may do so.
 
 It brings gym, gsutil and NumPy below 2 along, takes seconds to import, and version 0.2.0 must be compiled: hence an
-extra, imported where it is used and not before. :mod:`ifsl_bench.jobs.interop` exchanges data sets and tasks
-with it.
+extra, imported where it is used and not before. :mod:`ifsl_bench.experiments.learn2learn_exchange`
+exchanges data sets and tasks with it.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.registry import is_installed
+from ifsl_bench.utils.errors import UserError
 
 # What is on PyPI holds C sources that no longer compile; the option has them made again from the Cython ones.
 INSTALL = 'pip install "learn2learn==0.2.0" --config-settings "--build-option=build_ext"'

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import of_method, printed
+from ifsl_bench.plugin.display_names import rows
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of, trains
-from ifsl_bench.plugin.printed_rows import rows
 from ifsl_bench.plugin.space import RATE, Range
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import short
 
 OPTIONS = "Options:"  # what begins the section of a docstring that says what options mean
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.common.errors import UserError, where
 from ifsl_bench.plugin.space import Space
-from ifsl_bench.protocol.task import MetaTraining, Task
-from ifsl_bench.solve.linear import AdjointReport
-from ifsl_bench.solve.tree import Tree
+from ifsl_bench.protocols.tasks.task import MetaTraining, Task
+from ifsl_bench.solvers.linear import AdjointReport
+from ifsl_bench.solvers.tree import Tree
+from ifsl_bench.utils.errors import UserError, where
 
 FEW = 64  # episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
 

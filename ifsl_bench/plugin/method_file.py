@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, FROM, neighbours
+from ifsl_bench.utils.errors import UserError, unknown, where
 
 _LOCK = threading.RLock()
 

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import disk_errors
 from ifsl_bench.plugin.registry import METHODS, all_shorthands, names
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import disk_errors
 
 TAKEN = ("Learned", "Method", "Prediction", *keyword.kwlist)  # classes that the file would not work with
 METHOD = '''\

@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ifsl_bench.common.errors import UserError, one_line, unknown, where
-from ifsl_bench.plugin import kinds
+from ifsl_bench.plugin import option_types as kinds
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.space import RATE, Space
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.utils.errors import UserError, one_line, unknown, where
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.common.errors import Lacking, UserError, unknown
-from ifsl_bench.plugin.printed_rows import label_parts, rows
+from ifsl_bench.plugin.display_names import label_parts, rows
+from ifsl_bench.utils.errors import Lacking, UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, Rule, differs
 from ifsl_bench.plugin.method import Base, Method, Query, Support
 from ifsl_bench.plugin.options import make_method, remade
+from ifsl_bench.utils.errors import UserError
 
 COPIES = 3  # that answer at once, and twice as many answers
 

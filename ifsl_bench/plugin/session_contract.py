@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.episode_contract import (
     comes_of_search,
     differs,
@@ -36,7 +35,8 @@ from ifsl_bench.plugin.method import (
     returned,
 )
 from ifsl_bench.plugin.rules import made_up
-from ifsl_bench.solve.tree import leaves, side_by_side
+from ifsl_bench.solvers.tree import leaves, side_by_side
+from ifsl_bench.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Removing something that is needed after all costs time, never a result: whoever needs it makes it again. Still, what a
 running process may be using stays: what is locked, what was used within :data:`RECENT`, and what runs start from.
-Whatever is used is touched (:func:`ifsl_bench.common.files.mark_used`), so its file of facts says when: access times
+Whatever is used is touched (:func:`ifsl_bench.utils.files.mark_used`), so its file of facts says when: access times
 are switched off on many disks, and on others every backup is an access.
 """
 
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from ifsl_bench.common.building import remove
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.locks import is_locked, taken
-from ifsl_bench.common.owners import DOWNLOAD, PARTIAL, REMOVED, what
 from ifsl_bench.data import datasets
-from ifsl_bench.kernels.store import sources_folder
+from ifsl_bench.solvers.numba_code_cache import sources_folder
+from ifsl_bench.utils.atomic_dir import remove
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.locks import is_locked, taken
+from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, what
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
 OF_JOBS = ("trained", "trials", "evaluated")

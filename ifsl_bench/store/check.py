@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ifsl_bench.board.boards import unfit
-from ifsl_bench.board.data_frames import with_interval
-from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse, read_raw
-from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import Home
+from ifsl_bench.analysis.task_results import unfit
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.class_draws import ClassDraws
-from ifsl_bench.protocol.task import Side, Task
-from ifsl_bench.protocol.task_files import find, is_plain
-from ifsl_bench.protocol.task_limits import check_task, most_of
-from ifsl_bench.protocol.variants import changed, split
+from ifsl_bench.protocols.class_draws import ClassDraws
+from ifsl_bench.protocols.tasks.task import Side, Task
+from ifsl_bench.protocols.tasks.task_files import find, is_plain
+from ifsl_bench.protocols.tasks.task_limits import check_task, most_of
+from ifsl_bench.protocols.tasks.variants import changed, split
+from ifsl_bench.reporting.data_frames import with_interval
 from ifsl_bench.store.check_form import Unverified, odd_values, unprintable, verifying
+from ifsl_bench.store.schema import Result, file_name, inconsistency, parse, read_raw
+from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.files import Home
 
 if TYPE_CHECKING:
-    from ifsl_bench.protocol.episodes import Sampler
-    from ifsl_bench.protocol.sequences import SequenceSampler
+    from ifsl_bench.protocols.episodes import Sampler
+    from ifsl_bench.protocols.sequences import SequenceSampler
 
 MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
 
@@ -83,7 +83,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     except UserError as error:
         failures.append(f"task: {error}")
     else:
-        from ifsl_bench.store.check_method import CHECKS
+        from ifsl_bench.experiments.check_method import CHECKS
 
         failures += [*_definition(result, task), *unfit(task, [result]).values()]
         for check in (_digest, _classes, _partial, _calibration, *CHECKS):
@@ -180,7 +180,7 @@ def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
 def _sampler(result: Result, task: Task, home: Home, side: Side = "test") -> Sampler | SequenceSampler:
     """A side's episodes of the very data that a result was measured on."""
     _prepared(result, task, home)
-    from ifsl_bench.episodic.prepared import Workspace
+    from ifsl_bench.experiments.workspace import Workspace
 
     return Workspace(home).prepared(task, "linear", result.seed).sampler(side)
 
@@ -189,7 +189,7 @@ def _prepared(result: Result, task: Task, home: Home) -> bool:
     """Tells whether the data that a result was measured on are partial; exactly these have to be here."""
     from ifsl_bench.data.datasets import is_prepared
     from ifsl_bench.data.pools import open_dataset
-    from ifsl_bench.data.preparing.outline import data_of
+    from ifsl_bench.data.preparing.metadata import data_of
 
     partial = False
     for spec, fingerprint in zip(data_of(task, home), (result.fingerprint, result.novel_fingerprint), strict=False):

@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from ifsl_bench._version import __version__
-from ifsl_bench.board.result_file import Result
-from ifsl_bench.common.errors import UserError, is_printable
-from ifsl_bench.protocol.contamination import SEEN
-from ifsl_bench.protocol.task_limits import MOST_TRIALS
+from ifsl_bench.protocols.tasks.contamination import SEEN
+from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
+from ifsl_bench.store.schema import Result
+from ifsl_bench.utils.errors import UserError, is_printable
 
 AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
 
@@ -100,7 +100,7 @@ class Training(_Part):
 
 
 class Form(msgspec.Struct, kw_only=True):
-    """Fields of :class:`ifsl_bench.board.result_file.Result` as runs write them."""
+    """Fields of :class:`ifsl_bench.store.schema.Result` as runs write them."""
 
     task_hash: Hex16
     digest: Hex64

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.board.result_file import Result, SessionResult
-from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
+from ifsl_bench.store.schema import Result, SessionResult
 
 HITS = "hits"  # of sequences of sessions
 SHARE = 0.1  # of the episodes that rounding may give other counts

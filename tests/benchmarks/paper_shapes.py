@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from ifsl_bench.learners import NetworkArgs, Regression, fold
 from ifsl_bench.plugin.method import Base, Query, Support
+from ifsl_bench.solvers import NetworkArgs, Regression, fold
 
 D, K, N, Q, H = 512, 200, 5, 50, 40
 

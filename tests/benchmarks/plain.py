@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import Tensor
 
-from ifsl_bench.learners import NetworkArgs
+from ifsl_bench.solvers import NetworkArgs
 
 Fast = list[Tensor]  # fast weights
 Inner = Callable[[Sequence[Tensor]], Tensor]  # fast weights -> value

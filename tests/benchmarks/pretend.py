@@ -37,7 +37,7 @@ from pretend_counts import Counts, Plan, place, plan_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ifsl_bench.backbone import device as devices
+from ifsl_bench.backbones import device as devices
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten

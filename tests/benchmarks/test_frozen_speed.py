@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.features import BATCH, _forward
-from ifsl_bench.backbone.frozen import Preprocess
-from ifsl_bench.backbone.networks import make_backbone
-from ifsl_bench.backbone.torchvision_zoo import Torchvision
+from ifsl_bench.backbones.features import BATCH, _forward
+from ifsl_bench.backbones.frozen import Preprocess
+from ifsl_bench.backbones.networks import make_backbone
+from ifsl_bench.backbones.torchvision_zoo import Torchvision
 from ifsl_bench.data.pools import Pool
 
 MODEL = "resnet18.IMAGENET1K_V1"

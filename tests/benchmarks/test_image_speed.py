@@ -20,17 +20,17 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ifsl_bench.backbone.device import choose_device, choose_precision
-from ifsl_bench.backbone.features import compute_features
-from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
-from ifsl_bench.backbone.trainer import Trainer, pretrain
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.backbones.device import choose_device, choose_precision
+from ifsl_bench.backbones.features import compute_features
+from ifsl_bench.backbones.networks import channels_last, make_backbone, make_head
+from ifsl_bench.backbones.trainer import Trainer, pretrain
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build
-from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 
 DEVICE = choose_device("auto")
 TASK = packaged()["tiny-pack-5shot"]

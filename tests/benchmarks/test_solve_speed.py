@@ -25,10 +25,9 @@ from paper_shapes import D, Episodes, H, K, N, Q
 from scipy.optimize import minimize
 from solve_table import Row, training
 
-from ifsl_bench.learners import DualNewton, Memory, Regression, SoftmaxRegression, TanhNetwork
-from ifsl_bench.learners.network import activations
-from ifsl_bench.learners.softmax import scores
-from ifsl_bench.solve import LBFGS, minimise
+from ifsl_bench.solvers import LBFGS, DualNewton, Memory, Regression, SoftmaxRegression, TanhNetwork, minimise
+from ifsl_bench.solvers.network import activations
+from ifsl_bench.solvers.softmax import scores
 
 SAME_OPTIMUM = {"ftol": 1e-12, "gtol": 1e-7, "maxiter": 10000, "maxfun": 10000}
 

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.features import FeaturePool
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
-from ifsl_bench.episodic.evaluation import evaluate
-from ifsl_bench.episodic.loader import EpisodeLoader
-from ifsl_bench.episodic.meta_training import Course
-from ifsl_bench.episodic.sequence_loader import SequenceLoader
+from ifsl_bench.experiments.evaluation import evaluate
+from ifsl_bench.experiments.meta_training import Course
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.protocol.episodes import Sampler
-from ifsl_bench.protocol.sequences import Pools, SequenceSampler
-from ifsl_bench.protocol.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
-from ifsl_bench.protocol.training_choice import Training
+from ifsl_bench.protocols.episode_loader import EpisodeLoader
+from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.sequence_loader import SequenceLoader
+from ifsl_bench.protocols.sequences import Pools, SequenceSampler
+from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
+from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.utils.progress import Reporter
 
 D = 512
 

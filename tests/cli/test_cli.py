@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.common.sealed import write_sealed
+from ifsl_bench.utils.checksummed_json import write_sealed
 
 TASK = "clusters.toml:clusters-5shot"
 

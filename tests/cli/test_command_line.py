@@ -19,11 +19,11 @@ import click
 import pytest
 from rich.cells import cell_len
 
-from ifsl_bench.board import boards
-from ifsl_bench.board.result_folder import packaged_root, stored
-from ifsl_bench.board.terminal import fold
+from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.cli.main import cli
-from ifsl_bench.common.wording import numbers_in_words
+from ifsl_bench.reporting.terminal import fold
+from ifsl_bench.store.result_folder import packaged_root, stored
+from ifsl_bench.utils.text_format import numbers_in_words
 
 TASK = "glyphs-5shot"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

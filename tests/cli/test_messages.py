@@ -13,9 +13,9 @@ from PIL import Image
 
 from ifsl_bench.cli.main import _guarded
 from ifsl_bench.cli.running import _typed
-from ifsl_bench.common.errors import unknown
-from ifsl_bench.common.files import Home
-from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.utils.errors import unknown
+from ifsl_bench.utils.files import Home
 
 TASK = ("--task", "glyphs-5shot")
 LONG = "x" * 300  # longer than a file system takes, so that looking at it fails

@@ -8,19 +8,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ifsl_bench.backbone import processes
-from ifsl_bench.backbone.device import Precision
-from ifsl_bench.backbone.networks import make_backbone
-from ifsl_bench.backbone.processes import World, device_name, share_norms
-from ifsl_bench.backbone.trainer import Trainer, _Classifier, pretrain
-from ifsl_bench.common import torchrun
-from ifsl_bench.common.checkpoint import CheckpointFolder
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.common.torchrun import Launch, launch
+from ifsl_bench.backbones import processes
+from ifsl_bench.backbones.device import Precision
+from ifsl_bench.backbones.networks import make_backbone
+from ifsl_bench.backbones.processes import World, device_name, share_norms
+from ifsl_bench.backbones.trainer import Trainer, _Classifier, pretrain
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils import torchrun
+from ifsl_bench.utils.checkpoint import CheckpointFolder
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.torchrun import Launch, launch
 
 CPU = torch.device("cpu")
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

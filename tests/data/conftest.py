@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ifsl_bench.common.files import Home
+from ifsl_bench.utils.files import Home
 
 
 def _python2(value: Any) -> bytes:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 
 
 def spoil(path: Path, at: int) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.file_tree import Entry, what_is
+from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import spoil
 
 FILES = {

@@ -14,7 +14,7 @@ from ifsl_bench.cli import main as cli
 from ifsl_bench.data import datasets
 from ifsl_bench.data.sets import mini, tiered
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone import pretrained
-from ifsl_bench.backbone.pretrained import pretraining_key
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.backbones import pretrained
+from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data import datasets
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.sets import embedded
-from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.errors import CorruptFile
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import LogReporter, Reporter
 from tests.data.helpers import spoil
 from tests.tools.embed_features import _Named, embed
 

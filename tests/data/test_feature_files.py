@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.feature_files import mean_cosine
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import refused
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import own as own_task
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
 BIRDS = [f"bird {i}" for i in range(1, 25)]

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
 from ifsl_bench.data.sets.glyphs import fonts, raster, variation
 from ifsl_bench.data.sets.glyphs.fonts import Outline
+from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import spoil
 from tests.tools import derive_letters as derive
 

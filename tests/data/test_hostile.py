@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.common import limits
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.file_tree import Entry
+from ifsl_bench.utils import limits
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import sha256_json
 
 ROOT = Path(__file__).parents[2]
 MB = 1 << 20

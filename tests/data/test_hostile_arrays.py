@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common import limits
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.unpickle import load
+from ifsl_bench.utils import limits
+from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import refused
 from tests.data.test_archive import add_files
 from tests.data.test_hostile import zeros_deflated, zipped

@@ -18,10 +18,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.locks import locked
-from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import datasets, image_pools
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
@@ -30,6 +26,10 @@ from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree
 from ifsl_bench.data.source import Count, DatasetSource, Form, Import, count_files
 from ifsl_bench.plugin import registry
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.progress import LogReporter, Reporter
 from tests.data.helpers import refused, spoil
 
 SIDES = {"base": ("a", "b"), "novel/train": ("c",), "novel/val": ("d",), "novel/test": ("e",)}

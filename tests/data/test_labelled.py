@@ -11,8 +11,8 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import ifsl_bench
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import verify
+from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import of_class
 
 CLASSES, EACH, SIZE = {"train": 12, "val": 5, "test": 6}, 30, 10

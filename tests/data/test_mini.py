@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 
 import ifsl_bench
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import rows, shuffled
 from ifsl_bench.data.sets import mini
 from ifsl_bench.data.source import Count
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
 SIDES = {row["wnid"]: row["split"] for row in rows("mini-imagenet.csv")}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, held_out, rows
 from ifsl_bench.data.sets import mini_sessions
 from ifsl_bench.data.sets.mini import NAMES
+from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import of_class, refused
 
 LIST = list(rows(mini_sessions.LISTS))

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.feasibility import out_of_reach
 from ifsl_bench.data.pools import POOLS, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.reach import out_of_reach
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, tell_ignored
 from ifsl_bench.data.sets.layout import find_layout
 from ifsl_bench.data.source import Import
-from ifsl_bench.protocol.task_files import find, own
+from ifsl_bench.protocols.tasks.task_files import find, own
+from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import refused
 
 CLASSES = [f"class {i}" for i in range(24)]

@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import ensure, prepare
 from ifsl_bench.data.writer import build
-from ifsl_bench.protocol.task import DataSpec
-from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocols.tasks.task import DataSpec
+from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import spoil
 
 

@@ -18,10 +18,6 @@ import pytest
 import torch
 from PIL import Image
 
-from ifsl_bench.board.result_file import read as read_result
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
@@ -29,8 +25,12 @@ from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionSource, order_of, session_pools
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions, mini_sessions
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
-from ifsl_bench.protocol.episodes import task_stream
-from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocols.episodes import task_stream
+from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.store.schema import read as read_result
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
 

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import held_out, rows
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.sets import tiered
 from ifsl_bench.data.source import Count
-from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
 SIDES = {row["wnid"]: row["split"] for row in rows("tiered-imagenet.csv")}

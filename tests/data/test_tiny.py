@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import datasets
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import rows
 from ifsl_bench.data.sets import tiny
-from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
 JPEG = 2  # levels of 255 by which a quality of 95 moves the mean of an even colour
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_named(small, tmp_path, change, message, home):
 @pytest.mark.skipif(not PACK.exists(), reason="the pack of real photographs is not here")
 def test_the_real_pack(tmp_path):
     """All 55,125 images; some of them compared with Pillow, and the digests with those of the task file."""
-    from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+    from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 
     dataset = prepare(Home.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
     task = packaged()["tiny-pack-1shot"]

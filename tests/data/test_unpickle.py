@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pickle_pools import text
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.unpickle import load
 from ifsl_bench.data.sets.tiered import read_labels
+from ifsl_bench.utils.errors import UserError
 
 # Written by Python 2.7.18 with NumPy 1.16.6, cPickle.dumps(value, protocol), then zlib and base64; value = {
 #   'data': np.arange(48, dtype=np.uint8).reshape(2, 2, 4, 3), 'labels': [7, 3L], 'catname2label': {'n01': 3, 'n02': 7},

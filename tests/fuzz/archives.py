@@ -16,13 +16,13 @@ from functools import cache, partial
 from pathlib import Path
 from random import Random
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.file_tree import natural
 from ifsl_bench.data.sets.folder import OwnOptions
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import LogReporter
 from tests.fuzz.formats import Format
 from tests.fuzz.images import encoded
 from tests.fuzz.mutation import NUMBERS, number, once, spoiled

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pickle_pools import integers
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.unpickle import load
 from ifsl_bench.data.sets.feature_files import _features, _labels, _read
+from ifsl_bench.utils.errors import UserError
 from tests.fuzz.archives import spoiled_zip
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import NUMBERS, once, spoiled

@@ -13,8 +13,8 @@ from random import Random
 import numpy as np
 from PIL import Image
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
+from ifsl_bench.utils.errors import UserError
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import once, spoiled
 

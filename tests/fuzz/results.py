@@ -17,27 +17,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.backbone.pretrained import pretraining_key
-from ifsl_bench.board.boards import Board, load_board
-from ifsl_bench.board.comparison import compare
-from ifsl_bench.board.leaderboard import task_table
-from ifsl_bench.board.measured import FILE, Row
-from ifsl_bench.board.notes import standing
-from ifsl_bench.board.render import FORMATS as STYLES
-from ifsl_bench.board.render import render
-from ifsl_bench.board.result_file import Result, file_name, keep_old, parse, path_of, read, write
-from ifsl_bench.board.show import comparison_table, facts_of, row_table
-from ifsl_bench.common import packed
-from ifsl_bench.common.errors import UserError, is_printable
-from ifsl_bench.common.files import Home
+from ifsl_bench.analysis.aggregate import FILE, Row
+from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.task_results import Board, load_board
+from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.protocol.metrics import Counts
-from ifsl_bench.protocol.task import Task
-from ifsl_bench.protocol.task_files import parse as parse_tasks
+from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.task_files import parse as parse_tasks
+from ifsl_bench.reporting.detail_tables import comparison_table, facts_of, row_table
+from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.notes import standing
+from ifsl_bench.reporting.render import FORMATS as STYLES
+from ifsl_bench.reporting.render import render
 from ifsl_bench.store.check import check_file
-from tests.board.result_fields import counted, leaderboard
+from ifsl_bench.store.schema import Result, file_name, keep_old, parse, path_of, read, write
+from ifsl_bench.utils import array_codec as packed
+from ifsl_bench.utils.errors import UserError, is_printable
+from ifsl_bench.utils.files import Home
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, change_json, spoiled, spoiled_text
+from tests.store.result_fields import counted, leaderboard
 
 EPISODES, WAYS, QUERIES, BASE = 12, 3, 6, 5
 TASKS = f"""

@@ -72,7 +72,7 @@ def _stop(*_: object) -> None:
 
 def judged(form: Format, path: Path) -> Verdict:
     """Reads a file, in this process."""
-    from ifsl_bench.common.errors import UserError
+    from ifsl_bench.utils.errors import UserError
 
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, form.seconds)

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.campaigns import api
 from ifsl_bench.cli.main import _guarded
-from ifsl_bench.common import files
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.owners import what
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.writer import Writer, build
+from ifsl_bench.experiments import api
+from ifsl_bench.utils import files
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.tempnames import what
 from tests.reporters import Messages
 
 TASKS = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.utils.errors import UserError
 from tests.fuzz.formats import MODULES, RUNS, Format, case, formats
 from tests.fuzz.kept import content_of, ended, keep, kept
 from tests.fuzz.runner import rounds, run

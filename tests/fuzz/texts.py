@@ -7,13 +7,13 @@ from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
-from ifsl_bench.board.result_folder import CLAIMS
-from ifsl_bench.campaigns.expansion import asked, with_tasks
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
 from ifsl_bench.data.sets.folder import read_sides
-from ifsl_bench.jobs.request import Request
-from ifsl_bench.protocol.task_files import find, parse
+from ifsl_bench.experiments.expansion import asked, with_tasks
+from ifsl_bench.experiments.request import Request
+from ifsl_bench.protocols.tasks.task_files import find, parse
+from ifsl_bench.store.result_folder import CLAIMS
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import spoiled_text
 

@@ -13,13 +13,12 @@ from ifsl_bench.methods.ridge import Ridge
 from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.learners import Network, NetworkLearner, fold, ridge
-from ifsl_bench.learners.network import activations
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.protocol.task_files import find
-from ifsl_bench.solve import LBFGS, measured
-from ifsl_bench.solve.tree import tree_map
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.solvers import LBFGS, Network, NetworkLearner, fold, measured, ridge
+from ifsl_bench.solvers.network import activations
+from ifsl_bench.solvers.tree import tree_map
+from ifsl_bench.utils.errors import UserError
 from tests.methods import test_methods_contract as contract
 from tests.tolerances import rounding
 

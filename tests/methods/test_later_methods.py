@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from ifsl_bench.methods.lda import LDA, inverse
 from torch import nn
 
-from ifsl_bench.backbone.features import Moments
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.backbones.features import Moments
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.plugin.options import trains
+from ifsl_bench.utils.errors import UserError
 
 K, N = 12, 5
 

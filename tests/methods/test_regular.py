@@ -9,16 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.leaderboard import task_table
-from ifsl_bench.board.render import FORMATS, PROGRAMS, render
-from ifsl_bench.board.result_file import read
-from ifsl_bench.campaigns import api
+from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.render import FORMATS, PROGRAMS, render
+from ifsl_bench.store.schema import read
 from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, make_episodes
 
 ROWS = sorted(  # the shorthands of a method stand for it: one of them is what it does by default

@@ -8,13 +8,13 @@ import pytest
 import torch
 from ifsl_bench.methods.protonet import ProtoNet
 
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.experiments import api
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import Asked, check_answers, repeats, sees_one_query
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support
 from ifsl_bench.plugin.rules import RULES, check_contract, copies_do_not_meet, made_up
 from ifsl_bench.plugin.session_contract import RULES as OF_SESSIONS
+from ifsl_bench.utils.errors import UserError
 
 START = """
 import torch

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from ifsl_bench.board import result_file, result_folder
-from ifsl_bench.campaigns import api
-from ifsl_bench.jobs.job import make_jobs
-from ifsl_bench.jobs.request import Request
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments.job import make_jobs
+from ifsl_bench.experiments.request import Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method_source import method_source
-from ifsl_bench.protocol.task import MetaTraining
+from ifsl_bench.protocols.tasks.task import MetaTraining
+from ifsl_bench.store import result_folder
+from ifsl_bench.store import schema as result_file
 
 # --- a stranger's package of two modules
 

@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 
 import ifsl_bench
-from ifsl_bench.campaigns import api
-from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.learn2learn import INSTALL, load
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.store.check import check_file
 
 ROOT = Path(__file__).parents[2]

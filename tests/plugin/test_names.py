@@ -8,10 +8,10 @@ from importlib import resources
 
 import pytest
 
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.experiments import api
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.errors import UserError
 
 SOURCE = """
 import torch

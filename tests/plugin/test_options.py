@@ -11,13 +11,13 @@ import torch
 from ifsl_bench.methods.attractor import Attractor
 from ifsl_bench.methods.static_attractor import StaticAttractor
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.jobs.job import each_once, make_jobs
-from ifsl_bench.jobs.request import Request
-from ifsl_bench.learners.attractor_method import AttractorMethod
+from ifsl_bench.experiments.job import each_once, make_jobs
+from ifsl_bench.experiments.request import Request
+from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import options_of, resolve_options
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.errors import UserError
 
 (TASK,) = find("glyphs-5shot")
 

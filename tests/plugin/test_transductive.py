@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ifsl_bench.board import result_file, result_folder
-from ifsl_bench.board.boards import Board
-from ifsl_bench.board.leaderboard import task_table
-from ifsl_bench.board.measured import Row
-from ifsl_bench.board.notes import notes_of
-from ifsl_bench.board.render import render
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.experiments import api
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.notes import notes_of
+from ifsl_bench.reporting.render import render
+from ifsl_bench.store import result_folder
+from ifsl_bench.store import schema as result_file
+from ifsl_bench.utils.errors import UserError
 
 TOGETHER = """
 import torch

@@ -17,16 +17,16 @@ import torch
 import torch.nn.functional as F
 from paper_shapes import Episodes
 
-from ifsl_bench.backbone.device import Precision
-from ifsl_bench.backbone.features import _forward, compute_features
-from ifsl_bench.backbone.trainer import pretrain
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.backbones.device import Precision
+from ifsl_bench.backbones.features import _forward, compute_features
+from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.jobs.training import MetaTrain, fresh
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments.training_stage import MetaTrain, fresh
 from ifsl_bench.plugin.method import FEW
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 from tests.product import test_pretend as pretend
 from tests.product.test_pretend import CPU, _job, _other_home, _prepared, on, seeded_method, variants
 
@@ -130,7 +130,7 @@ def test_a_whole_run_says_where_it_was_made_and_counts_what_the_cpu_does(call, h
 
 def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
     """At a low rate: larger ones blow rounding up."""
-    monkeypatch.setattr("ifsl_bench.backbone.trainer.choose_precision", lambda device: Precision(False, "float32"))
+    monkeypatch.setattr("ifsl_bench.backbones.trainer.choose_precision", lambda device: Precision(False, "float32"))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     ours, bank = pretend.pretrained_on(CPU, glyph_home, 1e-4)
     theirs, other_bank = pretend.pretrained_on(DEVICE, glyph_home, 1e-4)

@@ -17,9 +17,10 @@ import msgspec
 import pytest
 
 from ifsl_bench._version import RELEASED, __version__
-from ifsl_bench.board import episode_counts, result_file
 from ifsl_bench.cli import main as cli
 from ifsl_bench.plugin.options import options_of, space_of
+from ifsl_bench.store import episode_counts
+from ifsl_bench.store import schema as result_file
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -16,10 +16,10 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench import UserError
-from ifsl_bench.board.data_frames import data_frame
-from ifsl_bench.board.result_folder import packaged_root
-from ifsl_bench.common.errors import Lacking
-from ifsl_bench.common.files import Home
+from ifsl_bench.reporting.data_frames import data_frame
+from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.utils.errors import Lacking
+from ifsl_bench.utils.files import Home
 
 TASK = "glyphs-5shot"
 HOSTILE = "<script>alert(1)</script>"

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.board.beside import beside_tables, pairs_of
-from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.result_folder import packaged_root
+from ifsl_bench.analysis.published_comparison import beside_tables, pairs_of
+from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.data.published_splits import columns
-from ifsl_bench.protocol.task_files import find, packaged
+from ifsl_bench.protocols.tasks.task_files import find, packaged
+from ifsl_bench.store.result_folder import packaged_root
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 FEW = ("--task", "tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2", "--queries", "2", "--episodes", "4",
@@ -39,7 +39,7 @@ def printed(tmp_path, monkeypatch):
     content = {"title": "t", "source": "s", "columns": ["acc", "plus_minus_as_printed", "delta"]}
     content["rows"] = {"glyphs-5shot": of_methods}
     (tmp_path / "published" / "theirs.json").write_text(json.dumps({**content, "bands": bands, "interval": "unknown"}))
-    monkeypatch.setattr("ifsl_bench.board.published.packaged_root", lambda: tmp_path)
+    monkeypatch.setattr("ifsl_bench.store.published.packaged_root", lambda: tmp_path)
 
 
 def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(printed, call):

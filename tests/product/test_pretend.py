@@ -15,28 +15,28 @@ import torch.nn.functional as F
 from paper_shapes import Episodes
 from pretend import DEVICE, Refused, accelerator
 
-from ifsl_bench.backbone.device import Precision, choose_device, to_host
-from ifsl_bench.backbone.features import compute_features
-from ifsl_bench.backbone.trainer import pretrain
-from ifsl_bench.board import result_file
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.backbones.device import Precision, choose_device, to_host
+from ifsl_bench.backbones.features import compute_features
+from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.views import some_base_classes
-from ifsl_bench.episodic.evaluation import batch_size, evaluate
-from ifsl_bench.jobs.evaluating import Evaluate
-from ifsl_bench.jobs.job import make_jobs
-from ifsl_bench.jobs.request import Request
-from ifsl_bench.jobs.training import MetaTrain
-from ifsl_bench.learners import compiled
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.evaluation import batch_size, evaluate
+from ifsl_bench.experiments.job import make_jobs
+from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.training_stage import MetaTrain
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import comes_of_search, differs
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.solvers import numba_backend as compiled
+from ifsl_bench.store import schema as result_file
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 
 CPU = torch.device("cpu")
 E, N, SHOTS, Q, D, K = 8, 5, 3, 8, 24, 9
@@ -469,7 +469,7 @@ def pretrained_on(device: torch.device, glyph_home: Path, rate: float) -> tuple[
 
 def test_pretraining_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
     """In single precision on both: a processor may have bf16, which rounds otherwise."""
-    monkeypatch.setattr("ifsl_bench.backbone.trainer.choose_precision", lambda device: Precision(False, "float32"))
+    monkeypatch.setattr("ifsl_bench.backbones.trainer.choose_precision", lambda device: Precision(False, "float32"))
     with accelerator() as counts:
         ours, bank = pretrained_on(CPU, glyph_home, 0.05)
         assert not counts.launches

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.experiments import api
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Reporter
 
 ROOT = Path(__file__).parents[2]
 README, DATA, CHANGED, RESULTS = (

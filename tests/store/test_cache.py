@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.locks import locked
-from ifsl_bench.common.owners import tagged
-from ifsl_bench.kernels.store import sources_folder
+from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.store import cache
 from ifsl_bench.store.cache import listed, pruning
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.tempnames import tagged
 from tests.fuzz.small import run
 
 MADE = {"data", "pretrained", "features", "trained", "trials"}

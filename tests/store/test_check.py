@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.board.result_file import file_name, parse, write
-from ifsl_bench.board.result_folder import packaged_root, stored
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import is_printable
-from ifsl_bench.common.files import Home
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.experiments import api
+from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.store.check import check_file
-from tests.board.result_fields import altered, listed
+from ifsl_bench.store.result_folder import packaged_root, stored
+from ifsl_bench.store.schema import file_name, parse, write
+from ifsl_bench.utils.errors import is_printable
+from ifsl_bench.utils.files import Home
+from tests.store.result_fields import altered, listed
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))

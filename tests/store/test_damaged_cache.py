@@ -12,18 +12,18 @@ import weakref
 
 import pytest
 
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, read_errors, read_json
-from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.episodic import prepared
-from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
-from ifsl_bench.jobs.training import MetaTrain
-from tests.board.result_fields import altered
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments import workspace as prepared
+from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
+from ifsl_bench.experiments.training_stage import MetaTrain
+from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import Home, read_errors, read_json
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
 from tests.fuzz.small import TASKS, run
 from tests.reporters import Messages
+from tests.store.result_fields import altered
 
 SEALED = ("pretrained/*/checkpoint.json", "features/*/base-train/bank.json", "trials/*.json", "digests/*.json")
 STARTS = (FINISHED, "data half made", "pretraining's next state written", "meta-training saved twice")

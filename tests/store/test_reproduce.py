@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ifsl_bench.board import boards, result_file
-from ifsl_bench.campaigns import api
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.wording import short
-from ifsl_bench.store import reproduce
+from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.experiments import api, reproduce
+from ifsl_bench.store import schema as result_file
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import short
 from tests.plugin.test_identity import STRANGE
 
 ELSEWHERE = {"device": "a processor far away"}

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.board.choices import Choice
-from ifsl_bench.board.result_file import read
-from ifsl_bench.board.result_folder import packaged_root
-from ifsl_bench.protocol.task_kind import COUNTS
+from ifsl_bench.protocols.tasks.metric_sets import COUNTS
+from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.rounding import changes, unexplained
+from ifsl_bench.store.schema import read
+from ifsl_bench.store.selection_records import Choice
 
 
 @pytest.fixture(scope="module")

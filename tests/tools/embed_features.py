@@ -18,17 +18,17 @@ import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 
-from ifsl_bench.backbone import pretrained as stored
-from ifsl_bench.backbone import weights
-from ifsl_bench.backbone.features import bank_folder, class_moments
-from ifsl_bench.backbone.pretrained import HeadKind, definition, pretraining_key
-from ifsl_bench.common.files import Home, write_bytes
+from ifsl_bench.backbones import pretrained as stored
+from ifsl_bench.backbones import weights
+from ifsl_bench.backbones.features import bank_folder, class_moments
+from ifsl_bench.backbones.pretrained import HeadKind, definition, pretraining_key
 from ifsl_bench.data.preparing.importing import run
 from ifsl_bench.data.sets.embedded import FORM, HEADS, OURS, EmbeddedFeatures, checksum
 from ifsl_bench.data.source import Import
-from ifsl_bench.episodic.prepared import PreparedTask, Workspace
-from ifsl_bench.protocol.task import INCLUDED, Task
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.experiments.workspace import PreparedTask, Workspace
+from ifsl_bench.protocols.tasks.task import INCLUDED, Task
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.files import Home, write_bytes
 
 LEVELS = 255
 KINDS: tuple[HeadKind, ...] = get_args(HeadKind)

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ifsl_bench.common.building import remove, unfinished
-from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.common.files import Home, check_out, disk_errors, write_bytes
-from ifsl_bench.common.locks import is_locked, locked
-from ifsl_bench.common.owners import PARTIAL
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.common.toml import text_of
 from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, prepared
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.file_tree import some
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import DataSpec, Task
-from ifsl_bench.protocol.task_files import own, packaged, parse
+from ifsl_bench.protocols.tasks.task import DataSpec, Task
+from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
+from ifsl_bench.utils.atomic_dir import remove, unfinished
+from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
+from ifsl_bench.utils.files import Home, check_out, disk_errors, write_bytes
+from ifsl_bench.utils.locks import is_locked, locked
+from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.tempnames import PARTIAL
+from ifsl_bench.utils.toml import text_of
 
 MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets

@@ -7,16 +7,16 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from ifsl_bench.common.building import remove
-from ifsl_bench.common.errors import UserError, one_line, unknown
-from ifsl_bench.common.files import Home, disk_errors
-from ifsl_bench.common.locks import locked
-from ifsl_bench.common.owners import DOWNLOAD
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import command
 from ifsl_bench.data.source import Downloadable
 from ifsl_bench.plugin import registry
+from ifsl_bench.utils.atomic_dir import remove
+from ifsl_bench.utils.errors import UserError, one_line, unknown
+from ifsl_bench.utils.files import Home, disk_errors
+from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.tempnames import DOWNLOAD
 
 
 def downloadable(name: str) -> Downloadable:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ifsl_bench.common.building import unfinished
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.data.writer import Writer, build
+from ifsl_bench.utils.atomic_dir import unfinished
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import sha256_json
 
 
 def run(

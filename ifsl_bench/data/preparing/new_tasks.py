@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, disk_errors, write_bytes
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.catalogue import open_or_make
 from ifsl_bench.data.sets.own import suggested, task_file
-from ifsl_bench.protocol.task_files import own, packaged, parse
-from ifsl_bench.protocol.task_limits import NAME, RULE
+from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
+from ifsl_bench.protocols.tasks.task_limits import NAME, RULE
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home, disk_errors, write_bytes
+from ifsl_bench.utils.progress import Reporter
 
 
 def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:

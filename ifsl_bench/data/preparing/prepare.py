@@ -9,10 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.common.errors import CorruptFile, UserError, unknown
-from ifsl_bench.common.files import Home, mark_used
-from ifsl_bench.common.locks import locked
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset, open_dataset
@@ -24,8 +20,12 @@ from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import DataSpec
-from ifsl_bench.protocol.task_limits import NAME
+from ifsl_bench.protocols.tasks.task import DataSpec
+from ifsl_bench.protocols.tasks.task_limits import NAME
+from ifsl_bench.utils.errors import CorruptFile, UserError, unknown
+from ifsl_bench.utils.files import Home, mark_used
+from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.progress import Reporter
 
 
 def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:

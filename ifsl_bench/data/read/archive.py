@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.read.file_tree import Entry, FileTree, is_hidden, is_tar, mapped, what_is
 from ifsl_bench.data.read.tarball import COMPRESSIONS, Tar
 from ifsl_bench.data.read.zipped import Zip
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import sha256_json
 
 
 def open_tree(path: Path) -> FileTree:

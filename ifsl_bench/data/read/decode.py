@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ifsl_bench.common.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
 from ifsl_bench.data.read.file_tree import what_is
+from ifsl_bench.utils.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TIFF_BYTES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text

@@ -22,9 +22,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import append, sha256_json, temporary_file
-from ifsl_bench.common.limits import MEMBERS, PATH, image_bytes
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import append, sha256_json, temporary_file
+from ifsl_bench.utils.limits import MEMBERS, PATH, image_bytes
 
 # What systems and their archivers leave among people's files, beside what is hidden by a dot.
 _CLUTTER = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}

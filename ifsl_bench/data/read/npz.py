@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import append, temporary_file
 from ifsl_bench.data.read.file_tree import some, what_is
 from ifsl_bench.data.read.zipped import open_member, open_zip
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import append, temporary_file
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import append, temporary_file
-from ifsl_bench.common.limits import EXPANDED, EXPANSION, EXTENDED_HEADER
 from ifsl_bench.data.read.file_tree import Entry, FileTree, inside, is_tar, what_is
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import append, temporary_file
+from ifsl_bench.utils.limits import EXPANDED, EXPANSION, EXTENDED_HEADER
 
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}  # by how a file begins
 _EXPAND: dict[str, Callable[[Any], Any]] = {

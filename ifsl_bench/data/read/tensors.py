@@ -8,10 +8,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.file_tree import what_is
 from ifsl_bench.data.read.npz import open_as, reading_file
 from ifsl_bench.data.read.zipped import open_member
+from ifsl_bench.utils.errors import UserError
 
 
 def safetensors(file: BinaryIO, where: str) -> dict[str, np.ndarray]:

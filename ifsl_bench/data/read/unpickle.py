@@ -19,9 +19,9 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import PICKLE_BYTES, PICKLE_STEPS
 from ifsl_bench.data.read.file_tree import BAD_CONTENT, what_is
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.limits import PICKLE_BYTES, PICKLE_STEPS
 
 INLINE = 1 << 12  # bytes; longer strings stay in the file
 _STEPS = 30  # that an array in a list takes at the most; those beside long strings do not count

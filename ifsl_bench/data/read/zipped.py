@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import EXPANDED, EXPANSION, MEMBERS, ZIP_LIST
 from ifsl_bench.data.read.file_tree import BAD_CONTENT, Entry, FileTree, inside
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.limits import EXPANDED, EXPANSION, MEMBERS, ZIP_LIST
 
 _HEADER = 30  # bytes of a member's own header, before its name
 

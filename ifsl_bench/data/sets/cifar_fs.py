@@ -14,12 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_pools, images_array, labels_of, load_dict, names_of, rows_by_class
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
 from ifsl_bench.data.read.file_tree import Entry, FileTree, some
 from ifsl_bench.data.source import Count, Downloadable, Form, Import
+from ifsl_bench.utils.errors import UserError
 
 CLASSES = "cifar-fs.csv"
 SHAPE = (32, 32, 3)

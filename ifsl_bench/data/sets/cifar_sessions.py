@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.published_splits import check_pools, report_missing, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.cifar_fs import PARTS, Cifar100, CifarFS, sides
 from ifsl_bench.data.source import Import
+from ifsl_bench.utils.errors import UserError
 
 LISTS = "cifar100-fscil.csv.xz"
 WHAT = "CIFAR-100's session lists"

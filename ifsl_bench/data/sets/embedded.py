@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.common.errors import CorruptFile, is_printable
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.source import Count, Counts, DatasetSource, Import
+from ifsl_bench.utils.errors import CorruptFile, is_printable
 
 FOLDER = Path(__file__).with_name("embedded")
 FORM = 1

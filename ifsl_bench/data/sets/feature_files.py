@@ -8,13 +8,13 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import LABEL
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.tensors import safetensors, torch_file
 from ifsl_bench.data.source import Form, Import
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.limits import LABEL
 
 ALIKE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
 _LOOKED_AT = 5000  # rows, at least, where there are so many

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.common.files import sha256_json
-from ifsl_bench.common.limits import SPLIT_FILE
-from ifsl_bench.common.toml import text_of
 from ifsl_bench.data.image_pools import T, divide, import_images
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree, nfc, some
 from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_layout, is_image, nested
 from ifsl_bench.data.source import Form, Import
+from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.files import sha256_json
+from ifsl_bench.utils.limits import SPLIT_FILE
+from ifsl_bench.utils.toml import text_of
 
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own

@@ -15,16 +15,16 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from ifsl_bench.common.arrays import releasing
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import sha256_json
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates, pool_labels, unfinished
 from ifsl_bench.data.read.decode import rgb
 from ifsl_bench.data.read.file_tree import natural, printable
 from ifsl_bench.data.read.npz import reading
 from ifsl_bench.data.sets.folder import check_sides, large_enough
 from ifsl_bench.data.source import Import
+from ifsl_bench.utils.arrays import releasing
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import sha256_json
+from ifsl_bench.utils.progress import Reporter
 
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.decode import SUFFIXES
 from ifsl_bench.data.read.file_tree import FileTree, natural, nfc, some
+from ifsl_bench.utils.errors import UserError
 
 SIDES = ("base", "novel/train", "novel/val", "novel/test")
 SPELLED = {

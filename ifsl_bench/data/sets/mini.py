@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
     SHAPE,
@@ -42,6 +41,7 @@ from ifsl_bench.data.published_splits import (
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree
 from ifsl_bench.data.source import Count, Form, Import
+from ifsl_bench.utils.errors import UserError
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"

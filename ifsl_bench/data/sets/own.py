@@ -9,16 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, set_aside, sha256_json, write_bytes
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.feasibility import SIDES, out_of_reach
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.reach import SIDES, out_of_reach
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.source import DatasetSource, Form, Import
-from ifsl_bench.protocol.reference import task_text
-from ifsl_bench.protocol.task import (
+from ifsl_bench.protocols.tasks.reference import task_text
+from ifsl_bench.protocols.tasks.task import (
     NO_BACKBONE,
     DataSpec,
     EpisodeSpec,
@@ -28,7 +25,10 @@ from ifsl_bench.protocol.task import (
     Schedule,
     Task,
 )
-from ifsl_bench.protocol.task_files import packaged, parse
+from ifsl_bench.protocols.tasks.task_files import packaged, parse
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home, set_aside, sha256_json, write_bytes
+from ifsl_bench.utils.progress import Reporter
 
 HEAD = """\
 # Written when {name} was prepared, for you to change; a changed task is a new task. It is left as it is until there
@@ -78,7 +78,7 @@ class OwnData(DatasetSource):
         Args:
             starts: int64 [C + 1] of each pool: images of class c are ``starts[c]:starts[c + 1]``.
         """
-        from ifsl_bench.protocol.episodes import task_stream  # with torch
+        from ifsl_bench.protocols.episodes import task_stream  # with torch
 
         task = Task(
             name=self.task_names()[-1],

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
     SHAPE,
@@ -29,6 +28,7 @@ from ifsl_bench.data.published_splits import IlsvrcForm, PublishedData, check_po
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.source import Count, Form, Import
+from ifsl_bench.utils.errors import UserError
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
 
-from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.image_pools import divide, import_images
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.published_splits import check_pools, columns, find_images
@@ -20,6 +19,7 @@ from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree, natural
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
 from ifsl_bench.data.source import Counts, DatasetSource, Form, Import, count_files
+from ifsl_bench.utils.files import sha256_json
 
 SIZE, PER_CLASS = 64, 500
 _SIDES = {"train_a": "base", "train_b": "novel/train", "val": "novel/val", "test": "novel/test"}

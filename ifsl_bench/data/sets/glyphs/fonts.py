@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from fontTools.ttLib import TTFont

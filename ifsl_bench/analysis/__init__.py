@@ -1,0 +1,1 @@
+"""Statistics of results: rows over seeds, intervals, ranks, comparisons and the variance of sessions."""

@@ -1,0 +1,402 @@
+"""Measured rows: one method on one task, over its seeds. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ifsl_bench.plugin.display_names import LAZY
+from ifsl_bench.plugin.method_source import same_method
+from ifsl_bench.protocols.calibration import RESAMPLES
+from ifsl_bench.protocols.metrics import Counts, Estimate, estimate, harmonic
+from ifsl_bench.protocols.tasks.contamination import SEEN
+from ifsl_bench.protocols.tasks.metric_sets import JOINT, SESSIONS
+from ifsl_bench.store.consistency import Counted, counted, over_seeds
+from ifsl_bench.store.result_folder import LEFT_OUT
+from ifsl_bench.store.schema import Result, SessionResult
+from ifsl_bench.store.selection_records import OF_BIAS, resampled_sequences, resampled_sums
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocols.session_metrics import SessionCounts
+
+PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
+COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
+STORED, FILE = "stored", "file"  # origins: rows that come with the package, and a result file by itself
+PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One method on one task, over its seeds; equal to itself alone."""
+
+    label: str
+    # "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a result file
+    # that was named
+    origin: str
+    results: tuple[Result, ...]  # by seed, ascending
+
+    @property
+    def full_name(self) -> str:
+        """Its label with whose row it is: "lr (stored)"; commands take both."""
+        return f"{self.label} ({self.origin})"
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(r.seed for r in self.results)
+
+    @property
+    def partial(self) -> bool:
+        """Returns whether it was measured on a data set made from less than its source should hold."""
+        return any(r.partial for r in self.results)
+
+    @property
+    def transductive(self) -> bool:
+        """Returns whether the method looks at an episode's other queries, which others must not."""
+        return any(r.transductive for r in self.results)
+
+    @property
+    def units(self) -> str:
+        """The unit that its intervals are over."""
+        return (SESSIONS if isinstance(self.results[0], SessionResult) else JOINT).units
+
+    @property
+    def single(self) -> bool:
+        """Returns whether it has one episode, or one order: nothing says how much others would differ."""
+        first = self.results[0]
+        return (first.counts().orders if isinstance(first, SessionResult) else len(first.episodes)) == 1
+
+    @property
+    def images_kept(self) -> str:
+        """The images of all sessions that the method was asked with: "supports", "all images", or ""."""
+        counts = [r.episodes for r in self.results if isinstance(r, SessionResult)]
+        if any(c.every_image for c in counts):
+            return "all images"
+        return "supports" if any(c.supports_kept for c in counts) else ""
+
+    @property
+    def state_bytes(self) -> float | None:
+        """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
+        first = self.results[0]
+        return first.counts().bytes_per_class if isinstance(first, SessionResult) else None
+
+    @property
+    def novel_seen(self) -> str:
+        """Tells whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
+        states = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
+        return max((state if state in SEEN else "may" for state in states), key=SEEN.index)
+
+    @property
+    def one_pretraining(self) -> bool:
+        """Returns whether its seeds of meta-training start from one backbone: then what they share has no spread."""
+        return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
+
+    @cached_property
+    def solves(self) -> Counted:
+        """The solver's counts of its inner solves, over the seeds."""
+        return over_seeds(counted(r.training.get("solves", {}), r.solver, len(r.episodes)) for r in self.results)
+
+    @property
+    def other_gradient(self) -> bool:
+        """Returns whether some seed's training had another gradient than the row's in most of its episodes."""
+        replaced = (counted(r.training.get("solves", {}), {}, 0).get("adjoint_diverged", (0, 0)) for r in self.results)
+        return any(2 * count > total for count, total in replaced)
+
+    @property
+    def fixed(self) -> bool:
+        """Returns whether every seed gives the same by construction: one backbone, and nothing meta-trained on it."""
+        backbones = {str(r.pretraining.get("sha256")) for r in self.results}
+        return self.one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
+
+    @property
+    def setting(self) -> str:
+        """The setting that it is ranked with, see :attr:`Result.setting`."""
+        return self.results[0].setting
+
+    @property
+    def trials(self) -> int:
+        """The number of settings that were tried to choose from; 1 where nothing was chosen."""
+        return max([1, *(len(tried) for r in self.results for tried in r.tuned.values())])
+
+    @property
+    def edge(self) -> list[str]:
+        """The options whose chosen value is the smallest or the largest that was tried, for some seed."""
+        return sorted({name for r in self.results for name in r.edge})
+
+    @property
+    def has_options(self) -> bool:
+        """Returns whether somebody changed the method's options or training, which the label says after a dot."""
+        return "." in self.label.removeprefix(self.results[0].method)
+
+    @cached_property
+    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
+        """Counts by seed. Metrics are computed when asked for: of many episodes they take 8 times the memory each."""
+        return tuple(r.counts().compact() for r in self.results)
+
+    @property
+    def quantile(self) -> float:
+        """The quantile for 95% intervals over its episodes, or over the orders of its sequences."""
+        return self._counts[0].quantile
+
+    @cached_property
+    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
+        """Counts by seed: what resamples of the validation episodes would have made of it."""
+        both = zip(self.results, self._counts, strict=True)
+        return tuple(
+            resampled_sums(r.calibration, r.choice, c)
+            if isinstance(c, Counts)
+            else resampled_sequences(r.calibration, c)
+            for r, c in both
+        )
+
+    @property
+    def holds_bias(self) -> bool:
+        """Returns whether its intervals hold a bias fixed, as older results do."""
+        return any(r.calibration and not r.calibration.resampled_base for r in self.results)
+
+    @property
+    def holds_choices(self) -> bool:
+        """Returns whether its intervals hold a choice on validation episodes fixed, as older results do."""
+        return self.units == "episodes" and (self.holds_bias or any(r.tuned and not r.choice for r in self.results))
+
+    def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """A metric with what each resample of the validation episodes would have chosen, [RESAMPLES], in percent.
+
+        Averaged over seeds (over these). It is for variances: where nothing was chosen, or nobody knows, it is 0.
+        """
+
+        def value(result: Result, counts: Counts | SessionCounts | None) -> np.ndarray:
+            if isinstance(counts, Counts):
+                return counts.value(metric)
+            moved = "acc" if metric == "calibrated_acc" else metric if self.has_bias(result) else ""
+            return counts.value(moved) if counts and moved in OF_BIAS else np.zeros(RESAMPLES)
+
+        both = zip(self.results, self._resampled, strict=True)
+        values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
+        return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
+
+    def has_bias(self, result: Result) -> bool:
+        """Returns whether the bias of one of its seeds is part of all its numbers."""
+        return result.calibrated
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that the results of all seeds have."""
+        first, *rest = (counts.metrics for counts in self._counts)
+        return tuple(name for name in first if all(name in names for names in rest))
+
+    def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """A metric for each seed (of these) and episode, [seeds, n], in percent."""
+        of_seeds = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
+        values = [counts.value(metric) for counts in of_seeds]
+        return np.stack(values) if values else np.empty((0, len(self._counts[0].value(metric))))
+
+    def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """Each metric for each episode, [n], in percent, averaged over seeds (over these).
+
+        The harmonic mean is that of the averages.
+        """
+        values = {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
+        if "base_joint" in values and "harmonic" in values:
+            values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])
+        return values
+
+    def summary(self) -> dict[str, Estimate]:
+        """Mean and 95% interval over episodes of the seeds' average, with the uncertainty of choices."""
+        values = self.per_episode().items()
+        return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
+
+    def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
+        """A metric in sessions for each of these seeds, order and support set, [seeds, orders, supports]."""
+        counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and not isinstance(c, Counts)]
+        whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
+        values = np.stack([c.of_sequence(metric) for c in counts])
+        return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
+
+    def after(self, metric: str = "acc") -> list[Estimate]:
+        """One of :data:`~ifsl_bench.protocols.session_metrics.AFTER` after each session: mean and 95% interval over the
+        orders, of the seeds' average, with the uncertainty of the bias where :data:`OF_BIAS` has the metric; none in
+        episodes.
+        """
+        over_orders = self.orders_after(metric)
+        biases = [
+            counts.after(metric)
+            for result, counts in zip(self.results, self._resampled, strict=True)
+            if self.has_bias(result) and metric in OF_BIAS and not (counts is None or isinstance(counts, Counts))
+        ]  # [seeds with a bias, RESAMPLES, T + 1]
+        of_seeds = np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLES, over_orders.shape[1]))
+        pairs = zip(over_orders.T, of_seeds.T, strict=True)
+        return [estimate(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
+
+    def orders_after(self, metric: str = "acc") -> np.ndarray:
+        """The accuracy after each session for each order, [orders, T + 1]; [0, 0] in episodes."""
+        of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if not isinstance(c, Counts)]
+        return np.mean(of_seeds, axis=0) if of_seeds else np.empty((0, 0))
+
+    def triangle(self) -> np.ndarray:
+        """The accuracy, in sessions, after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
+        return np.mean([c.triangle().mean(0) for c in self._counts if not isinstance(c, Counts)], axis=0)
+
+    def spread(self, metric: str = "acc") -> float:
+        """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
+        means = [r.summary[metric]["mean"] for r in self.results]
+        return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
+
+
+class LazyRow(Row):
+    """The model with the A_0 of a row in sessions which never answers with a novel class."""
+
+    @property
+    def full_name(self) -> str:
+        """Its label, as in tables."""
+        return self.label
+
+    @property
+    def edge(self) -> list[str]:
+        """The options at an edge: none, as none matters to it."""
+        return []
+
+    @cached_property
+    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
+        return tuple(r.counts().lazy().compact() for r in self.results if isinstance(r, SessionResult))
+
+    @cached_property
+    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
+        """The counts of resampled biases: none, as no bias moves it."""
+        return (None,) * len(self.results)
+
+
+class BiasedRow(Row):
+    """A row in sessions with one bias on all novel logits, where one was chosen."""
+
+    def has_bias(self, result: Result) -> bool:
+        """Returns whether one was chosen."""
+        return result.calibration is not None
+
+    @cached_property
+    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
+        return tuple(r.counts().calibrated().compact() for r in self.results if isinstance(r, SessionResult))
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Names of rows: their labels, with the origin where two share one."""
+    often = Counter(row.label for row in rows)
+    return [row.label if often[row.label] == 1 else row.full_name for row in rows]
+
+
+def lazy_of(row: Row) -> LazyRow:
+    """The lazy row of a row in sessions."""
+    return LazyRow(LAZY, COMPUTED, row.results)
+
+
+def lazy_rows(rows: Iterable[Row]) -> list[tuple[LazyRow, list[Row]]]:
+    """A lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if isinstance(row.results[0], SessionResult):
+            groups.setdefault(f"{row.after()[0].mean:.2f}", []).append(row)
+    return [(lazy_of(group[0]), group) for group in groups.values()]
+
+
+def variance(choices: np.ndarray) -> float:
+    """The variance that choices on validation episodes add to a mean: that over resamples [RESAMPLES] of these."""
+    return float(choices.var(ddof=1))
+
+
+def held_fixed(rows: Sequence[Row], *more: str) -> str:
+    """Names what every interval of rows in sessions holds fixed: ``more``, classes, choices on validation sequences.
+
+    A bias is one of these where a result does not have what resamples of these would have chosen.
+    """
+    held = [*more, "the base and novel classes"]
+    if fixed := [row.label for row in rows if row.holds_bias]:
+        all_of_them = len(fixed) == sum(any(result.calibration for result in row.results) for row in rows)
+        held.append("the bias on novel logits" + ("" if all_of_them else f" of {', '.join(fixed)}"))
+    tuned = [row.label for row in rows if any(result.tuned for result in row.results)]
+    held += [f"the chosen options of {', '.join(tuned)}"] if tuned else []
+    return f"{', '.join(held[:-1])} and {held[-1]}" if len(held) > 1 else held[0]
+
+
+def holding_choices(rows: Sequence[Row]) -> list[str]:
+    """A remark on rows that do not record it, so that their intervals are without the uncertainty of choices."""
+    if not (names := [row.label for row in rows if row.holds_choices]):
+        return []
+    which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
+    return [
+        f"the intervals of {which} do not include the choice of a bias or options: their results were written before "
+        "it was recorded"
+    ]
+
+
+def having(rows: Iterable[Row], metric: str) -> list[Row]:
+    """The rows that have a metric."""
+    return [row for row in rows if metric in row.metrics]
+
+
+def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str]]:
+    """Groups results of one task by label, with remarks on what does not fit.
+
+    The seeds of a row must come from the same method, options, task, data and episodes as its newest result; those that
+    do not belong are left out.
+    """
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.label, []).append(result)
+    rows, remarks = [], []
+    for label, group in groups.items():
+        newest, members = max(group, key=lambda r: str(r.provenance.get("time", ""))), []
+        for result in sorted(group, key=lambda r: r.seed):
+            if reason := mismatch(newest, result) or _other_method(newest, result):
+                remarks.append(
+                    f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
+                    f"which is newer: {reason}; run it again"
+                )
+            else:
+                members.append(result)
+        rows.append(Row(label, origin, tuple(members)))
+    return rows, remarks
+
+
+def _other_method(a: Result, b: Result) -> str:
+    """Says why two results of one label are not of the same method; what a grid chose may differ between seeds."""
+    if not same_method(a.provenance, b.provenance):
+        return "the method's code differs"
+    if a.own_settings() != b.own_settings():
+        return "options or training differ"
+    if a.trials and (a.options, a.train, list(map(list, a.tuned.values()))) != (
+        b.options, b.train, list(map(list, b.tuned.values()))
+    ):  # fmt: skip
+        return "another choice was made, or among other settings"
+    if a.setting != b.setting and EVERY not in (a.setting, b.setting):
+        return "options or checkpoints were chosen in another way"
+    return ""
+
+
+def mismatch(a: Result, b: Result) -> str:
+    """Says why two results cannot be compared episode by episode; "" where they can."""
+    if a.task != b.task:
+        return f"the tasks differ ({a.task} and {b.task})"
+    if a.task_hash != b.task_hash:
+        return f"the task's definition differs (hash {a.task_hash} and {b.task_hash})"
+    if a.fingerprint != b.fingerprint:
+        return f"the data differ (fingerprint {a.fingerprint[:12]} and {b.fingerprint[:12]})"
+    if a.novel_fingerprint != b.novel_fingerprint:
+        sides = f"{a.novel_fingerprint[:12] or 'none'} and {b.novel_fingerprint[:12] or 'none'}"
+        return f"the data of novel classes differ (fingerprint {sides})"
+    n, m = len(a.episodes), len(b.episodes)
+    if a.digest != b.digest:
+        count = f", {n} and {m} of them" if n != m else ""
+        return f"the episodes differ (digest {a.digest[:12]} and {b.digest[:12]}{count})"
+    if n != m:
+        return f"both say that their episodes are those of digest {a.digest[:12]}, and have {n} and {m} of them"
+    for name, value in a.episodes.shape.items():
+        if value != getattr(b.episodes, name):
+            return f"the episodes differ ({name} {value} and {getattr(b.episodes, name)})"
+    if not a.episodes.same(b.episodes, a.episodes.DRAWN):
+        return "the novel classes of their episodes differ"
+    return ""

@@ -1,0 +1,252 @@
+"""Paired comparisons of two measured rows. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ifsl_bench.analysis.aggregate import FILE, PARTIAL, Row, having, held_fixed, holding_choices, mismatch, variance
+from ifsl_bench.analysis.rank_intervals import LEVEL, Difference
+from ifsl_bench.analysis.ranking import Ranking, setting_of
+from ifsl_bench.protocols.calibration import RESAMPLES
+from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
+from ifsl_bench.store.consistency import solve_notes
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import seeds_in_words
+
+NONE = Estimate(math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A - B on the same episodes.
+
+    Attributes:
+        a, b: the labels and whose rows they are, as in "lr (stored)".
+        episodes: metric -> paired difference over episodes, holding the trained models fixed.
+        seeds: the seeds both have.
+        by_seed: metric -> mean difference of each common seed, [len(seeds)].
+        by_seed_interval: metric -> mean over seeds and half-width of Student's 95% interval; one seed has none.
+        overall: metric -> the difference over both episodes and seeds, which ranks rest on.
+        over_classes: metric -> the difference over episodes and their novel classes, see
+            :mod:`ifsl_bench.analysis.comparison`; empty where there is none, which ``notes`` say.
+        classes: how many novel classes the episodes have; 0 where nobody knows.
+        effects: metric -> standard deviation of the effect that a novel class has on the difference; 0 where the
+            estimate of its square is negative.
+        partial: whether the data set is marked partial, which ``notes`` say too.
+        notes: what a reader should know.
+    """
+
+    a: str
+    b: str
+    task: str
+    count: int
+    units: str
+    partial: bool
+    episodes: dict[str, Paired]
+    seeds: tuple[int, ...]
+    by_seed: dict[str, np.ndarray]
+    by_seed_interval: dict[str, Estimate]
+    overall: dict[str, Difference]
+    over_classes: dict[str, Estimate]
+    classes: int
+    effects: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
+    """Paired comparison over episodes, and over the seeds that both rows have.
+
+    Args:
+        among: all comparable rows of the task, which say how much rows vary over seeds.
+
+    Raises:
+        UserError: the two were not measured on the same episodes; says why.
+    """
+    from scipy.special import stdtrit
+
+    first, second = _called(a), _called(b)
+    if reason := mismatch(a.results[0], b.results[0]):
+        raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}")
+    common = tuple(s for s in a.seeds if s in b.seeds)
+    seeds = common or None
+    ours, theirs = a.per_episode(seeds), b.per_episode(seeds)
+    names = [name for name in ours if name in theirs]
+    choices = {name: variance(a.choices(name, seeds) - b.choices(name, seeds)) for name in names}
+    by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in names}
+    student = float(stdtrit(len(common) - 1, 0.975))
+    differences = np.stack([ours[name] - theirs[name] for name in names], 1)
+    over = over_classes(differences, a.results[0].classes(), np.array(list(choices.values())), a.units)
+    by_class = over if isinstance(over, OverClasses) else None
+    estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist()) if by_class else ()
+    return Comparison(
+        a=first,
+        b=second,
+        task=a.results[0].task,
+        count=len(differences),
+        units=a.units,
+        partial=a.partial or b.partial,
+        episodes={name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in names},
+        seeds=common,
+        by_seed=by_seed,
+        by_seed_interval={name: estimate(v, quantile=student) if common else NONE for name, v in by_seed.items()},
+        overall={name: overall(a, b, among, name) for name in names},
+        over_classes=dict(zip(names, estimates, strict=False)),
+        classes=by_class.classes if by_class else 0,
+        effects=dict(zip(names, by_class.effects.tolist(), strict=True)) if by_class else {},
+        notes=tuple(_notes(a, b, common, among, "" if by_class else f"no interval over classes: {over}")),
+    )
+
+
+def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classes: str) -> Iterator[str]:
+    first, second = _called(a), _called(b)
+    if a.partial or b.partial:
+        yield PARTIAL
+    if common != a.seeds or common != b.seeds:
+        used = f"only those in common, {seeds_in_words(common)}"
+        used = used if common else "they have none in common, so all are averaged"
+        yield f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}"
+    of_b, separate = {result.seed: result.pretraining for result in b.results}, defaultdict[str, list[int]](list)
+    for result in a.results:
+        mine, theirs = result.pretraining, of_b.get(result.seed, result.pretraining)
+        if mine.get("key") == theirs.get("key") and mine.get("sha256") != theirs.get("sha256"):
+            separate["base classifiers" if "features" in mine else "backbones"].append(result.seed)
+    for trained, seeds in separate.items():
+        yield f"{seeds_in_words(seeds)}: the two start from {trained} that were trained separately (another machine?)"
+    if len(common) > 1 and a.one_pretraining and b.one_pretraining:
+        yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
+    if keeping := [f"{_called(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
+        yield f"{' and '.join(keeping)} of earlier sessions"
+    yield from holding_choices([a, b])
+    if a.trials != b.trials:
+        yield f"chosen in validation: {'; '.join(_chosen(row) for row in (a, b))}"
+    if a.units == "orders":
+        yield "lower is better in PD, novel as base and base as novel"
+        yield f"every interval holds fixed {held_fixed([a, b])}"
+    if classes:
+        yield classes
+    for note in solve_notes({first: a.solves, second: b.solves}):
+        yield f"{note[0].lower()}{note[1:-1]}"
+    for row in among:
+        if row.label in (a.label, b.label) and row not in (a, b):
+            yield f"there is also {_called(row)!r}, with {seeds_in_words(row.seeds)}"
+
+
+def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
+    """A - B over episodes and the seeds that both have, the variance over seeds moderated by the rows ``among``."""
+    common = [seed for seed in a.seeds if seed in b.seeds]
+    return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
+
+
+def _called(row: Row) -> str:
+    """The full name of a row; of a file the label alone, which names it."""
+    return row.label if row.origin == FILE else row.full_name
+
+
+def _chosen(row: Row) -> str:
+    """Says from how many settings a row was chosen."""
+    if row.trials == 1:
+        return f"nothing for {_called(row)}"
+    how = "with one seed" if row.results[0].trials else "for each seed"
+    return f"{_called(row)} from {row.trials} settings, {how}"
+
+
+def verdict(comparison: Comparison) -> str:
+    """Says how the accuracies of the two differ, in a sentence: at 5%, over episodes and, if several, seeds."""
+    gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
+    units, acc = comparison.units, "Avg." if comparison.units == "orders" else "Acc."
+    if gap.mean == gap.interval == 0:
+        return f"{comparison.a} and {comparison.b} have the same accuracy in every {units.removesuffix('s')}."
+    if math.isnan(gap.p):
+        return f"The difference is that of one {units.removesuffix('s')}: nothing says how much others would differ."
+    if gap.p > LEVEL:
+        sentence = f"{acc} does not tell {comparison.a} and {comparison.b} apart"
+    else:
+        better, worse = (comparison.a, comparison.b) if gap.mean > 0 else (comparison.b, comparison.a)
+        sentence = f"{better} has a significantly higher {acc} than {worse}"
+    sentence += f" (p {p_value(gap.p)}"
+    if len(comparison.seeds) < 2:
+        sentence += f"), over {units} alone: of these trained models"
+        return f"{sentence}; a claim about methods needs --seeds 3 or more."
+    if comparison.overall["acc"].models_fixed:
+        return f"{sentence}, over {units}; neither depends on the training seed)."
+    return f"{sentence}, over {units} and {len(comparison.seeds)} seeds)."
+
+
+def p_value(value: float) -> str:
+    """Writes it as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
+    if math.isnan(value):
+        return "unknown"
+    return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"
+
+
+FEWEST = 3.0  # degrees of freedom
+MANY = 5000  # episodes; tables then say what more of them do not do
+
+
+@dataclass(frozen=True)
+class OverClasses:
+    """Differences over episodes and the classes that these draw from, for m metrics.
+
+    Attributes:
+        means: [m].
+        intervals: [m] half-widths of 95% intervals.
+        degrees: [m] of freedom.
+        effects: [m] estimates of the standard deviation of a_c; 0 where that of its variance A is below 0.
+        classes: how many there are in the episodes.
+    """
+
+    means: np.ndarray
+    intervals: np.ndarray
+    degrees: np.ndarray
+    effects: np.ndarray
+    classes: int
+
+
+def over_classes(
+    differences: np.ndarray, classes: np.ndarray, choices: np.ndarray | float = 0.0, units: str = "episodes"
+) -> OverClasses | str:
+    """The interval of each mean difference over novel classes, or why there is none.
+
+    Args:
+        differences: [n, m], one row minus another.
+        classes: [n, N] class ids of each episode, all different.
+        choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLES`` of them.
+        units: what the n are.
+    """
+    from scipy.special import stdtrit
+
+    n, ways = classes.shape
+    if n == 1:
+        return f"there is one {units.removesuffix('s')}"
+    ids, at = np.unique(classes, return_inverse=True)
+    at, count = at.reshape(n, ways), len(ids)
+    together = np.zeros((count, count))  # episodes that hold both classes; N^2 times Z'Z
+    np.add.at(together, (at[:, :, None], at[:, None, :]), 1)
+    values, vectors = np.linalg.eigh(together)
+    if n <= count or values[0] < 1e-9 * values[-1]:
+        return f"{n:,} {units} with {count} novel classes do not tell the classes apart"
+    means = differences.mean(0)
+    centred = differences - means
+    sums = np.zeros((count, centred.shape[1]))  # over the episodes that hold a class; N times Z'd
+    np.add.at(sums, at, centred[:, None])
+    fitted = ways * vectors @ ((vectors.T @ sums) / values[:, None])  # [C, m]
+    residuals = centred - fitted[at].mean(1)
+    mean_square = (residuals**2).sum(0) / (n - count)  # s_E
+    between = ((centred**2).sum(0) - (residuals**2).sum(0)) / (count - 1)  # s_M
+    holding = together.diagonal()  # n_c
+    weight = float(((holding / (ways * n)) ** 2).sum())
+    k = (n / ways - float((holding**2).sum()) / (n * ways**2)) / (count - 1)
+    negative = between < mean_square
+    shares = np.where(negative, [[0.0], [1 / n]], [[weight / k], [1 / n - weight / k]])
+    parts = shares * [between, mean_square]  # [2, m]
+    variance = parts.sum(0) + choices
+    spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count) + choices**2 / (RESAMPLES - 1)
+    degrees = np.divide(variance**2, spread, out=np.full_like(variance, float(n - count)), where=spread > 0)
+    degrees = np.maximum(degrees, FEWEST)
+    effects = np.sqrt(np.maximum(0.0, between - mean_square) / k)
+    return OverClasses(means, stdtrit(degrees, 0.975) * np.sqrt(variance), degrees, effects, count)

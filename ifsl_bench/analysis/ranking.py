@@ -1,0 +1,256 @@
+"""Measured rows in their places, with the ranks that each can have. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, Row, variance
+from ifsl_bench.analysis.rank_intervals import (
+    Difference,
+    Prior,
+    RankInterval,
+    difference,
+    fit_prior,
+    rank_intervals,
+    significantly_better,
+)
+
+SEEDS = 3  # what a rank needs
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A row in its place."""
+
+    row: Row
+    ranks: RankInterval | None  # those that it can have; None for a provisional row
+    among: int  # how many rows it is ranked among, itself included; 0 for a provisional row
+    reason: str  # why it is provisional; "" where it is ranked
+    gap: Difference | None  # this row minus the best ranked one, in percentage points; None for the best
+    common_seeds: int  # how many training seeds the gap is over; of the best, how many its rank is over
+    level: float  # the best row's mean plus the gap: what rows are placed by. Their own means may be over other seeds.
+
+    @property
+    def provisional(self) -> bool:
+        return self.ranks is None
+
+    @property
+    def top(self) -> bool:
+        """True if it may be the best."""
+        return self.ranks is not None and self.ranks.first == 1
+
+
+class Ranking:
+    """All measured rows of one task, by one metric.
+
+    The *family* is ranked together: of the rows of one setting, the stored ones with three seeds or more and no
+    options of their own, or where there are none the user's. All are compared on the same seeds: those that three
+    in four of them have, or else those that all have, or two of them, whichever most rows have. Another row
+    that has three of these seeds, a user's or one with fewer seeds than the others, is ranked in the family plus itself
+    alone, so that it moves nobody's rank. All other rows are provisional.
+    Transductive rows, beside others, are ranked by themselves and come later; so do, last, those whose backbone has
+    seen the novel classes elsewhere, or may have.
+
+    Args:
+        rows: comparable rows, all that there are; see :attr:`ifsl_bench.analysis.task_results.Board.compared`.
+        metric: where more is better, as it is for every metric here (Delta is negative where joint prediction hurts).
+        setting: "paper", or "tuned-12" for the best of so many trials; rows that are the same in all are in each.
+
+    Attributes:
+        family: the rows that are ranked together.
+        seeds: what they are compared on.
+    """
+
+    def __init__(self, rows: Sequence[Row], metric: str = "acc", setting: str = PAPER) -> None:
+        self.kind = min(map(_kind, rows), default=(False, False))
+        apart = [row for row in rows if _kind(row) != self.kind]
+        self.apart = Ranking(apart, metric, setting) if apart else None
+        self.rows = tuple(row for row in rows if _kind(row) == self.kind)
+        self.metric, self.setting = metric, setting
+        able = [row for row in self.rows if self._is_apt(row) and not row.has_options]
+        able = [row for row in able if len(row.seeds) >= SEEDS and not row.other_gradient and not row.single]
+        able = [row for row in able if row.origin == STORED] or able
+        self.seeds = _usual(able) or _most_common(able)
+        self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
+        self._priors: dict[tuple[Row, ...], Prior] = {}
+
+    @cached_property
+    def places(self) -> list[Ranked]:
+        """Every row in its place, the best first: by their difference to the best on the seeds that both have."""
+        places = sorted(map(self._place, self.rows), key=lambda place: -place.level)
+        return places + (self.apart.places if self.apart else [])
+
+    def difference(self, a: Row, b: Row, seeds: Sequence[int] | None = None) -> Difference:
+        """Row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
+
+        Args:
+            seeds: in place of :meth:`common`. Where the two have none in common, the difference is over episodes alone,
+                each row averaged over its own seeds.
+        """
+        over = self.common(a, b) if seeds is None else seeds
+        x, y = self._pair(a, b, over)
+        choices = variance(a.choices(self.metric, over or None) - b.choices(self.metric, over or None))
+        return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed), choices)
+
+    def level(self, row: Row) -> float:
+        """The best row's mean plus the difference to it: what rows are placed by."""
+        ranking = self.of(row)
+        best = float(ranking.best.by_seed(self.metric).mean())
+        mine, theirs = ranking.means(row, ranking.best)
+        return best if row is ranking.best else best + mine - theirs
+
+    def means(self, a: Row, b: Row) -> tuple[float, float]:
+        """The means of two rows on the seeds that they are compared on; each on its own, where none are common."""
+        x, y = self._pair(a, b, self.common(a, b))
+        return float(x.mean()), float(y.mean())
+
+    def _pair(self, a: Row, b: Row, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The metric of both by seed and episode, [seeds, n]; of the mean of each over its own seeds without any."""
+        x, y = (row.by_seed(self.metric, over) for row in (a, b))
+        if len(x) and len(y):
+            return x, y
+        x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
+        return x, y
+
+    def of(self, *rows: Row) -> Ranking:
+        """The ranking that these rows are in: this one, or the one apart where all of them are there."""
+        here = any(row in self.rows for row in rows)
+        return self if here or self.apart is None else self.apart.of(*rows)
+
+    def common(self, a: Row, b: Row) -> tuple[int, ...]:
+        """The seeds that two rows are compared on: if both are ranked those of the ranks, else all they share."""
+        both = tuple(seed for seed in a.seeds if seed in b.seeds)
+        ranked = not self._reason(a) and not self._reason(b)
+        return tuple(seed for seed in both if seed in self.seeds) if ranked else both
+
+    def better(self, guest: Row | None = None) -> set[tuple[Row, Row]]:
+        """The differences that ranks rest on: pairs (a, b) of which a is significantly better.
+
+        Args:
+            guest: a row that is ranked with the family without being of it; None for the family's own ranks.
+        """
+        rows = [*self.family, *([guest] if guest is not None else [])]
+        if not rows:
+            return set()
+        seeds = self.seeds if guest is None else self.common(guest, guest)
+        better = significantly_better(*self._measured(rows, seeds))
+        return {(rows[i], rows[j]) for i, j in np.argwhere(better)}
+
+    @cached_property
+    def best(self) -> Row:
+        """The row of the family with the highest mean over its seeds; of all rows where none is ranked."""
+        seeds = self.seeds if self.family else None
+        return max(self.family or self.rows, key=lambda row: row.by_seed(self.metric, seeds).mean())
+
+    @cached_property
+    def _ranks(self) -> dict[Row, RankInterval]:
+        """The ranks of the family."""
+        return dict(zip(self.family, self._intervals(self.family, self.seeds), strict=True))
+
+    def _place(self, row: Row) -> Ranked:
+        ranks, among = None, 0
+        if row in self._ranks:
+            ranks, among = self._ranks[row], len(self.family)
+        elif self._is_guest(row):
+            *_, ranks = self._intervals([*self.family, row], self.common(row, row))
+            among = len(self.family) + 1
+        level, reason = self.level(row), self._reason(row)
+        if row is self.best:
+            return Ranked(row, ranks, among, reason, None, len(self.seeds) or len(row.seeds), level)
+        gap = self.difference(row, self.best)
+        return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level)
+
+    def _is_guest(self, row: Row) -> bool:
+        """True if a row is ranked with the family without being of it."""
+        able = _kind(row) == self.kind and not self._reason(row)
+        return able and bool(self.family) and row not in self.family
+
+    def _is_apt(self, row: Row) -> bool:
+        return row.setting in (self.setting, EVERY)
+
+    def _reason(self, row: Row) -> str:
+        """The reason why a row is provisional; "" where it is ranked."""
+        if not self._is_apt(row):
+            return f"ranked separately, with --setting {row.setting}"
+        if row.other_gradient:
+            count, total = row.solves["adjoint_diverged"]
+            return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
+        if row.single:
+            return f"one {row.units.removesuffix('s')}"
+        if (n := len(row.seeds)) < SEEDS:
+            return "1 seed" if n == 1 else f"{n} seeds"
+        if row.has_options:
+            return "options of its own"
+        if sum(seed in row.seeds for seed in self.seeds) < SEEDS:
+            lacking = [str(seed) for seed in self.seeds if seed not in row.seeds]
+            return f"it lacks seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+        return ""
+
+    def _prior(self, *rows: Row) -> Prior:
+        """The prior of the variance over seeds, from the family and those of these rows that are ranked with it."""
+        together = (*self.family, *(row for row in rows if self._is_guest(row)))
+        if not together:
+            return Prior(0.0, 0.0)
+        if together not in self._priors:
+            seeds = [seed for seed in self.seeds if all(seed in row.seeds for row in together)]
+            means = np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together])
+            self._priors[together] = fit_prior(means, _fixed(together))
+        return self._priors[together]
+
+    def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
+        return rank_intervals(*self._measured(rows, seeds)) if rows else []
+
+    def _measured(self, rows: Sequence[Row], seeds: Sequence[int]) -> tuple[_BySeed, np.ndarray, np.ndarray]:
+        """The rows as :mod:`ifsl_bench.analysis.rank_intervals` has them."""
+        choices = np.stack([row.choices(self.metric, seeds) for row in rows])
+        return _BySeed(rows, self.metric, seeds), _fixed(rows), choices
+
+
+def setting_of(*rows: Row, default: str = PAPER) -> str:
+    """The setting that rows are ranked in together; the default where they have none in common, or any."""
+    settings = {row.setting for row in rows} - {EVERY}
+    return settings.pop() if len(settings) == 1 else default
+
+
+def _kind(row: Row) -> tuple[bool, bool]:
+    """The kind of a row, each ranked by itself: (novel classes may have been seen before, transductive)."""
+    return row.novel_seen != "no", row.transductive
+
+
+class _BySeed(Sequence[np.ndarray]):
+    """A metric of rows, [seeds, n] each, made when it is asked for."""
+
+    def __init__(self, rows: Sequence[Row], metric: str, seeds: Sequence[int]) -> None:
+        self.rows, self.metric, self.seeds = rows, metric, seeds
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.rows[at].by_seed(self.metric, self.seeds)
+
+
+def _fixed(rows: Iterable[Row]) -> np.ndarray:
+    return np.array([row.fixed for row in rows])
+
+
+def _usual(rows: Sequence[Row]) -> tuple[int, ...]:
+    """The seeds that three in four rows or more have, if so many rows have them all, and they are three or more."""
+    holders = Counter(seed for row in rows for seed in row.seeds)
+    seeds = {seed for seed, count in holders.items() if 4 * count >= 3 * len(rows)}
+    together = sum(seeds <= set(row.seeds) for row in rows)
+    return tuple(sorted(seeds)) if len(seeds) >= SEEDS and 4 * together >= 3 * len(rows) else ()
+
+
+def _most_common(rows: Sequence[Row]) -> tuple[int, ...]:
+    """Three seeds or more that all rows have, or two of them, as most rows have them; the lowest of several."""
+    each = [frozenset(row.seeds) for row in rows]
+    shared = {a & b for a in each for b in each} | ({frozenset.intersection(*each)} if each else set())
+    candidates = sorted(tuple(sorted(seeds)) for seeds in shared if len(seeds) >= SEEDS)
+    return max(candidates, key=lambda seeds: (sum(own.issuperset(seeds) for own in each), len(seeds)), default=())

@@ -1,0 +1,223 @@
+"""Variance of a number in sessions by its sources: the order of classes, supports, the training seed. No torch.
+
+A row, or the difference of two rows on the same sequences, has the values x[s, o, r] with training seed s, order o and
+support set r of that order. They are modelled by independent effects,
+
+    x[s, o, r] = mu + seed[s] + order[o] + support[o, r] + seed-by-order[s, o] + rest[s, o, r],
+
+whose variances are estimated by the analysis of variance of this design (supports nested in orders, both crossed with
+seeds; Searle, Casella and McCulloch 1992, Variance Components, chapter 4). Each estimate is a sum of mean squares with
+positive and negative weights; its interval is that of Ting, Burdick, Graybill, Jeyaratnam and Lu (1990, Journal of
+Statistical Computation and Simulation 35:135-143), which is exact for one mean square.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ifsl_bench.analysis.rank_intervals import Difference, Prior, difference
+from ifsl_bench.utils.errors import UserError
+
+TAIL = 0.025  # of a 95% interval, on each side
+NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
+PARTS = ("order", "support", "seed", "seed by order", "rest")
+
+
+@dataclass(frozen=True, eq=False)
+class MeanSquare:
+    """A mean square, or a sum of several."""
+
+    value: float
+    degrees: float  # of freedom
+    effective: float  # the fewer of these that effects with heavy tails leave it
+    parts: np.ndarray | None = None  # what each order contributes, [orders]; None of training seeds
+
+    @classmethod
+    def over_orders(cls, parts: np.ndarray, degrees: float) -> MeanSquare:
+        """Variance over orders, from what each of them contributes, [orders].
+
+        Of normal effects a mean square S has the variance 2 S^2 / degrees. Here it is read off the spread of the parts,
+        and where it is larger, the effective degrees are so many as would give it.
+        """
+        value = float(parts.sum())
+        variance = len(parts) * float(parts.var(ddof=1))
+        return cls(value, degrees, min(degrees, 2 * value**2 / variance) if variance else degrees, parts)
+
+
+@dataclass(frozen=True)
+class Variance:
+    """A variance with its 95% interval, in squared units of the row; an estimate below 0 counts as 0."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class WrongSign:
+    """The chance that the sign of one comparison of two rows (one order, support set and seed) is not their mean's."""
+
+    chance: float  # under normal effects; `low` and `high` are its 95% interval
+    low: float
+    high: float
+    observed: float  # the share of the single comparisons made here whose sign is not that of their mean, ties half
+
+
+def overall(x: np.ndarray) -> Difference:
+    """The mean of differences [seeds, orders, supports] of two rows: :func:`~.rank_intervals.difference` over orders.
+
+    Raises:
+        UserError: there is one order.
+    """
+    means = _order_means(x)
+    return difference(means, np.zeros_like(means), Prior(0.0, 0.0), random=2)
+
+
+def _order_means(x: np.ndarray) -> np.ndarray:
+    """[seeds, orders]."""
+    if x.shape[1] < 2:
+        raise UserError("one order of the classes has no interval over orders, and its variance cannot be split")
+    return np.asarray(x.mean(2))
+
+
+def split(x: np.ndarray) -> dict[str, Variance]:
+    """The variances of the effects in [seeds, orders, supports], by :data:`PARTS`, and of all together as "one".
+
+    A part that the design cannot tell from others is left out: with one seed (pass one where all are the same by
+    construction) those with seeds, with one support set for each order "support", which is then in "order", or "rest",
+    which is in "seed by order". "one" is the variance of a single value, of any order, support set and seed.
+
+    Raises:
+        UserError: there is one order.
+    """
+    squares, weights = _mean_squares(x), _weights(*x.shape)
+    return {part: _variance([(w, squares[name]) for name, w in of_part.items()]) for part, of_part in weights.items()}
+
+
+def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
+    """The mean square of each part whose degrees of freedom are not 0."""
+    seeds, orders, supports = x.shape
+    means = _order_means(x)
+    by_seed, by_order, by_support, mean = means.mean(1), means.mean(0), x.mean(0), means.mean()
+    both = means - by_seed[:, None] - by_order + mean
+    rest = x - means[:, :, None] - by_support + by_order[:, None]
+    sums = {
+        "order": (seeds * supports * (by_order - mean) ** 2, orders - 1),
+        "support": (seeds * ((by_support - by_order[:, None]) ** 2).sum(1), orders * (supports - 1)),
+        "seed by order": (supports * (both**2).sum(0), (seeds - 1) * (orders - 1)),
+        "rest": ((rest**2).sum((0, 2)), (seeds - 1) * orders * (supports - 1)),
+    }
+    squares = {n: MeanSquare.over_orders(parts / degrees, degrees) for n, (parts, degrees) in sums.items() if degrees}
+    if seeds > 1:
+        of_seeds = orders * supports * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
+        squares["seed"] = MeanSquare(of_seeds, seeds - 1, seeds - 1)
+    return squares
+
+
+def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
+    """Part -> mean square -> its weight in the estimate, from the expected mean squares of the design."""
+    m, r = 1 / seeds, 1 / supports
+    weights = {
+        "order": {"order": m * r, "support": -m * r, "seed by order": -m * r, "rest": m * r},
+        "support": {"support": m, "rest": -m},
+        "seed": {"seed": r / orders, "seed by order": -r / orders},
+        "seed by order": {"seed by order": r, "rest": -r},
+        "rest": {"rest": 1.0},
+    }
+    there = {"order"} | ({"support"} if supports > 1 else set())
+    if seeds > 1:
+        there |= {"seed", "seed by order"} | ({"rest"} if supports > 1 else set())
+    parts = {
+        part: {name: weight for name, weight in of_part.items() if name in there}
+        for part, of_part in weights.items()
+        if part in there
+    }
+    return parts | {"one": {name: sum(of_part.get(name, 0.0) for of_part in parts.values()) for name in there}}
+
+
+def _merged(terms: Sequence[tuple[float, MeanSquare]]) -> list[tuple[float, MeanSquare]]:
+    """The same sum, with one term for all over orders of one sign.
+
+    An order whose effects are large raises several mean squares at once, and their sum varies more than that of
+    independent ones. The sum has Satterthwaite's degrees of freedom.
+    """
+    merged = [(w, square) for w, square in terms if w and square.parts is None]
+    for sign in (1, -1):
+        same = [(abs(w), square, square.parts) for w, square in terms if w * sign > 0 and square.parts is not None]
+        if parts := [w * of_orders for w, _, of_orders in same if of_orders is not None]:
+            spread = sum((w * square.value) ** 2 / square.degrees for w, square, _ in same)
+            value = sum(w * square.value for w, square, _ in same)
+            merged.append((sign, MeanSquare.over_orders(np.sum(parts, axis=0), value**2 / spread if spread else 1.0)))
+    return merged
+
+
+def _variance(terms: Sequence[tuple[float, MeanSquare]]) -> Variance:
+    low, high = _interval(_merged(terms))
+    return Variance(max(0.0, sum(w * square.value for w, square in terms)), max(0.0, low), max(0.0, high))
+
+
+def _interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float, float]:
+    """The 95% interval of the sum of w times the expectation of a mean square, over ``terms`` (Ting et al. 1990)."""
+    value = sum(w * square.value for w, square in terms)
+    positive = [(w * square.value, square.effective) for w, square in terms if w > 0]
+    negative = [(-w * square.value, square.effective) for w, square in terms if w < 0]
+    below = _spread(positive, negative, TAIL)
+    above = _spread(negative, positive, TAIL)  # the upper limit is minus the lower one of minus the sum
+    return value - math.sqrt(max(0.0, below)), value + math.sqrt(max(0.0, above))
+
+
+def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[float, float]], tail: float) -> float:
+    """The squared distance from an estimate, a sum of positive and negative terms, to its lower limit."""
+    from scipy.special import chdtri, fdtri
+
+    def shrunk(degrees: float) -> float:
+        return 1 - degrees / float(chdtri(degrees, tail))
+
+    def grown(degrees: float) -> float:
+        return degrees / float(chdtri(degrees, 1 - tail)) - 1
+
+    total = sum((shrunk(n) * a) ** 2 for a, n in positive) + sum((grown(n) * b) ** 2 for b, n in negative)
+    for a, n in positive:
+        for b, k in negative:
+            f = float(fdtri(n, k, 1 - tail))
+            total += ((f - 1) ** 2 - (shrunk(n) * f) ** 2 - grown(k) ** 2) / f * a * b
+    for i, (a, n) in enumerate(positive):
+        for b, k in positive[i + 1 :]:
+            joint = (shrunk(n + k) * (n + k)) ** 2 / (n * k) - shrunk(n) ** 2 * n / k - shrunk(k) ** 2 * k / n
+            total += joint / (len(positive) - 1) * a * b
+    return total
+
+
+def wrong_sign(x: np.ndarray) -> WrongSign | None:
+    """Estimates how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
+
+    None where their mean is 0, as of equal rows: it has no sign.
+
+    The chance is Phi(-|d| / s), d the mean and s^2 the variance of a single difference. Its interval is that of d / s,
+    by the delta method, with Student's distribution and the degrees of freedom of the overall interval of d. It reaches
+    0.5 where that of d holds 0.
+
+    Raises:
+        UserError: there is one order.
+    """
+    from scipy.special import ndtr, stdtrit
+
+    mean, squares = overall(x), _mean_squares(x)
+    if abs(mean.mean) < NO_DIFFERENCE:
+        return None
+    merged = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])
+    terms = [(w * square.value, square.effective) for w, square in merged]
+    variance = sum(value for value, _ in terms)
+    observed = float(((np.sign(x) != np.sign(mean.mean)) * np.where(x == 0, 0.5, 1.0)).mean())
+    if variance <= 0:
+        return WrongSign(0.0, 0.0, 0.0, observed)
+    deviation = math.sqrt(variance)
+    ratio = abs(mean.mean) / deviation
+    of_variance = sum(2 * value**2 / degrees for value, degrees in terms)
+    error = math.sqrt((mean.error / deviation) ** 2 + ratio**2 * of_variance / (4 * variance**2))
+    half = float(stdtrit(min(mean.degrees, 1e9), 1 - TAIL)) * error
+    return WrongSign(float(ndtr(-ratio)), float(ndtr(-(ratio + half))), float(ndtr(-max(0.0, ratio - half))), observed)

@@ -1,0 +1,261 @@
+"""All rows of a task: measured ones, those that are not comparable with them, published ones. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from ifsl_bench.analysis.aggregate import EVERY, PAPER, PARTIAL, STORED, Row, mismatch, rows_of
+from ifsl_bench.analysis.ranking import Ranked, Ranking
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_limits import most_of
+from ifsl_bench.protocols.tasks.variants import changed, split
+from ifsl_bench.store.published import PublishedRow, published
+from ifsl_bench.store.result_folder import LEFT_OUT, packaged_root, stored
+from ifsl_bench.store.schema import Result
+from ifsl_bench.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Board:
+    """All rows of one task.
+
+    Attributes:
+        rows: measured rows of today's definition of the task, on all of its episodes; those to be shown.
+        compared: all such rows, shown or not. Ranks are theirs, so that they do not depend on what is shown.
+        others: measured rows on other episodes or data, or on a part of the data where the task is not of such a part;
+            shown apart and never ranked with ``rows``.
+        papers: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
+        remarks: on files and rows that are left out.
+        setting: that rows are ranked in, see :class:`ifsl_bench.analysis.ranking.Ranking`.
+    """
+
+    task: Task
+    rows: tuple[Row, ...]
+    compared: tuple[Row, ...]
+    others: tuple[Row, ...]
+    papers: tuple[PublishedRow, ...]
+    remarks: tuple[str, ...]
+    setting: str = PAPER
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def empty(self) -> bool:
+        return not (self.rows or self.others or self.papers)
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """The ranking by accuracy."""
+        return Ranking(self.compared, setting=self.setting)
+
+    @property
+    def places(self) -> list[Ranked]:
+        """The shown rows in their places, the best first; ranks are among all rows that are compared."""
+        return [place for place in self.ranking.places if place.row in self.rows]
+
+    def in_setting(self, setting: str) -> Board:
+        """The rows of a setting, to be ranked, and a remark on those of other settings."""
+        rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
+        counts = Counter(row.setting for row in self.rows if row not in rows)
+        remarks = [f"`ifsl-bench table --rank --setting {name} {self.name}` has {count} more row{'s' * (count > 1)}"
+                   for name, count in sorted(counts.items())]  # fmt: skip
+        return replace(self, setting=setting, rows=rows, remarks=(*self.remarks, *remarks))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The remarks on files and rows that are in no table."""
+        return tuple(remark for remark in self.remarks if remark.startswith(LEFT_OUT))
+
+    @property
+    def labels(self) -> set[str]:
+        """The labels of all rows, measured and published."""
+        return {row.label for row in (*self.rows, *self.others)} | {paper.label for paper in self.papers}
+
+    def knows(self, label: str) -> bool:
+        """True if :meth:`only` finds a row for a label."""
+        papers = {paper.label.lower() for paper in self.papers}
+        return label.lower() in papers.union(*(row_names(row) for row in (*self.rows, *self.others)))
+
+    def only(self, labels: Collection[str]) -> Board:
+        """The rows with these labels, or labels and origins as in "lr (stored)", whatever their case."""
+        lower = {label.lower() for label in labels}
+        rows, others = (tuple(r for r in part if lower & set(row_names(r))) for part in (self.rows, self.others))
+        papers = tuple(paper for paper in self.papers if paper.label.lower() in lower)
+        return replace(self, rows=rows, others=others, papers=papers)
+
+    def usual(self, labels: Collection[str]) -> Board:
+        """The board without stored rows whose options somebody has changed, or were chosen otherwise than these rows'.
+
+        The rows of these labels stay. Where no stored row was tuned as they were, those as published stay too.
+        """
+        mine = {row.setting for row in self.rows if row.label in labels} - {EVERY} or {PAPER}
+        plain = [row for row in self.rows if row.origin == STORED and not row.has_options]
+        alike = any(row.setting in mine for row in plain)
+        shown = {*mine, EVERY, *(() if alike else (PAPER,))}
+
+        def stays(row: Row) -> bool:
+            return row.origin != STORED or row.label in labels or (not row.has_options and row.setting in shown)
+
+        remarks = []
+        if not alike and PAPER in {row.setting for row in plain}:
+            remarks.append(f"No stored row was tuned as yours was ({', '.join(sorted(mine))}): those as published are "
+                           "shown beside it, and ranked apart")  # fmt: skip
+        if out := [row for row in self.rows if not stays(row)]:
+            kinds = Counter("with other options" if row.has_options else "as published" if row.setting == PAPER
+                            else "tuned" for row in out)  # fmt: skip
+            kinds_here = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
+            rest = "1 more stored row" if len(out) == 1 else f"{len(out)} more stored rows"
+            kinds_text = ", ".join(f"{kinds[kind]} {kind}" for kind in kinds_here)
+            remarks.append(f"`ifsl-bench table {self.name}` has {rest} ({kinds_text})")
+        rows = tuple(row for row in self.rows if stays(row))
+        return replace(self, rows=rows, remarks=(*self.remarks, *remarks))
+
+    def row(self, label: str) -> Row | None:
+        """The row of that label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
+        rows = [row for row in (*self.rows, *self.others) if label.lower() in row_names(row)]
+        return min(rows, key=lambda row: row.origin == STORED, default=None)
+
+    def apart(self, row: Row) -> str:
+        """The reason why a row is one of ``others``; "" where there is nothing to hold it against."""
+        if row.partial and not self.task.dataset.partial:
+            return PARTIAL
+        return mismatch(self.rows[0].results[0], row.results[0]) if self.rows else ""
+
+
+def row_names(row: Row) -> tuple[str, str]:
+    """The names of a row, in lower case: its label, and the label with its origin."""
+    return row.label.lower(), row.full_name.lower()
+
+
+def load_board(task: Task, results: Path) -> Board:
+    """The measured rows of a task, yours first, then those that come with the package, and the published ones."""
+    rows: list[Row] = []
+    remarks: list[str] = []
+    folders = [(origin, *stored(root, [task.name])) for root, origin in reversed(_roots(results))]
+    reasons = unfit(task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash])
+    for origin, results_here, damaged in reversed(folders):
+        remarks += damaged
+        today = []
+        for r in results_here:
+            if r.task_hash == task.hash and id(r) not in reasons:
+                today.append(r)
+                continue
+            reason = f": {reasons[id(r)]}" if id(r) in reasons else " belongs to another definition of the task"
+            remarks.append(f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}){reason}; run it again")
+        grouped, odd = rows_of(today, origin)
+        rows += grouped
+        remarks += odd
+    # Published rows are of whole data sets, and so is a task unless its file says otherwise.
+    admitted = [row for row in rows if task.dataset.partial or not row.partial]
+    reference = _reference(task, admitted)
+    comparable = [row for row in admitted if reference is None or not mismatch(reference, row.results[0])]
+    others = [row for row in rows if row not in comparable]
+    shown = tuple(comparable)
+    return Board(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
+
+
+def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
+    """Results whose episodes cannot be those that their task and digest say, by id, with the reason in words.
+
+    A digest is of so many episodes: those that the task has where the task pins it, or where one of the results has as
+    many; else as many as most results with that digest have, and the first of them where there are as many of each.
+
+    Args:
+        results: of this very definition of the task, the most trustworthy first.
+    """
+    reasons = {id(r): reason for r in results if (reason := _odd_episodes(task, r))}
+    counts: dict[str, list[int]] = {}
+    for result in results:
+        if id(result) not in reasons:
+            counts.setdefault(result.digest, []).append(len(result.episodes))
+    whole = task.evaluation.episodes
+    for result in results:
+        count, digest = len(result.episodes), result.digest
+        if id(result) not in reasons:
+            most = Counter(counts[digest]).most_common(1)[0][0]
+            expected = whole if digest == task.digest or whole in counts[digest] else most
+            if count != expected:
+                reasons[id(result)] = f"it has {count:,} episodes, those of its digest {digest[:12]} are {expected:,}"
+    return reasons
+
+
+def _odd_episodes(task: Task, result: Result) -> str:
+    """Says why no episodes of the task are like those of a result; "" where they may be."""
+    episodes, shape, count = result.episodes, task.episode, len(result.episodes)
+    if count > (most := most_of(task)):
+        return f"it has {count:,} episodes; this task allows at most {most:,}"
+    of_task = {"base_queries": shape.base_queries, "novel_queries": shape.ways * shape.novel_queries}
+    if spec := task.sessions:
+        of_task = {"sessions": spec.count, "ways": spec.ways, "supports": spec.supports}
+    drawn, ways = (-(-count // spec.supports), spec.classes) if spec else (count, shape.ways)
+    for name, expected in of_task.items():
+        if (number := getattr(episodes, name, None)) != expected:
+            return f"episodes.{name} is {number}, episodes of the task have {expected}"
+    used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
+    if used not in (None, half):
+        return f"calibration.validation_episodes is {used}, the task has {half} for it"
+    if (named := episodes.length("classes")) and named != drawn * ways:
+        return f"episodes.classes has {named:,} entries, {count:,} episodes have {drawn * ways:,}"
+    return ""
+
+
+def _roots(results: Path) -> list[tuple[Path, str]]:
+    """The folders of results, with what their rows are called."""
+    own = packaged_root()
+    return [(own, STORED)] if results.resolve() == own.resolve() else [(results, "yours"), (own, STORED)]
+
+
+def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
+    """A result on all episodes of the task, and on its data: what the others are held against.
+
+    Where the task pins no data, the rows that come with the package say which data are meant, if there are any.
+    """
+    results = [r for row in sorted(rows, key=lambda row: row.origin != STORED) for r in row.results]
+    whole = [r for r in results if len(r.episodes) == task.evaluation.episodes]
+    pinned = [r for r in whole if r.fingerprint == task.dataset.fingerprint]
+    return next(iter(pinned or whole or results), None)
+
+
+def load_variants(task: Task, results: Path) -> list[Board]:
+    """The boards, where anything is in them or left out, of the tasks whose protocol departs from this one's.
+
+    These are the packaged tasks that say so, and the task with changes (``glyphs-5shot+ways=10``) as far as results of
+    it are stored.
+    """
+    variants = {name: variant for name, variant in packaged().items() if variant.variant_of == task.name}
+    folders = {path.name for root, _ in _roots(results) for path in root.glob(f"{task.name}+*") if path.is_dir()}
+    for folder in sorted(folders):
+        try:
+            plain, change = split(folder)
+            variant = changed(task, change)
+        except UserError:
+            continue  # a folder that no run has made
+        if plain == task.name and variant.name == folder:
+            variants[folder] = variant
+    boards = [load_board(variant, results) for variant in variants.values()]
+    return [board for board in boards if not board.empty or board.left_out]
+
+
+def telling(shown: list[Board], boards: Iterable[Board]) -> list[Board]:
+    """The boards shown, the last of which tells what was left out of the others, which have no table to say it."""
+    if not shown:
+        return shown
+    here = {id(board) for board in shown}
+    lost = [remark for board in boards if id(board) not in here for remark in board.left_out]
+    return [*shown[:-1], replace(shown[-1], remarks=(*shown[-1].remarks, *lost))]
+
+
+def nothing_stored(board: Board, method: str = "NAME") -> UserError:
+    """The error for a task without any row; it says how ``method`` gets one."""
+    remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
+    return UserError(
+        f"no results of task {board.name!r} are stored{remarks}; "
+        f"make one with: ifsl-bench run --method {method} --task {board.name}"
+    )

@@ -1,1 +1,0 @@
-"""The way from images to features: networks, pretraining, feature banks, devices."""

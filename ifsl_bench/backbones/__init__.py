@@ -1,0 +1,1 @@
+"""Networks, pretraining, base classifiers, weights and features; the choice of devices."""

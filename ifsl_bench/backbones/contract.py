@@ -1,0 +1,198 @@
+"""The interface of a backbone plugin, and backbones by name. The entry point group is ``ifsl_bench.backbones``.
+
+There are two kinds. A subclass of :class:`Backbone` is a network that is pretrained here, on the base classes of each
+task, unless the task names a file of weights. A subclass of :class:`Frozen` knows networks with weights from elsewhere,
+which are used as they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Pretraining
+from ifsl_bench.utils.errors import UserError, unknown
+
+BACKBONES = "ifsl_bench.backbones"
+UNKNOWN = "unknown"  # what a network was pretrained on, where nobody says
+
+
+class Backbone(nn.Module):
+    """Images [B, C, H, W] to features [B, D]; D is ``features``.
+
+    One that is registered is made as ``kind(channels=C, norm_momentum=m)``, where ``m`` is for its batch norms, if it
+    has any (the weight of the new batch).
+    """
+
+    features: int
+
+
+@dataclass(frozen=True)
+class Card:
+    """The properties of a frozen network that are known before its weights are there.
+
+    Attributes:
+        size: (H, W) of the images that it sees.
+        resize: what images are resized to before the middle of ``size`` is cut out: (H, W), or the shorter side alone.
+        interpolation: "bilinear" or "bicubic", and what else torchvision's ``InterpolationMode`` has.
+        mean, std: of each of three channels, of pixels from 0 to 1.
+        corpora: the sets of images that it was pretrained on, as
+            :mod:`ifsl_bench.protocols.tasks.contamination` names them; with :data:`UNKNOWN` among them where more may have been used.
+        source: the address of its weights; "" where there is none.
+        endings: of the files that its weights come in, the likeliest first.
+    """
+
+    size: tuple[int, int]
+    resize: int | tuple[int, int]
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    corpora: tuple[str, ...]
+    source: str = ""
+    endings: tuple[str, ...] = (".safetensors", ".pth")
+
+
+class Frozen(ABC):
+    """Networks that are used as they come.
+
+    A registered name ``zoo`` is one network, or several: ``zoo:MODEL`` is asked for as ``model="MODEL"``, the plain
+    name as ``model=""``.
+
+    Attributes:
+        requires: modules that have to be installed, and how to install them.
+        libraries: distributions that a result names with their versions.
+    """
+
+    requires: ClassVar[Mapping[str, str]] = {}
+    libraries: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def card(self, model: str, own_weights: bool = False) -> Card:
+        """Describes a network; quick, without its weights.
+
+        Args:
+            own_weights: whether the user gives weights, so that the name need not say which.
+
+        Raises:
+            UserError: no such network.
+        """
+
+    @abstractmethod
+    def network(self, model: str) -> tuple[nn.Module, int]:
+        """The network with random weights, images [B, 3, H, W] to features [B, D], and D."""
+
+    @abstractmethod
+    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Gives the network its weights, of a file that may hold those of a classifier besides.
+
+        Raises:
+            Exception: they do not fit.
+        """
+
+    @abstractmethod
+    def fetch(self, model: str, folder: Path) -> Path:
+        """Gets the weights from their source, as a file in ``folder`` or in a cache of a library's own.
+
+        Raises:
+            Exception: it cannot be reached.
+        """
+
+
+def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
+    """Finds what is registered under a backbone's name, and which of its networks is meant ("" of most).
+
+    Args:
+        name: ``NAME``, ``NAME:MODEL``, or ``PACKAGE:NAME`` where several packages register one name.
+
+    Raises:
+        UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
+    """
+    plugin_name, model = name, ""
+    if not registry.owners(BACKBONES, name):
+        plugin_name, _, model = name.partition(":")
+        if not registry.owners(BACKBONES, plugin_name):
+            raise unknown("backbone", name, [*registry.names(BACKBONES), NO_BACKBONE])
+    value = registry.get(BACKBONES, "backbone", plugin_name)
+    if isinstance(value, type) and issubclass(value, Frozen):
+        return value(), model
+    if isinstance(value, type) and issubclass(value, Backbone):
+        if model:
+            raise UserError(f"backbone {plugin_name!r} is one network, there is no {name!r}")
+        return value, ""
+    raise UserError(
+        f"backbone {plugin_name!r} is {value!r}, neither a Backbone nor a Frozen of ifsl_bench.backbones.contract"
+    )
+
+
+def descriptions() -> dict[str, str]:
+    """Each registered name, and the first line of what it says of itself; or why it cannot be used."""
+    plugins = {name: registry.load(BACKBONES, name) for name in registry.names(BACKBONES)}
+    texts = {name: plugin.problem or (plugin.value.__doc__ or "").strip() for name, plugin in plugins.items()}
+    return {name: text.partition("\n")[0] for name, text in texts.items()}
+
+
+def is_frozen(spec: Pretraining) -> bool:
+    """Returns whether a backbone has weights from elsewhere: a file's, or its library's.
+
+    Raises:
+        UserError: as :func:`backbone_plugin`.
+    """
+    plugin, _ = _registered(spec)
+    return isinstance(plugin, Frozen) or (plugin is not None and spec.weights is not None)
+
+
+def _registered(spec: Pretraining) -> tuple[type[Backbone] | Frozen | None, str]:
+    """Looks up as :func:`backbone_plugin` does; None where the data are features."""
+    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else backbone_plugin(spec.backbone)
+
+
+def check_backbone(spec: Pretraining) -> Card | None:
+    """The description that a :class:`Frozen` backbone gives of itself, None for another one.
+
+    Raises:
+        UserError: no such backbone; weights for data that are features; centring for a backbone that is pretrained
+            here; or a declaration of what was seen by weights that nobody gives.
+    """
+    if spec.pretrained_on is not None and spec.weights is None:
+        raise UserError("pretrained-on says what a file of weights has seen; give it with --weights FILE, or leave "
+                        "this out")  # fmt: skip
+    plugin, model = _registered(spec)
+    if plugin is None and spec.weights is not None:
+        raise UserError(f"backbone {spec.backbone!r} is for features and takes no weights; leave them out")
+    if spec.centre is not None and not is_frozen(spec):
+        raise UserError(f"centre is for frozen backbones, and {spec.backbone!r} is pretrained here; leave it out")
+    return plugin.card(model, spec.weights is not None) if isinstance(plugin, Frozen) else None
+
+
+def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
+    """Data that the backbone of a task was pretrained on elsewhere; None for one that is pretrained here.
+
+    Of weights that somebody gives, what that person declares; else nobody knows what they have seen.
+
+    Raises:
+        UserError: as :func:`check_backbone`.
+    """
+    card = check_backbone(spec)
+    if not is_frozen(spec):
+        return None
+    if spec.pretrained_on is not None:
+        return tuple(spec.pretrained_on.split(":"))
+    named = card.corpora if card else ()
+    more = () if spec.weights is None and named else (UNKNOWN,)
+    return tuple(dict.fromkeys([*named, *more]))
+
+
+def libraries_of(spec: Pretraining) -> tuple[str, ...]:
+    """The distributions that a :class:`Frozen` backbone depends on; of another one none.
+
+    Raises:
+        UserError: as :func:`backbone_plugin`.
+    """
+    plugin, _ = _registered(spec)
+    return plugin.libraries if isinstance(plugin, Frozen) else ()

@@ -1,0 +1,289 @@
+"""Features, computed once per checkpoint and pool into a memory-mapped bank, and used by every method."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ifsl_bench.backbones.device import whole_float32
+from ifsl_bench.backbones.pretrained import Pretrained
+from ifsl_bench.data.pools import Dataset, Pool
+from ifsl_bench.plugin.method import Base
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.utils.arrays import create_array, open_array
+from ifsl_bench.utils.atomic_dir import building, read_or_made
+from ifsl_bench.utils.checkpoint import CheckpointFolder
+from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import Home, mark_used, set_aside, sha256_file, sha256_json
+from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.seeds import seed_of
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class FeaturePool:
+    """Features of a pool.
+
+    Attributes:
+        name: the pool's name.
+        features: float32 [V * n, D], view v of image i in row ``v * n + i``.
+        base_logits: float32 [V * n, K] of the frozen base classifier.
+        starts: int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``.
+        views: V, augmented copies of each image; 1 means the plain images.
+    """
+
+    name: str
+    features: Tensor
+    base_logits: Tensor
+    starts: np.ndarray
+    views: int
+
+    @property
+    def images(self) -> int:
+        return int(self.starts[-1])
+
+
+def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, origin: str = "") -> Path:
+    """The folder of the features of a pool under a pretraining.
+
+    Args:
+        key: that of :func:`ifsl_bench.backbones.pretrained.features_key`.
+        origin: what tells the pool from the one of that name that the backbone's data set has, as
+            :meth:`ifsl_bench.data.pools.Dataset.origin` says.
+    """
+    name = pool.replace("/", "-") + (f"-from-{origin}" if origin else "")
+    if views > 1:
+        spec = task.pretraining
+        augmented = sha256_json([views, spec.crop_padding, spec.flip])[:6]
+        name = f"{name}-views{views}-{augmented}"
+    return home.features / key / name
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """The record of the features in a folder; nothing of those that are none of ours, or damaged."""
+    try:
+        return read_sealed(folder / "bank.json")
+    except (OSError, CorruptFile):
+        return {}
+
+
+def compute_features(
+    home: Home,
+    task: Task,
+    dataset: Dataset,
+    pretrained: Pretrained,
+    name: str,
+    device: torch.device,
+    reporter: Reporter,
+    views: int = 1,
+    place: str = "",
+) -> np.ndarray:
+    """Features of a pool, from the bank or into it.
+
+    Args:
+        views: 1 for the plain images; more for that many augmented views of each image (padding, crop, flip as in
+            pretraining), as the released code augments in meta-training.
+        place: what is recorded of where they are computed.
+
+    Returns:
+        float32 [views * n, D], a read-only memory map, checked in full.
+
+    Raises:
+        CorruptFile: the images, or features that the data set consists of, are not what was written.
+        UserError: a file may not be read or written.
+    """
+    pool = dataset.pool(name)
+    if pool.images.ndim == 2:
+        dataset.check_images(name)
+        return pool.images
+    folder = bank_folder(home, pretrained.features_key, name, task, views, dataset.origin(name))
+    shape = (views * len(pool), pretrained.network.features)
+
+    def cached() -> np.ndarray | None:
+        return _cached(folder, shape, pretrained.features_sha256)
+
+    def make() -> np.ndarray:
+        if os.path.lexists(folder):
+            reporter.warn(f"{folder} holds features of other weights; computing them again")
+        dataset.check_images(name)
+        with building(folder) as partial:
+            bank = create_array(partial / "features.npy", shape, "float32")
+            title = f"features of {name}" + (f", {views} views" if views > 1 else "")
+            with reporter.stage(title, shape[0]) as stage:
+                at = 0
+                for block in _forward(task, pretrained, pool, device, views):
+                    bank[at : at + len(block)] = block
+                    at += len(block)
+                    stage.advance(len(block))
+            bank.flush()
+            entry = {
+                "of": _place(folder),
+                "shape": list(shape),
+                "sha256": sha256_file(partial / "features.npy"),
+                "pretraining_sha256": pretrained.features_sha256,
+                "place": place,
+            }
+            write_sealed(partial / "bank.json", entry)
+        features = cached()
+        assert features is not None
+        return features
+
+    return read_or_made(folder, cached, make, reporter.warn, "it is computed again")
+
+
+def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
+    """Features [B, D] of batch after batch, all images in one view after the other.
+
+    They come over one batch late: a device computes the next while the host waits for these.
+    """
+    from ifsl_bench.backbones.images import batches, cut, draw_crops
+
+    starts = range(0, len(pool), BATCH)
+    rows = [np.arange(start, min(start + BATCH, len(pool))) for start in starts]
+    seeds = iter([seed_of("view", pool.name, view, start) for view in range(views) for start in starts])
+
+    def augment(images: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(next(seeds))
+        return cut(images, draw_crops(len(images), task.pretraining.crop_padding, task.pretraining.flip, generator))
+
+    before = None
+    with closing(batches(pool.images, rows * views, device, augment if views > 1 else None)) as loaded:
+        for images in loaded:
+            with torch.inference_mode(), whole_float32():
+                features = pretrained.network(pretrained.normalise(images)).float()
+            if before is not None:
+                yield before.cpu().numpy()
+            before = features
+    if before is not None:
+        yield before.cpu().numpy()
+
+
+def _place(folder: Path) -> str:
+    """Pretraining and pool, as a bank records what it is of."""
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
+    """The features in a folder; None where there are none, or those of a pretraining that was repeated since."""
+    if not os.path.lexists(folder):
+        return None
+    try:
+        entry = read_sealed(folder / "bank.json")
+    except FileNotFoundError:
+        raise CorruptFile(f"{folder} lacks bank.json") from None
+    path = folder / "features.npy"
+    if entry.get("of") != _place(folder):
+        raise CorruptFile(f"{folder} holds the features of {entry.get('of')}")
+    if entry.get("pretraining_sha256") != pretraining:
+        return None
+    array = open_array(path, shape, "float32")
+    if sha256_file(path) != entry.get("sha256"):
+        raise CorruptFile(f"{path} is not what was written: its checksum differs")
+    mark_used(folder / "bank.json")
+    return array
+
+
+def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
+    """The frozen classifier and what is known of the base classes' features, on the CPU, in single precision.
+
+    Args:
+        moments: of base/train, as the network has its features.
+    """
+    head = pretrained.head
+    weight = head.weight.detach().float().cpu()
+    bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
+    scale = 1.0 if head.scale is None else float(head.scale)
+    statistics = (centred(moments.means, pretrained.mean), moments.counts, moments.covariance)
+    means, counts, covariance = (torch.from_numpy(x).float() for x in statistics)
+    return Base(weight, bias, means, scale, counts, covariance)
+
+
+def centred(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
+    """Features [n, D] less the mean [D] of base/train, where that is subtracted; of the same type."""
+    return features if mean is None else features - mean.astype(features.dtype)
+
+
+def feature_pool(
+    features: np.ndarray, pool: Pool, base: Base, device: torch.device, mean: np.ndarray | None = None
+) -> FeaturePool:
+    """A pool's features with the base logits of all its rows; a memory map on the CPU where no mean is subtracted.
+
+    Args:
+        mean: as of :func:`centred`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
+        rows = torch.from_numpy(centred(features, mean)).to(device)
+    weight, bias = base.weight.to(device), base.bias.to(device)
+    logits = torch.cat([F.linear(block, weight, bias) for block in rows.split(1 << 16)])
+    return FeaturePool(pool.name, rows, logits, pool.starts, len(features) // len(pool))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Statistics of the features of a pool's classes.
+
+    Attributes:
+        means: float64 [K, D], mean feature of each class.
+        counts: int64 [K], images of each class.
+        covariance: float64 [D, D], pooled within the classes: the mean over all images of (x - m)(x - m)^T, m being the
+            mean of the image's class. Divided by the number of images, not less the number of classes.
+    """
+
+    means: np.ndarray
+    counts: np.ndarray
+    covariance: np.ndarray
+
+    @staticmethod
+    def of(features: np.ndarray, starts: np.ndarray) -> Moments:
+        """Computes them from features [n, D], class k's being ``features[starts[k]:starts[k + 1]]``; in float64."""
+        counts = np.diff(starts).astype(np.int64)
+        classes = list(pairwise(starts))
+        means = np.stack([features[a:b].sum(0, dtype=np.float64) for a, b in classes]) / counts[:, None]
+        covariance = np.zeros((features.shape[1],) * 2)
+        for (a, b), mean in zip(classes, means, strict=True):
+            apart = torch.from_numpy(features[a:b] - mean)  # float64
+            covariance += (apart.T @ apart).numpy()
+        return Moments(means, counts, covariance / counts.sum())
+
+
+def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, reporter: Reporter) -> Moments:
+    """The moments of a bank's features: from what is kept beside them, or computed and kept.
+
+    Args:
+        folder: the bank. Features that the data set consists of have none; their moments are computed each time.
+        features: [n, D], what the bank holds, checked.
+        starts: [K + 1], where each class begins in them.
+    """
+    try:
+        bank = str(read_sealed(folder / "bank.json")["sha256"])
+    except FileNotFoundError:
+        return Moments.of(features, starts)
+    store = CheckpointFolder(folder / "moments")
+    try:
+        state = store.load()
+    except CorruptFile as error:
+        reporter.warn(f"{error}; they are computed again, the old files are {set_aside(store.folder)}")
+        state = None
+    if state is not None and state.info.get("features_sha256") == bank:
+        return Moments(**{name: values.numpy() for name, values in state.tensors.items()})
+    moments = Moments.of(features, starts)
+    with suppress(UserError), locked(store.folder):  # a folder that is shared to be read
+        if (info := store.info()) is None or info.get("features_sha256") != bank:  # no other process has saved them
+            tensors = {name: torch.from_numpy(values) for name, values in vars(moments).items()}
+            store.save(tensors, {"features_sha256": bank})
+    return moments

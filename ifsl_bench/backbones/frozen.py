@@ -1,0 +1,288 @@
+"""Stage 1 with a backbone from elsewhere: its weights are found, its features computed once, its classifier trained."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.backbones.base_head import accuracies, fit_head, head_of
+from ifsl_bench.backbones.contract import Card, Frozen, backbone_plugin, check_backbone, corpora_of
+from ifsl_bench.backbones.device import choose_precision, describe_device
+from ifsl_bench.backbones.features import centred, compute_features
+from ifsl_bench.backbones.networks import FrozenNetwork, Normalise, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.pretrained import (
+    HeadKind,
+    Pretrained,
+    at_chance,
+    features_key,
+    in_percent,
+    pretraining_key,
+)
+from ifsl_bench.backbones.weights import ENDINGS, read_tensors
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.protocols.tasks.contamination import seen
+from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
+from ifsl_bench.utils.atomic_dir import read_or_made
+from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
+from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.files import Home, disk_errors, sha256_file, write_bytes
+from ifsl_bench.utils.progress import Reporter
+
+MEAN = "features.mean"  # the tensor's name
+
+
+class Preprocess:
+    """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's.
+
+    Resizing is that of 8-bit images, with antialiasing, as Pillow does it. Grey images get three equal channels.
+    """
+
+    def __init__(self, card: Card, device: torch.device) -> None:
+        from torchvision.transforms import InterpolationMode  # takes a second, and most commands need none of it
+
+        self.card, self.mode = card, InterpolationMode(card.interpolation)
+        self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (card.mean, card.std))
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        from torchvision.transforms import functional as F
+
+        images = batch.permute(0, 3, 1, 2)
+        resize = self.card.resize
+        size = [resize] if isinstance(resize, int) else list(resize)
+        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.card.size))
+        # Without a copy of what is repeated until the arithmetic is done.
+        return ((images / 255).expand(-1, 3, -1, -1) - self.mean) / self.std
+
+
+def pretrain_frozen(
+    home: Home, task: Task, dataset: Dataset, head: HeadKind, device: torch.device, reporter: Reporter, place: str = ""
+) -> Pretrained:
+    """The backbone of a task whose weights are from elsewhere, and its base classifier, from the cache or trained.
+
+    Args:
+        place: what is recorded of where features are computed.
+
+    Raises:
+        UserError: the weights cannot be got, or do not fit; or the data are no images.
+        CorruptFile: the images to train on are not what was written.
+    """
+    spec = task.pretraining
+    card = check_backbone(spec)  # None: the network of a registered Backbone
+    if card and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
+        raise UserError(f"{spec.backbone} is for images of one or three channels, not for data {dataset.shape}")
+    normalise = Preprocess(card, device) if card else Normalise(task.dataset, dataset.shape, device)
+    file = weights_file(home, spec, card, reporter)
+    digest = sha256_file(file)
+    try:
+        network = _filled(spec.backbone, dataset.shape, file, device)
+    except UserError:
+        used = any(finished_info(folder, weights=digest) for folder in home.pretrained.glob("*"))
+        if spec.weights is not None and not used:  # a copy, which nothing was made with
+            file.unlink(missing_ok=True)
+        raise
+    key, classes = pretraining_key(task, dataset.fingerprint, head, 0), len(dataset.pool("base/train").starts) - 1
+    folder, corpora = home.pretrained / key, corpora_of(spec) or ()
+    facts = {
+        "weights": digest,
+        "backbone": spec.backbone,
+        "pretrained_on": list(corpora),
+        "seen": seen(corpora, task.novel_data, task.base_order),
+        "features": features_key(task, dataset.fingerprint, head, 0),
+        "centre": spec.centre or CENTRED,
+    }
+    bare = Pretrained(
+        key,
+        network,
+        make_head(head, network.features, classes),
+        normalise,
+        {"tensors": {"sha256": digest}, **facts},
+    )
+
+    def cached() -> Pretrained | None:
+        """Reads the classifier on these weights; None where there is none."""
+        state = CheckpointFolder(folder).load()
+        return restored(state) if state and state.info.get("weights") == digest else None
+
+    def restored(state: State) -> Pretrained:
+        named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
+        classifier = head_of(named, head, network.features, classes, folder).to(device)
+        mean = state.tensors[MEAN].numpy() if MEAN in state.tensors else None
+        if told := at_chance(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images"):
+            reporter.warn(told)
+        return replace(bare, head=classifier, info={**state.info, **facts}, mean=mean)
+
+    def train() -> Pretrained:
+        _announce(card, task, dataset, reporter)
+        tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
+        # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
+        tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+        return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
+
+    return read_or_made(folder, cached, train, reporter.warn, "it is trained again")
+
+
+def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
+    """The network with the weights of a file."""
+    weights, (plugin, model) = read_tensors(file), backbone_plugin(name)
+    with torch.random.fork_rng(devices=[]):
+        network = make_backbone(name, shape)
+        body = network.body if isinstance(network, FrozenNetwork) else network
+        try:
+            if isinstance(plugin, Frozen):
+                plugin.fill(model, body, weights)
+            else:
+                body.load_state_dict(tensors_of(body, weights))
+        except Exception as error:  # a library's own, of many kinds
+            raise UserError(
+                f"{file.name} holds the weights of another network than {name}: {one_line(str(error)).strip()[:200]}; "
+                f"the network begins with {_first(body.state_dict())}, the file with {_first(weights)}"
+            ) from error
+    frozen = channels_last(FrozenNetwork(body, network.features), device)
+    assert isinstance(frozen, FrozenNetwork)
+    return frozen
+
+
+def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Finds a network's tensors among those of a file, where all their names may begin alike, as with ``encoder.``.
+
+    Raises:
+        ValueError: the file has several such networks, or tensors are missing, of another shape or of a larger network.
+    """
+    own_tensors, parts = network.state_dict(), {name for name, _ in network.named_children()}
+    needed = [name for name in own_tensors if not name.endswith(".num_batches_tracked")]  # older files lack these
+    pairs = ((name, name.removesuffix(own)) for own, name in itertools.product(needed, weights))
+    counts = Counter(start for name, start in pairs if start != name and f".{start}".endswith("."))
+    if len(whole := [start for start, count in counts.items() if count == len(needed)]) > 1:
+        raise ValueError(f"it has the network {len(whole)} times, under {' and '.join(map(repr, whole))}")
+    start = max(counts, key=counts.__getitem__, default="")
+    inside = {name.removeprefix(start): x for name, x in weights.items() if name.startswith(start)}
+    taken = {name: x for name, x in inside.items() if name in own_tensors}
+    for fault, faulty in (
+        ("missing", [name for name in needed if name not in taken]),
+        ("of another shape", [name for name, x in taken.items() if x.shape != own_tensors[name].shape]),
+        ("too many", [name for name in inside if name not in taken and name.partition(".")[0] in parts]),
+    ):
+        if faulty:
+            raise ValueError(f"tensors {fault}: {len(faulty)}, such as {faulty[0]}")
+    return taken
+
+
+def _first(tensors: Mapping[str, Tensor]) -> str:
+    name = next(iter(tensors))
+    return f"{name} {list(tensors[name].shape)}"
+
+
+def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
+    """Returns whether images [H, W, C] have fewer pixels than the network sees."""
+    return min(shape[:2]) < min(card.size)
+
+
+def _announce(card: Card | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
+    """Says what becomes of the images on their way into the network."""
+    name, data = task.pretraining.backbone, task.dataset
+    if card is None:
+        mean, std = list(data.mean), list(data.std)
+        reporter.say(f"{name}: images enter as (x / 255 - {mean}) / {std}; the weights should have learned from such")
+        return
+    (height, width), (h, w) = dataset.shape[:2], card.size
+    text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
+    if enlarged(card, dataset.shape):
+        reporter.warn(f"{text}: enlarged, so that they show less detail than what the network was trained on")
+    else:
+        reporter.say(text)
+
+
+def _trained(
+    home: Home, task: Task, dataset: Dataset, bare: Pretrained, kind: HeadKind, device: torch.device,
+    reporter: Reporter, place: str,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:  # fmt: skip
+    """The base classifier on the features of base/train, their mean where it is subtracted, and what is recorded."""
+    start, spec, pool = time.perf_counter(), task.pretraining, dataset.pool("base/train")
+
+    def features(pool: str) -> np.ndarray:
+        return compute_features(home, task, dataset, bare, pool, device, reporter, 1, place)
+
+    rows = features("base/train")
+    mean = None if spec.centre == "none" else rows.mean(0, dtype=np.float64).astype(np.float32)
+    labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
+    head, solve = fit_head(kind, centred(rows, mean), labels, classes, spec.weight_decay, device)
+    title = f"base classifier on {spec.backbone}, {kind} head"
+    if not solve["converged"]:
+        reporter.warn(f"{title}: not converged after {solve['steps']} steps, gradient {solve['gradient']:.1e}")
+    accuracy = accuracies(head.cpu(), dataset, lambda name: centred(features(name), mean))
+    reporter.say(f"{title}: {solve['steps']} steps of L-BFGS, {in_percent(accuracy)}")
+    bf16 = device.type != "cpu" and choose_precision(device).bf16
+    tensors = {f"head.{name}": value.detach() for name, value in head.state_dict().items()}
+    return tensors | ({} if mean is None else {MEAN: torch.from_numpy(mean)}), {
+        "key": bare.key,
+        "finished": True,
+        "epoch": 0,
+        "seconds": time.perf_counter() - start,
+        "seed": 0,
+        "bf16": bf16,
+        "precision": f"{'bf16 autocast' if bf16 else 'float32'}; classifier in float64, by L-BFGS",
+        "device": describe_device(device),
+        "processes": [1],
+        "accuracy": accuracy,
+        "solve": solve,
+    }
+
+
+def take_weights(home: Home, file: Path) -> str:
+    """Keeps a copy of a file of weights in the home; returns the first digits of its checksum, which name it there.
+
+    Raises:
+        UserError: no such file, one that holds no weights, or a full disk.
+    """
+    read_tensors(file)
+    digest = sha256_file(file)[:WEIGHTS_DIGITS]
+    target = home.weights / f"{digest}{file.suffix}"
+    if not target.exists():
+        write_bytes(target, file.read_bytes())
+    return digest
+
+
+def weights_file(home: Home, spec: Pretraining, card: Card | None, reporter: Reporter) -> Path:
+    """The file of a frozen backbone's weights: the user's, the one in the home, or the source's.
+
+    Raises:
+        UserError: it is not there and cannot be got; says which file to get and where to put it.
+    """
+    name = spec.weights or spec.backbone
+    for ending in dict.fromkeys([*(card.endings if card else ()), *ENDINGS]):
+        if os.path.isfile(path := home.weights / f"{name}{ending}"):
+            return path
+    if spec.weights is not None or card is None:
+        raise UserError(
+            f"the weights {spec.weights} of {spec.backbone} are not in {home.weights}; give the file once more with "
+            f"--weights FILE"
+        )
+    plugin, model = backbone_plugin(spec.backbone)
+    assert isinstance(plugin, Frozen)
+    target = home.weights / f"{name}{card.endings[0]}"
+    reporter.say(f"weights of {spec.backbone}: {card.source}")
+    with disk_errors(home.weights):
+        home.weights.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights)
+    with scratch as folder:
+        try:
+            got = plugin.fetch(model, Path(folder))
+        except Exception as error:
+            why = one_line(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
+            raise UserError(
+                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {card.source or 'them'} "
+                f"elsewhere, and put it at {target}"
+            ) from error
+        write_bytes(target, got.read_bytes())
+    return target

@@ -1,0 +1,364 @@
+"""The networks that turn images into features, and the base classifiers on these. Input [B, C, H, W], output [B, D].
+
+``resnet10`` and ``resnet18-gn`` follow the released code of Ren et al. (NeurIPS 2019): shortcuts, norms, pooling and
+the order of operations are theirs, not torchvision's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin
+from ifsl_bench.backbones.device import choose_precision
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, DataSpec
+from ifsl_bench.utils.cosine import unit
+from ifsl_bench.utils.errors import UserError
+
+Norm = Callable[[int], nn.Module]
+
+
+def _convolutions(inner: int, outer: int, count: int, norm: Norm) -> nn.Sequential:
+    """3x3 convolutions with a norm each, and an activation between two."""
+    layers: list[nn.Module] = []
+    for width in (inner, *[outer] * (count - 1)):
+        layers += [nn.Conv2d(width, outer, 3, padding=1, bias=False), norm(outer), nn.LeakyReLU(0.1)]
+    return nn.Sequential(*layers[:-1])
+
+
+class _Block(nn.Module):
+    """1x1 shortcut + 3x3 convolutions, no activation after the sum, 2x2 max-pool that rounds up."""
+
+    def __init__(self, inner: int, outer: int, convolutions: int, norm: Norm) -> None:
+        super().__init__()
+        self.shortcut = nn.Conv2d(inner, outer, 1, bias=False)
+        self.body = _convolutions(inner, outer, convolutions, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
+
+
+class ResNet10(Backbone):
+    """The mini-ImageNet backbone: 512 features, 2,572,032 parameters with 3 input channels."""
+
+    features = 512
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+        norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=norm_momentum)
+        self.stem = nn.Sequential(nn.Conv2d(channels, 64, 5, padding=2, bias=False), norm(64), nn.LeakyReLU(0.1))
+        widths = (64, 64, 96, 128, 256)
+        self.blocks = nn.Sequential(*(_Block(a, b, 3, norm) for a, b in itertools.pairwise(widths)))
+        self.norm = norm(256)
+        self.mix = nn.Conv2d(256, 384, 1, bias=False)
+        self.mix_norm = norm(384)
+        self.out = nn.Linear(384, 512)
+
+    def _enter(self, x: Tensor) -> Tensor:
+        """Prepares images for the blocks."""
+        return self.stem(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self._enter(x)).mean((2, 3), keepdim=True)
+        x = self.mix(F.relu(self.norm(x)))
+        x = F.relu(self.mix_norm(F.dropout(x, 0.1, self.training))).flatten(1)
+        return F.dropout(self.out(x), 0.1, self.training)
+
+
+class ResNet10StemPool(ResNet10):
+    """``resnet10`` with a 2x2 max-pool after the stem: the blocks see a quarter of the pixels.
+
+    Not the paper's network; for CPUs, 3.5 times as fast. Parameters are the same in number and shape.
+    """
+
+    def _enter(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self.stem(x), 2, ceil_mode=True)
+
+
+class _Block12(nn.Module):
+    """Three 3x3 convolutions, a normalised 1x1 shortcut, an activation after the sum, 2x2 max-pool that rounds down."""
+
+    def __init__(self, inner: int, outer: int, norm: Norm) -> None:
+        super().__init__()
+        self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, bias=False), norm(outer))
+        self.conv1, self.bn1 = nn.Conv2d(inner, outer, 3, padding=1, bias=False), norm(outer)
+        self.conv2, self.bn2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False), norm(outer)
+        self.conv3, self.bn3 = nn.Conv2d(outer, outer, 3, padding=1, bias=False), norm(outer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.leaky_relu(self.bn1(self.conv1(x)), 0.1)
+        y = F.leaky_relu(self.bn2(self.conv2(y)), 0.1)
+        return F.max_pool2d(F.leaky_relu(self.bn3(self.conv3(y)) + self.downsample(x), 0.1), 2)
+
+
+class ResNet12(Backbone):
+    """The network of Lee et al. (CVPR 2019) without DropBlock: 640 features, 12,424,320 parameters with 3 channels.
+
+    Its tensors have the names of the authors' code (kjunelee/MetaOptNet), which those of others share.
+    """
+
+    features = 640
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+        norm = partial(nn.BatchNorm2d, momentum=norm_momentum)
+        widths = (channels, 64, 160, 320, 640)
+        for i, (inner, outer) in enumerate(itertools.pairwise(widths), 1):
+            self.add_module(f"layer{i}", nn.Sequential(_Block12(inner, outer, norm)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x.mean((2, 3))
+
+
+def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """Pads so that the output has ceil(size / stride) pixels, the odd pixel after (TensorFlow's SAME)."""
+
+    def sides(size: int) -> tuple[int, int]:
+        total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+        return total // 2, total - total // 2
+
+    top, bottom = sides(x.shape[2])
+    left, right = sides(x.shape[3])
+    return F.pad(x, (left, right, top, bottom), value=value)
+
+
+class _BasicBlock(nn.Module):
+    """Two 3x3 convolutions with GroupNorm; the shortcut has no parameters (average pool, channels padded by zeros)."""
+
+    def __init__(self, inner: int, outer: int, stride: int, last: bool) -> None:
+        super().__init__()
+        self.stride, self.grown, self.last = stride, outer - inner, last
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, bias=False)
+        self.norm1 = nn.GroupNorm(32, outer, eps=1e-6)
+        self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(32, outer, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(_same_padding(x, 3, self.stride))))
+        y = self.norm2(self.conv2(y))
+        if self.stride > 1:
+            x = F.avg_pool2d(x, self.stride, ceil_mode=True)
+        if self.grown:
+            x = F.pad(x, (0, 0, 0, 0, self.grown // 2, self.grown - self.grown // 2))
+        return y + x if self.last else F.relu(y + x)
+
+
+class ResNet18GN(Backbone):
+    """The tiered-ImageNet backbone: 512 features, 10,998,080 parameters with 3 input channels."""
+
+    features = 512
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 64, 5, padding=2, bias=False)
+        self.norm = nn.GroupNorm(32, 64, eps=1e-6)
+        widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+        blocks = [_BasicBlock(a, b, 1 + (a < b), last=i == 7) for i, (a, b) in enumerate(itertools.pairwise(widths))]
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.max_pool2d(_same_padding(x, 3, 2, value=-torch.inf), 3, 2)
+        return self.blocks(x).mean((2, 3))
+
+
+class ResNetSmall(Backbone):
+    """A network for 32x32 images on a CPU: the blocks of ``resnet10`` with two convolutions, not three, 256 features.
+
+    The stem halves the image, so that three blocks see 16, 8 and 4 pixels.
+    """
+
+    features = 256
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+        norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=norm_momentum)
+        self.stem = nn.Sequential(nn.Conv2d(channels, 32, 5, 2, padding=2, bias=False), norm(32), nn.LeakyReLU(0.1))
+        widths = (32, 48, 96, 192)
+        self.blocks = nn.Sequential(*(_Block(a, b, 2, norm) for a, b in itertools.pairwise(widths)))
+        self.norm = norm(192)
+        self.out = nn.Linear(192 * 4, self.features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.blocks(self.stem(x))))
+        return self.out(F.adaptive_avg_pool2d(x, 2).flatten(1))
+
+
+class Identity(Backbone):
+    """Frozen features pass through."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Included(Backbone):
+    """Embedded features, bytes [B, 1, 2, D] / 255, to what they stand for under one of two backbones.
+
+    Nothing in it is trained. Beside scale and offset it has what is known of base/train, whose images are not there:
+    mean and number of the images of each class, and the covariance within the classes.
+    """
+
+    MOMENTS = ("means", "counts", "covariance")
+    row: Tensor
+    scale: Tensor
+    offset: Tensor
+    means: Tensor
+    counts: Tensor
+    covariance: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+        self.register_buffer("row", torch.zeros((), dtype=torch.int64))  # of the two backbones
+        self.register_buffer("scale", torch.ones(features))
+        self.register_buffer("offset", torch.zeros(features))
+        self.register_buffer("means", torch.zeros(0, features))  # [K, D]
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))  # [K]
+        self.register_buffer("covariance", torch.zeros(features, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = torch.round(x[:, 0].index_select(1, self.row.reshape(1))[:, 0] * 255)  # the bytes, exactly
+        return levels * self.scale + self.offset
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *others: Any) -> None:
+        for name in ("means", "counts"):  # how many classes there are is with the values
+            value = state_dict.get(prefix + name)
+            if value is not None and value.shape[1:] == getattr(self, name).shape[1:]:
+                setattr(self, name, torch.empty_like(value, device=self.scale.device))
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class FrozenNetwork(Backbone):
+    """A network from elsewhere, in evaluation mode; float32 features, in bf16 on an accelerator that has it.
+
+    Args:
+        body: images [B, 3, H, W] to features [B, D].
+        features: D.
+    """
+
+    def __init__(self, body: nn.Module, features: int) -> None:
+        super().__init__()
+        self.body, self.features = body.eval().requires_grad_(False), features
+
+    def forward(self, x: Tensor) -> Tensor:
+        with choose_precision(x.device).autocast(x.device) if x.device.type != "cpu" else nullcontext():
+            return self.body(x).float()
+
+
+def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> Backbone:
+    """A backbone with fresh weights; its ``features`` attribute is D.
+
+    A frozen one has the weights that its library begins with. Else weights are He-normal in convolutions (fan out) and
+    linear layers (fan in), biases zero.
+
+    Args:
+        shape: (H, W, C) of an image, or (D,) of a frozen feature.
+
+    Raises:
+        UserError: no such backbone, or one that does not suit the data.
+    """
+    if name == INCLUDED:
+        if len(shape) != 3 or shape[0] != 2 or shape[2] != 1:
+            raise UserError(f"pretraining.backbone {name!r} is for features that come with the package")
+        return Included(shape[1])
+    kind, model = (None, "") if name == NO_BACKBONE else backbone_plugin(name)
+    if (name == NO_BACKBONE) != (len(shape) == 1):
+        holds = "features" if len(shape) == 1 else "images"
+        raise UserError(
+            f"the data are {holds}, and pretraining.backbone is {name!r}: 'none' is for features, and only it"
+        )
+    if kind is None:
+        return Identity(shape[0])
+    if isinstance(kind, Frozen):
+        return FrozenNetwork(*kind.network(model))
+    network = kind(channels=shape[-1], norm_momentum=norm_momentum)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="linear")
+            nn.init.zeros_(module.bias)
+    return network
+
+
+def channels_last(network: Backbone, device: torch.device) -> Backbone:
+    """Moves a network, with its convolutions in the layout that suits them on CPUs and GPUs alike."""
+    return network.to(device).to(memory_format=torch.channels_last)
+
+
+class LinearHead(nn.Module):
+    """W_a h + b_a."""
+
+    scale = None
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(classes, features) / math.sqrt(features))  # [K, D]
+        self.bias = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.weight, self.bias)
+
+
+class CosineHead(nn.Module):
+    """tau * unit(h) . unit(W_a), tau learned from 10."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(classes, features) / math.sqrt(features))  # [K, D]
+        self.scale = nn.Parameter(torch.tensor(10.0))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.scale * F.linear(unit(h), unit(self.weight))
+
+
+def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead:
+    return LinearHead(features, classes) if kind == "linear" else CosineHead(features, classes)
+
+
+@lru_cache
+def feature_count(backbone: str, shape: tuple[int, ...]) -> int:
+    """The number of features that a network gives an image [H, W, C], or features [D]."""
+    return make_backbone(backbone, shape).features
+
+
+class Normalise:
+    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged.
+
+    Args:
+        shape: of an image [H, W, C], or features [D].
+
+    Raises:
+        UserError: mean and std do not fit the channels.
+    """
+
+    def __init__(self, spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> None:
+        channels = shape[-1] if len(shape) == 3 else 1
+        if len(spec.mean) not in (1, channels):
+            raise UserError(
+                f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
+            )
+        mean = torch.tensor(spec.mean, device=device).expand(channels)
+        std = torch.tensor(spec.std, device=device).expand(channels)
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        if batch.dim() == 2:
+            return batch
+        return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)

@@ -1,0 +1,164 @@
+"""The image models of timm, ``timm:MODEL.TAG``: an optional package, imported when it is used."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.backbones.contract import UNKNOWN, Card, Frozen
+from ifsl_bench.utils.errors import UserError, unknown
+
+# Parts of timm's tags that name images, and those that say how a network was trained on them. What is in neither list,
+# a teacher's name for one, may stand for further images.
+IMAGES = {
+    "in1k": "imagenet-1k", "in12k": "imagenet-12k", "in21k": "imagenet-21k", "inw21k": "imagenet-21k",
+    "in22k": "imagenet-21k", "lvd142m": "lvd-142m", "lvd1689m": "lvd-1689m", "sat493m": "sat-493m",
+    "laion2b": "laion-2b", "laion400m": "laion-400m", "merged2b": "merged-2b", "m30m": "merged-30m",
+    "m38m": "merged-38m", "yfcc15m": "yfcc-100m", "yfcc100m": "yfcc-100m", "webli": "webli", "cc12m": "cc-12m",
+    "datacomp1b": "datacomp-1b", "datacompxl": "datacomp-1b", "dfn2b": "dfn-2b", "dfn5b": "dfn-5b",
+    "metaclip": "metaclip", "jft": "jft-300m", "ig1b": "instagram", "swag": "instagram", "seer": "instagram",
+}  # fmt: skip
+RECIPE = re.compile(
+    "ft|[abc][123]h?|ah|am|ap|aa|bt|ch|ra[234]?|augreg2?|tv2?|tf|b[12]k|d[12]h?|sw|sbb2?|fcmae|mae|gluon|deit|rsb|"
+    "timm|orig|[ers][0-9]+b?|[0-9]+e?p?|nv|lamb|rmsp|racm|cvnets|ix|clip|dinov3|2pt5b|400m|ns"
+)
+# Tags that name a way of training without labels and nothing else: it was on ImageNet-1k.
+ALONE = {"dino": "imagenet-1k", "fcmae": "imagenet-1k", "mae": "imagenet-1k"}
+# Families that learned to predict what another network says of hidden patches, that of DALL-E or CLIP: its images count
+# too, and the tags do not name them.
+TAUGHT = ("beit", "eva")
+
+
+class Timm(Frozen):
+    """``timm:MODEL.TAG``: timm's models, frozen, with the resize, crop and normalisation of their own configuration."""
+
+    requires: ClassVar = {"timm": 'pip install "ifsl_bench[backbones]"'}
+    libraries = ("timm",)
+
+    def card(self, model: str, own_weights: bool = False) -> Card:
+        _check(model, own_weights)
+        configuration = _configuration(model)
+        (_, height, width), crop = configuration["input_size"], configuration.get("crop_pct") or 1.0
+        mode = configuration.get("crop_mode") or "center"
+        if mode not in ("center", "squash") and crop != 1:
+            raise UserError(f"timm:{model} wants a border around its images (crop mode {mode}), which is not done here")
+        if mode != "squash" and height != width:
+            raise UserError(f"timm:{model} wants images of {height} x {width}; only square ones are cut out here")
+        scaled = (math.floor(height / crop), math.floor(width / crop))
+        return Card(
+            size=(height, width),
+            resize=scaled if mode == "squash" else scaled[0],
+            interpolation=configuration["interpolation"],
+            mean=tuple(configuration["mean"]),
+            std=tuple(configuration["std"]),
+            corpora=corpora(model),
+            source=_address(configuration),
+            endings=(".safetensors", ".bin", ".pth"),
+        )
+
+    def network(self, model: str) -> tuple[nn.Module, int]:
+        import timm
+
+        network: Any = timm.create_model(model, pretrained=False, num_classes=0)
+        return network, int(getattr(network, "head_hidden_size", None) or network.num_features)
+
+    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        import timm
+
+        # timm renames the tensors of older files, and leaves out the classifier; both while it makes a network.
+        overlay = {"state_dict": dict(weights), "hf_hub_id": None, "url": "", "custom_load": False}
+        # Tensors that the file lacks stay random without a word; so it is done twice, from other random numbers.
+        states = []
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            with _silent():
+                filled = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(overlay))
+            states.append(filled.state_dict())
+        lacking = [name for name, value in states[0].items() if not torch.equal(value, states[1][name])]
+        if lacking:
+            raise ValueError(f"{len(lacking)} tensors are not in it, such as {lacking[0]}")
+        network.load_state_dict(states[0])
+
+    def fetch(self, model: str, folder: Path) -> Path:
+        from urllib.request import Request, urlopen
+
+        from huggingface_hub import hf_hub_download
+
+        configuration = _configuration(model)
+        if not configuration.get("hf_hub_id"):
+            raise OSError("it is not on the Hugging Face hub")
+        what = {
+            "repo_id": configuration["hf_hub_id"],
+            "filename": configuration.get("hf_hub_filename") or "model.safetensors",
+        }
+        try:
+            return Path(hf_hub_download(**what, local_files_only=True))
+        except OSError:
+            # Asked once and at once: the library tries for 23 s before it says that there is no network.
+            with urlopen(Request(_address(configuration), method="HEAD"), timeout=10):
+                return Path(hf_hub_download(**what))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Inside, timm does not list every tensor that it has no place for: what is lacking is said in one line."""
+    logger = logging.getLogger("timm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def corpora(model: str) -> tuple[str, ...]:
+    """The sets of images that the tag of MODEL.TAG names, with "unknown" where it may not name all."""
+    plain, _, tag = model.partition(".")
+    if tag in ALONE:
+        return (ALONE[tag],)
+    parts = tag.split("_")
+    named, rest = [IMAGES[p] for p in parts if p in IMAGES], [p for p in parts if p not in IMAGES]
+    whole = bool(named) and all(RECIPE.fullmatch(part) for part in rest) and not plain.startswith(TAUGHT)
+    if "clip" in rest and all(name.startswith("imagenet") for name in named):
+        whole = False  # CLIP learns from captions, which ImageNet lacks
+    return tuple(dict.fromkeys([*named, *([] if whole else [UNKNOWN])]))
+
+
+def _check(model: str, own_weights: bool) -> None:
+    """Raises :class:`UserError` for what timm has not; a name without a tag is a network without weights of its own."""
+    import timm
+
+    plain, _, tag = model.partition(".")
+    if not timm.is_model(plain):
+        raise unknown("model of timm", plain, timm.list_models(), see="timm.list_models()")
+    tags = [name.partition(".")[2] for name in timm.list_models(f"{plain}.*", pretrained=True)]
+    if tag and tag not in tags:
+        raise unknown(f"weights of timm:{plain}", tag, tags, see=f"timm.list_pretrained('{plain}*')")
+    if not tag and not own_weights:
+        which = f", e.g. timm:{plain}.{tags[0]} (it has {', '.join(tags)})" if tags else ""
+        raise UserError(f"timm:{model} does not say which weights{which}; or give them with --weights FILE")
+
+
+@lru_cache(maxsize=64)
+def _configuration(model: str) -> dict[str, Any]:
+    from timm.models import get_pretrained_cfg
+
+    configuration = get_pretrained_cfg(model)
+    return dict(configuration.to_dict()) if configuration else {}
+
+
+def _address(configuration: Mapping[str, Any]) -> str:
+    if configuration.get("hf_hub_id"):
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(configuration["hf_hub_id"], configuration.get("hf_hub_filename") or "model.safetensors")
+    return str(configuration.get("url") or "")

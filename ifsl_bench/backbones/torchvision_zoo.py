@@ -1,0 +1,100 @@
+"""torchvision's classification models, ``torchvision:MODEL.WEIGHTS``, as in ``torchvision:resnet50.IMAGENET1K_V2``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.backbones.contract import UNKNOWN, Card, Frozen
+from ifsl_bench.utils.errors import UserError, unknown
+
+IMAGES = "IMAGENET1K_V"  # torchvision's own trainings; others begin with weights from elsewhere, as SWAG's do
+
+
+class Torchvision(Frozen):
+    """``torchvision:MODEL.WEIGHTS``: torchvision's models, frozen, without the last linear layer of each.
+
+    Resize, crop and normalisation are those of the weights.
+    """
+
+    libraries = ("torchvision",)
+
+    def card(self, model: str, own_weights: bool = False) -> Card:
+        weights = _weights(model, own_weights)
+        seen = weights.transforms()
+        (side,), resize = seen.crop_size, list(seen.resize_size)
+        return Card(
+            size=(side, side),
+            resize=resize[0] if len(resize) == 1 else (resize[0], resize[1]),
+            interpolation=seen.interpolation.value,
+            mean=tuple(seen.mean),
+            std=tuple(seen.std),
+            corpora=("imagenet-1k",) if model.partition(".")[2].startswith(IMAGES) else (UNKNOWN,),
+            source=weights.url,
+            endings=(".pth", ".safetensors"),
+        )
+
+    def network(self, model: str) -> tuple[nn.Module, int]:
+        network, last = _network(model)
+        width = network.get_submodule(last).in_features
+        assert isinstance(width, int)
+        parent, _, name = last.rpartition(".")
+        setattr(network.get_submodule(parent), name, nn.Identity())
+        return network, width
+
+    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        _, last = _network(model)
+        wanted = network.state_dict().keys()
+        body = {k: v for k, v in weights.items() if not k.startswith(f"{last}.")}
+        lacking, odd = wanted - body.keys(), body.keys() - wanted
+        if lacking or odd:
+            raise ValueError(f"{len(lacking)} tensors are missing and {len(odd)} have no place: {[*lacking, *odd][:3]}")
+        network.load_state_dict(body)
+
+    def fetch(self, model: str, folder: Path) -> Path:
+        from urllib.request import urlopen
+
+        url = _weights(model, False).url
+        with urlopen(url, timeout=10):
+            path = folder / url.rpartition("/")[2]
+            digest = path.stem.rpartition("-")[2]  # the name ends in the first digits of the checksum
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
+        return path
+
+
+def _weights(model: str, own_weights: bool) -> Any:
+    """The entry of torchvision's list; of a name without weights, which only the user's own can be, the usual one."""
+    import torchvision.models as zoo
+
+    plain, _, tag = model.partition(".")
+    if plain not in zoo.list_models(module=zoo):
+        raise unknown(
+            "model of torchvision", plain, zoo.list_models(module=zoo), see="torchvision.models.list_models()"
+        )
+    entries = zoo.get_model_weights(plain)
+    if tag and tag not in entries.__members__:
+        raise unknown(f"weights of torchvision:{plain}", tag, entries.__members__)
+    if not tag and not own_weights:
+        names = list(entries.__members__)
+        raise UserError(
+            f"torchvision:{plain} does not say which weights, e.g. torchvision:{plain}.{names[0]} (it has "
+            f"{', '.join(names)}); or give them with --weights FILE"
+        )
+    return entries[tag] if tag else entries["DEFAULT"]
+
+
+def _network(model: str) -> tuple[nn.Module, str]:
+    """A network with random weights, and the name of its last linear layer, the classifier's."""
+    import torchvision.models as zoo
+
+    plain = model.partition(".")[0]
+    with torch.random.fork_rng(devices=[]):
+        network = zoo.get_model(plain, weights=None)
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UserError(f"torchvision:{plain} has no linear classifier, so it is not clear what its features are")
+    return network, linear[-1]

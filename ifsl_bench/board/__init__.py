@@ -1,1 +1,0 @@
-"""The way from result files to tables; docs/architecture.md has the way, docs/statistics.md the mathematics."""

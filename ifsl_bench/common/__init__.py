@@ -1,1 +1,0 @@
-"""The base of every room: errors, files on disk, progress, seeds and training states."""

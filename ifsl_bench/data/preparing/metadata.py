@@ -1,0 +1,177 @@
+"""The data of a task, and what can be said of them before they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ifsl_bench.data import datasets
+from ifsl_bench.data.datasets import is_prepared, not_prepared, pinned, prepared
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.views import (
+    BASE_POOLS,
+    NOVEL,
+    check_crossing,
+    check_fewer,
+    crossed,
+    other_base_classes,
+    some_base_classes,
+)
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocols.tasks.task import DataSpec, Task
+from ifsl_bench.protocols.tasks.task_files import own, packaged
+from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.files import Home, mark_used
+from ifsl_bench.utils.progress import Reporter
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A task's data, as far as they are known.
+
+    Attributes:
+        fingerprint: of its data set; None where that is not prepared and not pinned.
+        shape: of an image [H, W, C] or of features [D]; empty where nobody knows.
+        starts: pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``. Of a data set that is not
+            prepared, as if all classes of a pool had equally many; empty where nobody knows.
+        prepared: whether it is there.
+        classes: pool -> the names of its classes; empty of a data set that is not prepared.
+    """
+
+    fingerprint: str | None
+    shape: tuple[int, ...]
+    starts: Mapping[str, np.ndarray]
+    prepared: bool
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def images(self, pool: str) -> int:
+        return int(self.starts[pool][-1]) if pool in self.starts else 0
+
+    @property
+    def base_classes(self) -> int:
+        return len(self.starts["base/train"]) - 1 if self.starts else 0
+
+
+_fingerprints: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVar("fingerprints", default=None)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Inside, a prepared data set is opened once to be asked for its fingerprint, however many stages do."""
+    token = _fingerprints.set({})
+    try:
+        yield
+    finally:
+        _fingerprints.reset(token)
+
+
+def novel_fingerprint(task: Task, home: Home) -> str:
+    """The fingerprint of the data set that novel classes come from; "" where that is the task's own, or unknown."""
+    return next((fingerprint_of(spec, home) or "" for spec in data_of(task, home)[1:]), "")
+
+
+def fingerprint_of(spec: DataSpec, home: Home) -> str | None:
+    """The fingerprint of the prepared data set, or the one that the task is pinned to."""
+    fingerprints, key = _fingerprints.get(), (home.data, spec.name)
+    if fingerprints is None:
+        fingerprints = {}
+    if key not in fingerprints:
+        dataset = prepared(home, spec.name)
+        fingerprints[key] = dataset.fingerprint if dataset else None
+    return fingerprints[key] or spec.fingerprint
+
+
+def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
+    """Reads what is prepared, asks the data set's plugin otherwise; makes nothing.
+
+    Args:
+        lacking: take published counts for those of data that have to be obtained first.
+
+    Raises:
+        UserError: the data have to be obtained first, have fewer base classes than the task wants, or its novel classes
+            come from a data set that does not fit.
+    """
+    first, *others = data_of(task, home)
+    mine = _outline(first, home, lacking, task.base_classes, task.base_order)
+    if not others:
+        return mine
+    novel = _outline(others[0], home, lacking)
+    if not (mine.shape and novel.shape):
+        return Outline(mine.fingerprint, mine.shape, {}, False)
+    check_crossing(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
+    starts = {**mine.starts, **{pool: novel.starts[pool] for pool in NOVEL}}
+    classes = {**mine.classes, **{pool: novel.classes[pool] for pool in NOVEL if pool in novel.classes}}
+    return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
+
+
+def _outline(
+    spec: DataSpec, home: Home, lacking: bool, base_classes: int | None = None, base_order: int | None = None
+) -> Outline:
+    name = spec.name
+    if (dataset := prepared(home, name)) is not None:
+        dataset = _with_base(dataset, base_classes, base_order)
+        starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
+        classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
+        return Outline(dataset.fingerprint, dataset.shape, starts, True, classes)
+    source = datasets.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    if source is None or (source.needs_source and not (lacking and source.outline())):
+        raise UserError(not_prepared(home, spec))
+    shape, counts = source.outline() or ((), {})
+    if counts and base_classes is not None:
+        check_fewer(name, base_classes, counts["base/train"].classes)
+    starts = {}
+    for pool, count in counts.items():
+        classes_left = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
+        starts[pool] = np.arange(classes_left + 1, dtype=np.int64) * count.images // count.classes
+    return Outline(spec.fingerprint, shape, starts, False)
+
+
+def data_of(task: Task, home: Home) -> tuple[DataSpec, ...]:
+    """The data sets that a task needs: its own, and the one that novel classes come from where that is another.
+
+    Raises:
+        UserError: there is no data set of that name.
+    """
+    name = task.novel_from
+    if name is None:
+        return (task.dataset,)
+    specs = {task.dataset.name: task.dataset for task in packaged().values()}
+    if name not in specs:
+        specs |= {task.dataset.name: task.dataset for task in own(home).values()}
+    names = registry.names(registry.DATASETS)
+    if name not in specs and name not in names and not is_prepared(home, name):
+        raise unknown("data set", name, {*names, *specs}, where=f"that {task.name!r} takes novel classes from",
+                      see="ifsl-bench data list")  # fmt: skip
+    return task.dataset, specs.get(name, DataSpec(name=name))
+
+
+def ensure_of(task: Task, home: Home, reporter: Reporter) -> Dataset:
+    """The data of a task, built now if they can be.
+
+    Raises:
+        UserError: as :func:`ifsl_bench.data.preparing.prepare.ensure`; or the task wants more base classes than there
+            are, or novel classes of a data set that does not fit.
+    """
+    first, *novel = (_ensure(spec, home, reporter) for spec in data_of(task, home))
+    base = _with_base(first, task.base_classes, task.base_order)
+    return crossed(base, *novel) if novel else base
+
+
+def _with_base(dataset: Dataset, base_classes: int | None, base_order: int | None) -> Dataset:
+    if base_order is not None:
+        dataset = other_base_classes(dataset, base_order)
+    return dataset if base_classes is None else some_base_classes(dataset, base_classes)
+
+
+def _ensure(spec: DataSpec, home: Home, reporter: Reporter) -> Dataset:
+    if (dataset := pinned(home, spec)) is not None:
+        mark_used(dataset.folder / "manifest.json")
+        return dataset
+    from ifsl_bench.data.preparing.prepare import ensure
+
+    return ensure(home, spec, reporter)

@@ -1,1 +1,0 @@
-"""Loading of episodes, meta-training and evaluation."""

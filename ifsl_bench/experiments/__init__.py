@@ -1,0 +1,1 @@
+"""Experiments: from a request to jobs, their stages, and stored results."""

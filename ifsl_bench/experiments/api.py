@@ -1,0 +1,199 @@
+"""The functions that notebooks and the command line call, one for each command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.expansion import method_names, task_names
+from ifsl_bench.experiments.job import Job, make_jobs, trained_in_vain
+from ifsl_bench.experiments.ranges import remove_evaluated
+from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run import run_campaign
+from ifsl_bench.experiments.stages import PrepareData
+from ifsl_bench.experiments.trained_models import trained_facts
+from ifsl_bench.experiments.training_stage import backbone_of
+from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.experiments.workspace import workspace as workspace
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
+from ifsl_bench.protocols.tasks.variants import make_change
+from ifsl_bench.reporting.frames import Results
+from ifsl_bench.store import schema as result_file
+from ifsl_bench.store.schema import Result
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.progress import in_notebook, progress_here
+from ifsl_bench.utils.training_curves import curve_logs
+
+Methods = str | type[Method] | Sequence[str | type[Method]]
+CALL = "ifsl_bench.run(...)"  # the command that results record of a call
+
+
+@overload
+def run(method: str | type[Method], task: str, *, seeds: None = None, **how: Any) -> Result: ...
+
+
+@overload
+def run(method: Methods, task: str | Sequence[str], **how: Any) -> Result | Results: ...
+
+
+def run(  # type: ignore[misc]  # which keywords there are is said here, and once
+    method: Methods,
+    task: str | Sequence[str],
+    *,
+    seeds: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    episodes: int | None = None,
+    change: Mapping[str, int | str] | None = None,
+    tune: int = 0,
+    calibrate: bool = False,
+    rerun: bool = False,
+    retrain: bool = False,
+    progress: bool | None = None,
+    log: str | None = None,
+    log_dir: str | Path | None = None,
+    home: str | Path | None = None,
+    results: str | Path | None = None,
+    work: Workspace | None = None,
+) -> Result | Results:
+    """Runs methods on tasks, and returns the results, which are stored as files as well.
+
+    One method on one task, without ``seeds``, gives one result; a list of either, or ``seeds``, gives
+    :class:`ifsl_bench.reporting.frames.Results`. What is stored already is not repeated.
+
+    Args:
+        method: a registered name, see ``ifsl-bench methods``; ``path/to/file.py:Class``; or a subclass of
+            :class:`ifsl_bench.Method`; or a list of these, which may have globs and the sets ``paper`` and ``all``.
+        task: a task's name, or ``path/to/my.toml`` (with ``:name`` if it defines several); it may go on with changes,
+            as in ``glyphs-5shot+ways=10``; or a list of these, which may have globs and sets.
+        seeds: how many training seeds, from ``seed`` on.
+        options: the method's own, e.g. ``{"normalise": True}``.
+        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocols.tasks.training_options.Training`.
+        seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
+        episodes: the first so many test episodes; the task's own number by default, which may be exceeded.
+        change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see
+            :mod:`ifsl_bench.protocols.tasks.variants`.
+        tune: choose among so many settings of the method's space on validation episodes, its default among them; 0
+            for the method as published.
+        calibrate: add the bias to the novel logits that is best on validation episodes; a row of its own, such as
+            ``imprint+cal``.
+        rerun: evaluate again even if the same result is stored.
+        retrain: train again even if the model is stored, which is kept under another name.
+        progress: show what is done, and how long it takes; None: in a notebook, unless ``work`` says where.
+        log: "csv" or "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
+        home, results: folders of caches and of results, as ``--home`` and ``--results``.
+        work: folders, device and progress display; see :func:`workspace`; not together with ``home`` or ``results``.
+
+    Raises:
+        UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
+    """
+    single = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
+    if work is not None and (home is not None or results is not None):
+        raise UserError("work has folders of its own; give home and results to ifsl_bench.workspace(...) instead")
+    if progress is None:
+        progress = work is None and in_notebook()
+    work = work or workspace(home, results)
+    work = replace(work, curves=curve_logs(log, log_dir, work.home) or work.curves)
+    if progress:
+        work = replace(work, reporter=progress_here())
+    _check_seeds(seed, seeds)
+    request = Request(
+        _listed(method), _listed(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,
+        calibrate, make_change(change or {}),
+    )  # fmt: skip
+    jobs = make_jobs(request if single else _expanded(request, work), work.home)
+    if remark := trained_in_vain(jobs, request.train):  # no error: a loop over methods has some that do not train
+        work.reporter.warn(remark)
+    if single:
+        return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
+    ended = run_campaign(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
+    if ended.failed:
+        failed = f"{len(ended.failed)} of {len(jobs)} jobs failed, the others are stored"
+        raise UserError(f"{failed}: {'; '.join(ended.causes)}")
+    return Results(result_file.read(job.result_path(work.home)) for job in ended.stored)
+
+
+def _listed(names: Any) -> list[Any]:
+    return list(names) if isinstance(names, (list, tuple)) else [names]
+
+
+def _check_seeds(seed: Any, seeds: Any) -> None:
+    """Raises :class:`UserError` for seeds that are no numbers."""
+    if type(seed) is not int:
+        raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {[seed]}")
+    if seeds is not None and (type(seeds) is not int or seeds < 1):
+        raise UserError(f"seeds is how many training seeds, 1 or more, not {seeds!r}; seed=5, seeds=3 runs 5, 6 and 7")
+
+
+def _expanded(request: Request, work: Workspace) -> Request:
+    """The request with the names that its globs and sets stand for."""
+    methods: list[str | type[Method]] = []
+    for method in request.methods:
+        methods += method_names([method], work.reporter.warn) if isinstance(method, str) else [method]
+    all_names = all(isinstance(task, str) for task in request.tasks)
+    return replace(request, methods=methods, tasks=task_names(request.tasks, work.home) if all_names else request.tasks)
+
+
+def _only(jobs: Sequence[Job]) -> Job:
+    if len(jobs) != 1:
+        raise UserError(f"the file defines the tasks {', '.join(job.task.name for job in jobs)}; say which: FILE:NAME")
+    return jobs[0]
+
+
+def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = CALL) -> Result:
+    """Run one job in this process and return its result, which is on disk then.
+
+    See :func:`~ifsl_bench.experiments.run.run_campaign`.
+    """
+    run_campaign([job], work, rerun=rerun, retrain=retrain, command=command)
+    return result_file.read(job.result_path(work.home))
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    task: str,
+    *,
+    select: str | None = None,
+    episodes: int | None = None,
+    change: Mapping[str, int | str] | None = None,
+    work: Workspace | None = None,
+    command: str = "",
+) -> Result:
+    """Evaluates a stored meta-trained model; nothing is trained, and the result is returned, not stored.
+
+    Args:
+        checkpoint: a folder under ``trained`` in the cache, or its name.
+        select: "best" for the parameters that were best on validation, in place of the last ones.
+        task, episodes, change: as in :func:`run`.
+
+    Raises:
+        UserError: no such model, an unfinished one, other code or options of the method, or a backbone that is not in
+            the cache.
+    """
+    work = work or workspace()
+    checkpoint = Path(checkpoint)
+    folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
+    info = trained_facts(folder)
+    train = info["train"] | ({"select": select} if select else {})
+    request = Request([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,
+                      change=make_change(change or {}))  # fmt: skip
+    job = _only(make_jobs(request, work.home))
+    evaluation = Evaluate(job, folder, command)
+    if not job.has_made(info):
+        work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
+    PrepareData(job.task, ("test",)).compute(work)
+    if (key := backbone_of(job).key(work.home)) != info["pretraining"]:
+        raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
+                        f"has {key}: choose a task with the same data and pretraining")  # fmt: skip
+    if backbone_of(job).weights(work.home) != info["pretraining_sha256"]:
+        raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
+                        f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
+    result = evaluation.compute(work)
+    remove_evaluated(job, work.home, folder)
+    return result

@@ -1,0 +1,194 @@
+"""Campaign files: what to run, in TOML. Imports no torch.
+
+A file has a table ``[[run]]`` for each group of jobs. A run's methods, tasks and seeds multiply, and so does every
+other value that is a list. Names, globs and sets are as on the command line; paths are relative to the file's folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from ifsl_bench.experiments.request import MOST_JOBS, Campaign, Request
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocols.tasks import task_files
+from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
+from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.protocols.tasks.variants import KEYS, Change, make_change
+from ifsl_bench.store.result_folder import CLAIMS
+from ifsl_bench.utils.errors import UserError, is_printable, unknown
+from ifsl_bench.utils.toml import held, parsed, text_of
+
+Value = str | int | float | bool
+Many = Value | list[Value]
+# Keys of a run beside names, seeds and tables: type and default.
+PLAIN = [
+    ("tune", int, 0),
+    ("episodes", int | None, None),
+    ("calibrate", bool, False),
+    *((name, kind, None) for name, kind in get_type_hints(Change).items()),
+]
+
+
+_Run = msgspec.defstruct(
+    "_Run",
+    [
+        ("methods", str | list[str]),
+        ("tasks", str | list[str]),
+        ("seeds", int | list[int], 1),
+        ("seed", int | None, None),
+        ("set", dict[str, Many], {}),
+        ("train", dict[str, Many], {}),
+        *((key, kind | list[kind], default) for key, kind, default in PLAIN),  # type: ignore[valid-type]
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename="kebab",
+)
+"""One ``[[run]]``; the keys are the options of ``ifsl-bench run``, and a list of values multiplies."""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    run: list[_Run]  # type: ignore[valid-type]  # its fields are made above
+    results: str = ""
+    data: dict[str, str] = {}
+
+
+def read_campaign(file: str, request: Request) -> Campaign:
+    """Reads a campaign file, with what a command line says besides in place of what the file says.
+
+    Args:
+        file: a path that ends in ``.toml``, or the name of a campaign that comes with the package.
+
+    Raises:
+        UserError: no such file, or one that is wrong; the message names it and the key.
+    """
+    path = _located(file)
+    campaign = parse(text_of(path, "campaign"), file, path.absolute().parent)
+    here = Path.cwd()
+    return replace(
+        campaign,
+        requests=[request.over(run) for run in campaign.requests],
+        only=Request(
+            [_named(here, str(name), "--method", ".py") for name in request.methods],
+            [_named(here, name, "--task", ".toml") for name in request.tasks],
+        ),
+    )
+
+
+def _located(file: str) -> Path:
+    if file.endswith(".toml"):
+        return Path(file)
+    ours = {path.name.removesuffix(".toml"): path for path in Path(str(resources.files("ifsl_bench.results"))).iterdir()
+            if path.name.endswith(".toml") and path.name != CLAIMS}  # fmt: skip
+    if file not in ours:
+        raise unknown("campaign", file, ours, where="(a file's name ends in .toml)")
+    return ours[file]
+
+
+def parse(text: str, where: str, folder: Path) -> Campaign:
+    """A campaign file's content.
+
+    Args:
+        where: how errors name the file.
+        folder: that its paths are relative to.
+
+    Raises:
+        UserError: not TOML, an unknown or missing key, a wrong type, an impossible value, or too many jobs.
+    """
+    keys = {f.encode_name for kind in (_File, _Run) for f in msgspec.structs.fields(kind)}
+    try:
+        file = held(parsed(text, where), _File, where, keys)
+    except UserError as error:  # other errors count runs from 1 as well
+        raise UserError(re.sub(r"`run\[(\d+)\]", lambda m: f"`run {int(m[1]) + 1}", str(error))) from error
+    if not file.run:
+        raise UserError(f"{where}: it runs nothing; add a table [[run]] with methods and tasks")
+    requests: list[Request] = []
+    jobs = 0
+    for number, run in enumerate(file.run, 1):
+        place = f"{where}: run {number}"
+        jobs += _count(run, place)
+        if jobs > MOST_JOBS:
+            raise UserError(f"{where}: it asks for {jobs:,} jobs or more, {MOST_JOBS:,} at most; make several files")
+        requests += _requests(run, place, folder)
+    data = {name: beside(folder, path, f"{where}: data.{name}") for name, path in file.data.items()}
+    results = Path(beside(folder, file.results, f"{where}: results")) if file.results else None
+    return Campaign(requests, results, {name: Path(path) for name, path in data.items()})
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
+    """Collects what multiplies beside methods, tasks and seeds: (table or "", key) -> values."""
+    choices = {("set", key): _listed(value) for key, value in run.set.items()}
+    choices |= {("train", key): _listed(value) for key, value in run.train.items()}
+    return choices | {("", key): _listed(getattr(run, key)) for key, *_ in PLAIN}
+
+
+def _seeds(run: Any, where: str) -> Sequence[int]:
+    if not isinstance(run.seeds, list):
+        if run.seeds > MOST_SEEDS:  # a range may even be longer than len can say
+            raise UserError(f"{where}: seeds is {run.seeds:,}, {MOST_SEEDS:,} at most")
+        return range(run.seed or 0, (run.seed or 0) + run.seeds)
+    if run.seed is not None:
+        raise UserError(f"{where}: seeds lists them all, so leave seed out")
+    return list(dict.fromkeys(run.seeds))
+
+
+def _count(run: Any, where: str) -> int:
+    """Counts the jobs that a run asks for, each glob and set once."""
+    lists = {"methods": _listed(run.methods), "tasks": _listed(run.tasks)}
+    for (table, key), values in _choices(run).items():
+        lists[f"{table}.{key}" if table else key.replace("_", "-")] = values
+    counts = {key: len(values) for key, values in lists.items()} | {"seeds": len(_seeds(run, where))}
+    if empty := [key for key, count in counts.items() if not count]:
+        raise UserError(f"{where}: {empty[0]} is empty, so nothing would be run")
+    return math.prod(counts.values())
+
+
+def _requests(run: Any, where: str, folder: Path) -> Iterator[Request]:
+    methods = [_named(folder, name, f"{where}: methods", ".py") for name in _listed(run.methods)]
+    tasks = [_named(folder, name, f"{where}: tasks", ".toml") for name in _listed(run.tasks)]
+    choices, seeds = _choices(run), _seeds(run, where)
+    for values in itertools.product(*choices.values()):
+        tables: dict[str, dict[str, Any]] = {"set": {}, "train": {}, "": {}}
+        for (table, key), value in zip(choices, values, strict=True):
+            tables[table][key] = value
+        plain = tables[""]
+        try:
+            Training.parse(tables["train"])
+            change = make_change({key: plain[name] for key, name in zip(KEYS, Change.__struct_fields__, strict=True)})
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        yield Request(
+            methods, tasks, tables["set"], tables["train"], trials=plain["tune"], seeds=seeds,
+            episodes=plain["episodes"], calibrate=plain["calibrate"], change=change, where=where,
+        )  # fmt: skip
+
+
+def _named(folder: Path, name: str, where: str, ending: str) -> str:
+    """A name as it is; a path, to a file with this ending and perhaps something of it, from the file's folder."""
+    is_path = (registry if ending == ".py" else task_files).names_file(name)
+    return beside(folder, name, where) if is_path else _printable(name, where)
+
+
+def beside(folder: Path, path: str, where: str) -> str:
+    """A path that a file says, from the file's folder unless it is absolute or of a user's home."""
+    path = _printable(path, where)
+    return path if path.startswith("~") else str(folder / path)
+
+
+def _printable(text: str, where: str) -> str:
+    if not text or not is_printable(text):
+        raise UserError(f"{where}: {text[:80]!r} is no name that can be printed")
+    return text

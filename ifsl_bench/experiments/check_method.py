@@ -1,0 +1,236 @@
+"""Checks a result file's method, and the choice of its options, against the installed method."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
+from typing import Any, get_args
+
+from ifsl_bench.backbones.contract import corpora_of
+from ifsl_bench.backbones.pretrained import HeadKind, pretraining_key
+from ifsl_bench.experiments.candidates import rounds_of
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin import search_points as settings
+from ifsl_bench.plugin.display_names import label_parts
+from ifsl_bench.plugin.find_method import Chosen
+from ifsl_bench.plugin.options import resolve_options
+from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocols.tasks.contamination import SEEN, seen
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
+from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.store.check_form import Unverified, verifying
+from ifsl_bench.store.schema import Result
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.text_format import short
+
+METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
+
+
+def _distribution(result: Result) -> dict[str, str]:
+    """Name and version of the package that the method is said to be from; empty of a class that nobody registers."""
+    recorded = result.provenance.get("distribution")
+    return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
+
+
+def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
+    """Looks up the packages that register the method here, and those that the file names."""
+    owners = registry.owners(registry.METHODS, result.method)
+    package = _distribution(result).get("name", "")
+    theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
+    return owners, theirs
+
+
+def _missing(result: Result) -> str:
+    """Says why the method cannot be loaded here; "" where it can."""
+    owners, _ = _owners(result)
+    if not owners:
+        return f"method {result.method} is not installed here"
+    lacks = registry.load(registry.METHODS, result.method).lacks
+    return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
+
+
+def _job(result: Result, task: Task) -> Job:
+    """The job that the file is of.
+
+    Raises:
+        UserError: options or training that the method does not take.
+    """
+    name, method, meant = registry.resolve(result.method)
+    (set_options, train), trials = result.own_settings(), result.trials
+    options, training = resolve_options(method, name, {**meant, **set_options}, task, trials), Training.parse(train)
+    count = len(result.episodes)
+    return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
+
+
+def _known_job(result: Result, task: Task) -> Job | None:
+    """The job; None where :func:`_method` says why there is none."""
+    owners, theirs = _owners(result)
+    if (owners and not theirs) or _missing(result):
+        return None
+    with contextlib.suppress(UserError):
+        return _job(result, task)
+    return None
+
+
+def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Label, options and backbone, as the installed method and the task make them."""
+    owners, theirs = _owners(result)
+    if owners and not theirs:
+        here, package = " and ".join(registry.package_of(point) for point in owners), _distribution(result)["name"]
+        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
+        return
+    if missing := _missing(result):
+        yield from _unknown_method(result, task)
+        raise Unverified(f"label, options and backbone, since {missing}")
+    try:
+        job = _job(result, task)
+    except UserError as error:
+        yield f"options: {error}"
+        return
+    if others := sorted(result.chosen - set(job.method.space)):  # they would be missing in the label
+        yield f"tuned: {others[0]} is no option that method {job.name} tunes"
+    if job.setting != result.setting:
+        yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
+    if job.label != result.label:
+        yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
+    with verifying("backbone"):
+        corpora = corpora_of(task.pretraining)
+    yield from _elsewhere(result, task, corpora)
+    key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
+    if result.pretraining.get("key") not in (None, key):
+        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
+
+
+def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
+    """Checks what the file says of a backbone's earlier pretraining against what is known of it here."""
+    pretraining, named = result.pretraining, list(corpora or ())
+    if pretraining.get("pretrained_on", []) != named:
+        recorded_corpora = reprlib.repr(pretraining.get("pretrained_on"))
+        yield f"pretraining.pretrained_on: {recorded_corpora}, backbone {task.pretraining.backbone} makes it {named}"
+    here, recorded = seen(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
+    if recorded in SEEN and SEEN.index(recorded) < SEEN.index(here):
+        yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
+
+
+def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The distribution that the method is from; a class that nobody registers has none."""
+    recorded, (owners, _) = _distribution(result), _owners(result)
+    if owners and not (recorded.get("name") and recorded.get("version")):
+        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
+               f"{registry.package_of(owners[0])}")  # fmt: skip
+    elif other_version := _other_version(result):
+        job = _known_job(result, task)
+        if job is None or not job.has_made(result.provenance):
+            raise Unverified(f"distribution, since {other_version}")
+
+
+def _other_version(result: Result) -> str:
+    """Names the other version of its package that the method is from; "" for the installed version."""
+    recorded, (_, theirs) = _distribution(result), _owners(result)
+    if not theirs or not recorded.get("version"):
+        return ""
+    here = registry.distribution_of(theirs[0])
+    if recorded["version"] == here["version"]:
+        return ""
+    return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"
+
+
+def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The choice of options, made again, and the method's code; another version of its package may have others."""
+    if (job := _known_job(result, task)) is None:
+        return
+    faults, other_version = list(_odd_search(result, job)), _other_version(result)
+    if faults and other_version:
+        raise Unverified(f"choice of options, since {other_version}")
+    yield from faults
+    if not other_version and not job.has_made(result.provenance):
+        yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
+
+
+def _unknown_method(result: Result, task: Task) -> Iterator[str]:
+    """Checks label and backbone as far as that goes without the method: the label is no other method's."""
+    name = label_parts(result.label).name
+    for what, text in (("label", name), ("method", result.method)):
+        if not re.fullmatch(METHOD, text):
+            yield f"{what}: {text!r} is no name of a method"
+    with contextlib.suppress(UserError):
+        if (owner := registry.resolve(name)[0]) != result.method:
+            yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
+    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
+    if (key := result.pretraining.get("key")) not in (None, *keys):
+        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
+
+
+def _odd_search(result: Result, job: Job) -> Iterator[str]:
+    """Yields a line for each value that no search of the job that a result is of gives."""
+    if result.transductive != job.method.transductive:
+        yield f"transductive: {str(result.transductive).lower()}, method {job.name} says otherwise"
+    if job.training.changes() and not job.trains:
+        yield f"train: {next(iter(job.training.changes()))}, and method {job.name} with these options trains nothing"
+    names = ", ".join(job.searched)
+    if list(result.tuned) != [names] * bool(names):
+        tuned = " and ".join(result.tuned) or "nothing"
+        yield f"tuned: {tuned}, in setting {result.setting!r} {names or 'one thing'} is chosen on validation episodes"
+    elif names:
+        yield from _odd_choice(result, names, job)
+    elif result.trials:
+        yield f"setting: {result.setting!r}, and nothing was tuned"
+    else:
+        yield from _odd_settings(result, job, {}, "")
+
+
+def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
+    """Checks that the settings to try were tried, and the best of them chosen."""
+    tried = result.tuned[names]
+    if result.trials > MOST_TRIALS:  # said already
+        return
+    if result.trials and len(tried) > result.trials:
+        yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
+        return
+    rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name))
+    candidates = {candidate.name: candidate for of_round in rounds for candidate in of_round}
+    sizes = [len(of_round) for of_round in rounds]
+    if tried.keys() != candidates.keys() or result.rounds != sizes:
+        reasons = [f"{setting} is none of the settings to try" for setting in tried if setting not in candidates][:1]
+        reasons += [f"{setting} was not tried" for setting in candidates if setting not in tried][:1]
+        reasons = reasons or [f"rounds are {result.rounds}"]
+        yield f"tuned: {', '.join(reasons)}; {result.setting!r} has rounds of {', '.join(map(str, sizes))}"
+        return
+    sound = {setting: tried[setting] for setting in candidates if setting not in result.passed_over}
+    if not sound:
+        yield "passed_over: all that was tried, so that nothing can have been chosen"
+        return
+    best = max(sound, key=sound.__getitem__)
+    point, chosen = candidates[best].point, candidates[best].job
+    offered = [candidate.point for candidate in candidates.values()]
+    edge = settings.at_edge(job.method, chosen.options, point, offered)
+    yield from _odd_settings(result, chosen, point, best, edge)
+
+
+def _odd_settings(
+    result: Result, job: Job, point: Mapping[str, Any], best: str, edge: Sequence[str] = ()
+) -> Iterator[str]:
+    """Options, training and edge, against those of the job that was chosen, at this point."""
+    options = {**job.options, **{key: value for key, value in point.items() if key != RATE}}
+    why = f"the best of those tried, {best}, has" if best else "method and task make it"
+    for name, recorded, expected in (
+        ("options", result.options, options),
+        ("train", result.train, job.training.changes()),
+    ):
+        for key in sorted(recorded.keys() | expected.keys()):
+            recorded_text, expected_text = (short(of[key]) if key in of else "none" for of in (recorded, expected))
+            if recorded_text != expected_text and recorded.get(key) != expected.get(key):
+                yield f"{name}.{key}: {recorded_text}, {why} {expected_text}"
+    if sorted(result.edge) != sorted(edge):
+        yield f"edge: {', '.join(result.edge) or 'nothing'}, what was chosen has {', '.join(edge) or 'nothing'} there"
+    if not best and result.passed_over:
+        yield f"passed_over: {result.passed_over[0]}, and nothing was tuned"
+
+
+CHECKS = (_method, _package, _search)

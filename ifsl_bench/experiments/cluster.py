@@ -1,0 +1,227 @@
+"""The cluster of ``--cluster``: a Dask scheduler's address, or a TOML file with a class of cluster and its arguments.
+
+Dask is imported where a cluster is asked for and not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shlex
+import signal
+import threading
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from pathlib import Path
+from tempfile import _TemporaryFileWrapper
+from types import ModuleType
+from typing import Any, Literal
+
+import msgspec
+import psutil
+
+from ifsl_bench.experiments.worker_check import ACCELERATOR
+from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.toml import held, parsed, text_of
+
+INSTALL = 'pip install "ifsl_bench[cluster]"'
+LOCAL = "LocalCluster"
+LOCAL_ARGUMENTS = ("n_workers", "threads_per_worker", "memory_limit", "host", "interface", "preload", "local_directory")
+DECIDED_HERE = ("asynchronous", "job_cls", "loop", "protocol", "scheduler_cls", "security")  # of clusters of jobs
+PATIENCE = 10.0  # seconds to wait for a scheduler's answer
+GRACE = 2.0  # seconds that workers have to end by themselves
+ADDRESS = re.compile(r"(tcp|tls)://[^/?]+:[1-9][0-9]{0,4}")
+STATUS_PAGE = "127.0.0.1:0"  # of the scheduler: for this machine alone, at any free port
+SHELL = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts in a job
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cluster that runs, or one to start."""
+
+    address: str = ""  # of a scheduler that runs; "" for a cluster to start
+    kind: Literal[
+        "", "LocalCluster", "SLURMCluster", "PBSCluster", "SGECluster", "LSFCluster", "OARCluster", "MoabCluster",
+        "HTCondorCluster",
+    ] = msgspec.field(name="class", default="")  # fmt: skip
+    arguments: dict[str, Any] = {}  # of the class
+    security: bool = False  # keys are made for this one cluster; else it has those of Dask's own settings, if any
+
+    @property
+    def name(self) -> str:
+        """The cluster as messages call it."""
+        return self.address or self.kind
+
+    @property
+    def count(self) -> int:
+        """The number of workers to start; 0 where others decide it."""
+        return int(self.arguments.get("n_workers", 0))
+
+    @property
+    def accelerators(self) -> bool:
+        """True where the workers of a cluster to start declare an accelerator."""
+        return f"{ACCELERATOR}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
+
+
+def dask(module: str = "distributed") -> ModuleType:
+    """A module of the extra; raises :class:`UserError` where it is not installed."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return import_module(module)
+    except ImportError as error:
+        problem = f"--cluster needs {module}, which cannot be imported ({error})"
+        raise UserError(f"{problem}; to install it: {INSTALL}") from error
+    finally:  # dask_jobqueue has the whole process exit, with status 0, at Ctrl-C
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def read_cluster(name: str) -> ClusterSpec:
+    """Reads what follows ``--cluster``.
+
+    Args:
+        name: ``tcp://host:port``, ``tls://host:port``, or the path of a TOML file.
+
+    Raises:
+        UserError: neither; no such file; an unknown class or key; the extra is not installed.
+    """
+    dask()
+    if "://" in name:
+        spec, where = ClusterSpec(name), "--cluster"
+    elif name.endswith(".toml"):
+        where = name
+        raw = parsed(text_of(Path(os.path.expanduser(name)), "cluster file"), name)
+        if isinstance(kind := raw.get("class"), str):
+            raw["class"] = kind.rpartition(".")[2]
+        spec = held(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
+    else:
+        raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
+    if problem := _problem(spec):
+        raise UserError(f"{where}: {problem}")
+    if spec.kind not in ("", LOCAL):
+        dask("dask_jobqueue")
+    return spec
+
+
+def _problem(spec: ClusterSpec) -> str:
+    """Says what is wrong with a description; "" for nothing."""
+    if bool(spec.address) == bool(spec.kind):
+        return 'give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"'
+    if spec.address and not ADDRESS.fullmatch(spec.address):
+        return f"a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
+    if spec.address and spec != ClusterSpec(spec.address):
+        return "a scheduler that runs takes no [arguments], and has keys already"
+    if spec.address:
+        return ""
+    for argument in spec.arguments:
+        if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL else argument in DECIDED_HERE:
+            return f"{argument} is no argument of {spec.kind} that a file can give"
+    if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
+        return f"say in [arguments] how many workers {spec.kind} shall start: n_workers = 4"
+    return ""
+
+
+def connect(spec: ClusterSpec, home: Home, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
+    """Connects to the scheduler of a description; a cluster that is started for it ends with the stack.
+
+    Args:
+        failures: gets why the queueing system refuses jobs, in its own words.
+
+    Returns:
+        Dask's client, and the cluster that was started, if any.
+
+    Raises:
+        UserError: the scheduler does not answer, or the cluster cannot be started.
+    """
+    distributed, started = dask(), None
+    # Threads and malloc are the stages' business.
+    stack.enter_context(dask("dask").config.set({"distributed.nanny.pre-spawn-environ": {}}))
+    stack.callback(logging.disable, logging.root.manager.disable)
+    logging.disable(logging.CRITICAL)
+    try:
+        security = distributed.Security.temporary() if spec.security else distributed.Security()
+        security = security if security.tls_ca_file else None
+        if spec.address:
+            asyncio.run(_greet(spec.address, security))
+        else:
+            started = _start(spec, home, security, failures)
+            stack.callback(_end, started)
+        options = {"security": security, "timeout": PATIENCE, "set_as_default": False}
+        client = distributed.Client(started or spec.address, **options)
+    except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
+        what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
+        why = failures[-1] if failures else str(error.__cause__ or error) or type(error).__name__
+        raise UserError(f"{what} {spec.name}: {why.splitlines()[0]}") from error
+    stack.callback(client.close, timeout=2)
+    return client, started
+
+
+async def _greet(address: str, security: Any) -> None:
+    """Asks a scheduler who it is. A client would wait for ever for what takes its greeting and says nothing."""
+    arguments = security.get_connection_args("client") if security else None
+    async with dask().rpc(address, connection_args=arguments, timeout=PATIENCE) as scheduler:
+        await asyncio.wait_for(scheduler.identity(), PATIENCE)
+
+
+def _start(spec: ClusterSpec, home: Home, security: Any, failures: list[str]) -> Any:
+    """The cluster of a class and arguments."""
+    arguments = {**spec.arguments, "security": security} if security else spec.arguments
+    if spec.kind == LOCAL:
+        defaults = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL}
+        return dask().LocalCluster(**{**defaults, **arguments})
+    kind = getattr(dask("dask_jobqueue"), spec.kind)
+    if spec.security:  # keys made for this one cluster, in files that the jobs read
+        folder = home.cache / "keys"
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+        arguments = {"shared_temp_directory": str(folder), **arguments}
+    return kind(**{
+        "log_directory": str(home.logs / "cluster"),
+        **arguments,
+        "job_cls": _job_class(kind.job_cls, failures),
+        "scheduler_options": {"dashboard_address": STATUS_PAGE, **arguments.get("scheduler_options", {})},
+        "job_script_prologue": [SHELL, *arguments.get("job_script_prologue", ())],
+    })  # fmt: skip
+
+
+def _job_class(job: Any, failures: list[str]) -> type[Any]:
+    """A class of jobs that remembers why one could not be submitted; Dask would only log it."""
+
+    class Job(job):
+        async def start(self) -> None:
+            try:
+                await super().start()
+            except Exception as error:
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                command = shlex.split(job.submit_command)[0]
+                failures.append(f"{command} refuses a job: {lines[-1] if lines else type(error).__name__}")
+                raise
+
+    return Job
+
+
+def _end(started: Any) -> None:
+    """Ends a cluster; worker processes that take longer than a moment are killed."""
+    processes: list[psutil.Process] = []
+    for worker in started.workers.values():
+        with suppress(AttributeError, TypeError, psutil.Error):  # that of a job has no process here
+            process = psutil.Process(worker.pid)
+            processes += [*process.children(recursive=True), process]
+    with suppress(Exception):  # whatever it says, there is nobody left to hear it
+        started.close(timeout=GRACE)
+    started.shutdown_on_close = False  # at the end of Python Dask would wait again
+    for value in vars(started).values():
+        if isinstance(value, _TemporaryFileWrapper):  # a key, which goes with it; Python may end before it would
+            value.close()
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()  # which is known by its start too, not by a number that another may have by now
+
+
+def is_open(address: str) -> bool:
+    """Tells whether other machines could send work to a scheduler, which runs whatever it is sent."""
+    return re.match(r"tls:|tcp://(127\.|\[::1\]|localhost:)", address) is None

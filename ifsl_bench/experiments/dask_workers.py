@@ -1,0 +1,234 @@
+"""Nodes on the workers of a Dask scheduler.
+
+Each worker has one node at a time, whatever its number of threads: PyTorch's random numbers and threads are those of
+a process. So a node is sent to one idle worker by name, and it is known which worker owns it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from psutil import virtual_memory
+
+from ifsl_bench.backbones.device import choose_device, keep_freed_memory
+from ifsl_bench.experiments.cluster import LOCAL, ClusterSpec, connect, dask, is_open
+from ifsl_bench.experiments.executors import Executor, Place, Setting, packed, run_packed
+from ifsl_bench.experiments.graph import Node
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.local_workers import MEMORY, print_to
+from ifsl_bench.experiments.logs import FAILED, LOST, Event, event_now
+from ifsl_bench.experiments.worker_check import ACCELERATOR, MustHave, unfit, wanted
+from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.progress import Mute, Reporter, Stage, Unheard
+
+SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
+ALONE = threading.Lock()  # generators and threads are a process's: of several commands one has it at a time
+
+
+class DaskWorkers(Executor):
+    """The workers of a cluster, which is started, or connected to, when something is first asked of it.
+
+    Args:
+        setting: with the device that the user names; it is looked for on the workers, not here.
+        jobs: whose methods the workers must have.
+
+    Raises:
+        UserError: no such device, or a certain one of several.
+    """
+
+    def __init__(self, spec: ClusterSpec, setting: Setting, jobs: Iterable[Job], reporter: Reporter) -> None:
+        super().__init__([])
+        if setting.device not in ("auto", "cpu", "cuda"):
+            if setting.device.partition(":")[0] not in ("cpu", "cuda"):
+                choose_device(setting.device)  # which says what there is
+            raise UserError(f"--device {setting.device}: which one of its devices a worker computes on is for the "
+                            "worker to say; with --cluster it is auto, cpu or cuda")  # fmt: skip
+        self.spec, self.setting, self.reporter = spec, setting, reporter
+        self.methods = [(name, pickle.dumps(job.chosen), method_source(job.method))
+                        for name, job in {job.name: job for job in jobs}.items()]  # fmt: skip
+        self._stack = ExitStack()
+        self._started: Any = None  # the cluster, if it was started here
+        self._failures: list[str] = []  # of a queueing system, in its words
+        self._refused: set[str] = set()  # addresses of workers that get no work
+        self._idle_since = float("inf")
+        # Bytes for each worker that has no limit of its own.
+        self._memory = MEMORY * virtual_memory().available / spec.count if spec.kind == LOCAL else float("inf")
+
+    @cached_property
+    def client(self) -> Any:
+        """Dask's connection to the scheduler; warns where anybody could send that work."""
+        client, self._started = connect(self.spec, self.setting.home, self._stack, self._failures)
+        listeners = self._started.scheduler.listeners if self._started else ()
+        addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.address]
+        for address in filter(is_open, addresses):
+            self.reporter.warn(f"the scheduler of {self.spec.name} listens at {address} without TLS: whoever reaches "
+                               "it runs programs as you; see docs/cluster.md")  # fmt: skip
+        return client
+
+    @property
+    def _alive(self) -> bool:
+        return bool(self.client.status == "running")
+
+    @cached_property
+    def _must_have(self) -> MustHave:
+        return self._stack.enter_context(wanted(self.setting.home, self.methods))
+
+    @property
+    def count(self) -> int:
+        """The number of workers that there are, or will be."""
+        return self.spec.count or max(1, len(self._there()))
+
+    def ready(self, work: Workspace) -> Workspace:
+        """Returns the workspace with the kind of device that the workers compute on.
+
+        Raises:
+            UserError: no worker has the device that the user names.
+        """
+        asked, accelerated = self.setting.device, self.spec.accelerators
+        if self.spec.address and asked != "cpu":
+            accelerated = any(map(_has_accelerator, self._there().values()))
+        accelerated = accelerated and asked != "cpu"
+        if asked == "cuda" and not accelerated:
+            raise UserError(f"--device cuda: no worker of {self.spec.name} declares an accelerator, "
+                            f'--resources "{ACCELERATOR}=1"')  # fmt: skip
+        self._idle_since = time.monotonic()
+        self.setting = replace(self.setting, device=asked if accelerated else "cpu")
+        return replace(work, device=torch.device("cuda" if accelerated else "cpu"), forced=asked != "auto")
+
+    def look(self) -> None:
+        """New workers are examined; from those that are gone their nodes are taken, and others are asked for.
+
+        Raises:
+            UserError: the scheduler is gone, a queueing system refuses jobs, or the first workers cannot work.
+        """
+        there = self._there()
+        if self._failures:
+            raise UserError(f"{self.spec.name}: {self._failures[-1]}")
+        if len(there) < self.spec.count:
+            self._started.scale(self.spec.count)  # what has been asked for already is not asked for again
+        for place in list(self.places):
+            if place.name not in there and place.node is None:
+                self.places.remove(place)
+            elif place.name not in there:
+                place.future.cancel(force=True)
+        if new := there.keys() - {place.name for place in self.places} - self._refused:
+            self._examine({address: there[address] for address in new})
+        if new or any(place.node for place in self.places):
+            self._idle_since = time.monotonic()
+        elif time.monotonic() - self._idle_since > SILENCE:
+            self._idle_since = float("inf")
+            self.reporter.warn(f"{self.spec.name}: work waits for workers, or for one with {ACCELERATOR}=1 among its "
+                               f"resources; there are {len(there)} workers")  # fmt: skip
+
+    def close(self) -> None:
+        """Cancels all nodes, which stop at their next report, and ends a cluster that was started here."""
+        for place in self.places if "client" in vars(self) and self._alive else ():
+            if place.future is not None:
+                place.future.cancel(force=True)
+        self.places.clear()
+        self._stack.close()
+
+    def _send(self, place: Place, node: Node, share: int) -> Any:
+        return self.client.submit(
+            run_on_worker, packed(node), self.setting, share, pure=False, workers=[place.name],
+            key=f"ifsl_bench-{self.setting.run}/{node.key}/{uuid.uuid4().hex}",
+            resources={ACCELERATOR: 1} if node.wants.accelerator else None,
+        )  # fmt: skip
+
+    def _lost(self, place: Place, error: Exception) -> Event:
+        if not isinstance(error, (dask().CancelledError, dask("distributed").scheduler.KilledWorker)):
+            return event_now(FAILED, f"on worker {place.name}: {type(error).__name__}: {error}")
+        self.places.remove(place)  # where it is alive after all, it is found again
+        self._there()  # all futures are cancelled, once the scheduler is gone
+        return event_now(LOST, f"its worker {place.name} died")
+
+    def _there(self) -> Mapping[str, Any]:
+        """The workers that the scheduler knows, by address."""
+        # Not Client.scheduler_info: what it returns may be the answer to its own clock, which asks for no workers.
+        workers: Mapping[str, Any] = self._ask(self.client.sync, self.client.scheduler.identity)["workers"]
+        return workers
+
+    def _ask(self, question: Any, *arguments: Any, **keywords: Any) -> Any:
+        """An answer of the scheduler's; raises :class:`UserError` where it is gone."""
+        if self._alive:
+            try:
+                return question(*arguments, **keywords)
+            except OSError:
+                pass  # its connection broke; the client notices that a moment later
+            except (RuntimeError, dask().CancelledError):
+                if self._alive:
+                    raise
+        raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
+
+    def _examine(self, new: Mapping[str, Mapping[str, Any]]) -> None:
+        run, workers, first = self.client.run, list(new), not self.places
+        if self.spec.kind == LOCAL:  # its processes write where this one does
+            self._ask(run, print_to, self.setting, "cluster", workers=workers, on_error="ignore")
+        for address, answer in self._ask(run, unfit, self._must_have, workers=workers, on_error="return").items():
+            if isinstance(answer, OSError):
+                continue  # it has left
+            worker, host = new[address], new[address]["host"]
+            if not answer:
+                memory, device = worker["memory_limit"] or self._memory, address if _has_accelerator(worker) else ""
+                self.places.append(Place(address, host, worker["nthreads"], memory, device))
+                continue
+            problem = answer if isinstance(answer, str) else f"cannot work: {one_line(repr(answer))}"
+            if first:
+                raise UserError(f"worker {address} on {host} {problem}")
+            self._refused.add(address)  # the others go on
+            self.reporter.warn(f"worker {address} on {host} gets no work: it {problem}")
+
+
+def _has_accelerator(worker: Mapping[str, Any]) -> bool:
+    return bool(worker.get("resources", {}).get(ACCELERATOR, 0) >= 1)
+
+
+# -- what runs on a worker
+
+
+class _Asking(Mute):
+    """Raises :class:`Unheard` at the next word where nobody wants the node any more, or the scheduler is gone."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker, self.task = worker, str(worker.get_current_task())
+
+    def say(self, text: str = "") -> None:
+        state = self.worker.state.tasks.get(self.task)
+        if state is None or state.state == "cancelled" or self.worker.status.name != "running":
+            raise Unheard("nobody listens")
+
+    warn = say
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        self.say()
+        yield Stage(title, total, done, lambda amount, figures: self.say())
+
+
+def run_on_worker(content: bytes, setting: Setting, share: int) -> Event:
+    """Runs a packed node, as :func:`ifsl_bench.experiments.executors.run_packed` does."""
+    if os.environ.get("MALLOC_TRIM_THRESHOLD_") == "65536":  # Dask's own doing, where a nanny starts the worker
+        del os.environ["MALLOC_TRIM_THRESHOLD_"]
+    keep_freed_memory()
+    asking = _Asking(dask().get_worker())
+    try:
+        while not ALONE.acquire(timeout=1):  # a stage of another command, or one that was given up and has not noticed
+            asking.say()
+        try:
+            return run_packed(content, setting, share, asking)
+        finally:
+            ALONE.release()
+    except Unheard:
+        return event_now(LOST, "nobody waits for it")

@@ -1,0 +1,240 @@
+"""Jobs: one method, with its options, on one task, with one training seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ifsl_bench.backbones.contract import check_backbone
+from ifsl_bench.experiments.request import Request
+from ifsl_bench.plugin.display_names import Label
+from ifsl_bench.plugin.find_method import Chosen, find_method, label_parts, searched_options
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.method_source import method_source, same_method
+from ifsl_bench.plugin.options import resolve_options, trains
+from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocols.tasks.task import NO_BACKBONE, MetaTraining, Side, Task
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
+from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.store.schema import file_name
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.text_format import short
+
+TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
+
+
+@dataclass(frozen=True)
+class Job:
+    """One result to be made; a description that can be pickled."""
+
+    chosen: Chosen  # the method, and how another process finds it
+    set_options: Mapping[str, Any]  # the options that somebody set, converted, in the constructor's order
+    task: Task
+    training: Training
+    seed: int  # of meta-training, and of pretraining unless the task has one for all seeds
+    episodes: int  # the first so many test episodes of the task's stream, which may be more than its own number
+    trials: int = 0  # how many settings are tried to choose from; 0 for the method as published
+    calibrated: bool = False  # whether the row has the bias on the novel logits that is best on validation episodes
+
+    @property
+    def name(self) -> str:
+        return self.chosen.name
+
+    @property
+    def method(self) -> type[Method]:
+        return self.chosen.method
+
+    @property
+    def row(self) -> Label:
+        """The row of tables that it makes: the method's name, with everything that is not the default."""
+        name, *options = label_parts(self.method, self.name, self.set_options, self.task)
+        options += [f"train.{key}={short(value)}" for key, value in self.training.changes().items()]
+        if self.episodes != self.task.evaluation.episodes:
+            options.append(f"episodes={self.episodes}")
+        return Label(name, self.calibrated, self.setting if self.trials else "", tuple(options))
+
+    @property
+    def label(self) -> str:
+        """The name of its row."""
+        return str(self.row)
+
+    def __str__(self) -> str:
+        return self.told(f", seed {self.seed}")
+
+    def told(self, seeds: str) -> str:
+        """Names the job for people; ``seeds`` ends the name."""
+        return f"{self.label} on {self.task.name}{seeds}"
+
+    @property
+    def setting(self) -> str:
+        """The setting that it is ranked in: "paper", "tuned-12", or "every" for what is the same in all settings."""
+        if self.trials:
+            return f"tuned-{self.trials}"
+        return "paper" if self.trains or self.method.space else "every"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options given, and those whose default depends on the task."""
+        return {**self.method.defaults(self.task), **self.set_options}
+
+    @property
+    def supports_kept(self) -> bool:
+        """Returns whether a sequence's sessions are learned from all supports so far."""
+        return self.task.sessions is not None and self.method.keeps_supports(self.options)
+
+    @property
+    def all_values(self) -> dict[str, Any]:
+        """All values that a label has to tell apart."""
+        training = {f"train.{key}": value for key, value in self.training.changes().items()}
+        more = {"trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes}
+        return {**self.options, **training, **{f"--{key}": value for key, value in more.items()}}
+
+    @property
+    def searched(self) -> list[str]:
+        """The names of what is chosen on validation episodes."""
+        return searched_options(self.method, self.fixed_options, self.trials)
+
+    @property
+    def fixed_options(self) -> dict[str, Any]:
+        return {**self.set_options, **({RATE: self.training.rate} if self.training.rate else {})}
+
+    @property
+    def trains(self) -> bool:
+        return trains(self.method, self.options)
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides whose episodes the job cannot do without."""
+        if self.trains:
+            return "test", "train", "val"
+        return ("test", "val") if self.searched or self.calibrated else ("test",)
+
+    @property
+    def schedule(self) -> MetaTraining:
+        """The meta-training schedule: the method's or the task's, with what the user says of it."""
+        return self.training.applied(self.published_schedule)
+
+    @property
+    def published_schedule(self) -> MetaTraining:
+        return self.method.schedule or self.task.meta_training
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The identity of the method's code, recorded with what is made."""
+        return {
+            "method_source": method_source(self.method),
+            "revision": self.method.revision,
+            "distribution": self.chosen.distribution,
+        }
+
+    def has_made(self, recorded: Mapping[str, Any]) -> bool:
+        """Tells whether a recorded :attr:`identity` is that of the job's method."""
+        return same_method(self.identity, recorded)
+
+    def result_path(self, home: Home) -> Path:
+        return home.results / self.task.name / file_name(self.label, self.seed)
+
+
+def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
+    """The jobs of a request, by task, then seed, then method; every name and option is checked before any work.
+
+    Args:
+        request: without globs and sets.
+        home: where the user's own tasks are.
+
+    Raises:
+        UserError: an unknown name, an impossible option or number of episodes, two methods of one label, or nothing to
+            calibrate.
+    """
+    _check_kinds(request)
+    training, trials, change = Training.parse(request.train), request.trials or 0, request.change
+    methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in request.methods]
+    jobs: list[Job] = []
+    for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in request.tasks)):
+        count = task.evaluation.episodes if request.episodes is None else request.episodes
+        _check_task(task, training, count, request)
+        for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
+            options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
+            job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
+            every = chosen.method.every_image
+            if (every or job.supports_kept) and task.sessions and task.sessions.memory == "none":
+                keeps = "is trained on every image of all classes" if every else "keeps the supports of all sessions"
+                raise UserError(f"{job.label} {keeps}, and {task.name} is for methods that keep none (memory = "
+                                f"\"none\" in its [sessions])")  # fmt: skip
+            if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
+                raise UserError(f"--train sessions={training.sessions}: {job.label} does not learn one session after "
+                                "the other; leave it out")  # fmt: skip
+            # What --train and --tune do not concern is the same whatever they say, and has one label.
+            job = job if job.trains else replace(job, training=Training())
+            jobs.append(job if job.searched else replace(job, trials=0))
+    return each_once(jobs)
+
+
+def _check_kinds(request: Request) -> None:
+    """Raises :class:`UserError` for names, seeds or trials that there cannot be."""
+    seeds, trials = request.all_seeds, request.trials or 0
+    if not request.methods or not request.tasks:
+        raise UserError("name at least one method and one task")
+    if odd := [task for task in request.tasks if not isinstance(task, str)]:
+        raise UserError(f"a task is a name or path/to/my.toml, not {odd[0]!r}")
+    if len(seeds) > MOST_SEEDS:
+        raise UserError(f"{len(seeds):,} seeds are too many for one command; {MOST_SEEDS:,} at most")
+    if any(type(seed) is not int or not 0 <= seed <= LARGEST_SEED + MOST_SEEDS for seed in seeds):
+        raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {list(seeds)}")
+    if type(trials) is not int or not 0 <= trials <= MOST_TRIALS or trials == 1:
+        raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
+
+
+def _check_task(task: Task, training: Training, episodes: int, request: Request) -> None:
+    """Raises :class:`UserError` for what a task cannot give."""
+    spec, most, least = task.pretraining, most_of(task), 1 if task.sessions else 2
+    if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
+        raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
+    if type(episodes) is not int or not least <= episodes <= most:
+        raise UserError(f"--episodes must be {least} to {most:,} for task {task.name}, not {episodes}")
+    # A task that says no more than what it does anyway is the same task, and would not be refused.
+    centre = request.change.centre
+    check_backbone(msgspec.structs.replace(spec, centre=centre) if centre else spec)
+    if request.calibrate and not task.kind.has_base:
+        raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
+
+
+def trained_in_vain(jobs: Sequence[Job], train: Mapping[str, Any]) -> str:
+    """Says what is wrong where options of training are given and nothing is meta-trained; "" elsewhere."""
+    if not train or any(job.trains for job in jobs):
+        return ""
+    labels = " and ".join(dict.fromkeys(job.label for job in jobs))
+    return f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out"
+
+
+def each_once(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs without those that are there twice.
+
+    Raises:
+        UserError: the results of two different ones would replace each other.
+    """
+    jobs_by_name: dict[str, Job] = {}
+    for job in jobs:
+        first = jobs_by_name.setdefault(str(job), job)
+        if first.chosen != job.chosen:
+            raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
+        if first.task.hash != job.task.hash:
+            raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
+        if first.all_values != job.all_values:
+            mine, theirs = _apart(first.all_values, job.all_values), _apart(job.all_values, first.all_values)
+            raise UserError(
+                f"two settings share the name {job.label!r}: {mine}, and {theirs}; change a value, or run one at a time"
+            )
+    return list(jobs_by_name.values())
+
+
+def _apart(values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+    """Spells the values that the other mapping does not have."""
+    return ", ".join(f"{key} {value!r}" for key, value in values.items() if key not in others or others[key] != value)

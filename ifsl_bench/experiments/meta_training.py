@@ -1,0 +1,309 @@
+"""Stage 2: the one meta-training loop, for every method that has parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim.adam import adam
+
+from ifsl_bench.experiments.evaluation import predict
+from ifsl_bench.experiments.trained_models import Diverged, Solves, Trained, check_progress, training_threads
+from ifsl_bench.plugin.method import (
+    Learned,
+    Method,
+    NonFinite,
+    Prediction,
+    Query,
+    State,
+    Support,
+    answering,
+    check_form,
+    check_prediction,
+    masked_logits,
+    returned,
+)
+from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader
+from ifsl_bench.protocols.tasks.task import MetaTraining
+from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.utils.checkpoint import CheckpointFolder
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import set_aside
+from ifsl_bench.utils.progress import RATE, Reporter, Stage
+from ifsl_bench.utils.seeds import seed_of
+from ifsl_bench.utils.threads import share, threads
+
+BLOCK = 64  # episodes whose features are gathered at once
+
+
+class Adam:
+    """Adam (Kingma and Ba, ICLR 2015) with PyTorch's defaults and its fused kernel.
+
+    Making a ``torch.optim.Adam`` imports PyTorch's compilers, which takes a second or two, and where a step takes a
+    millisecond or two, the preparations of its own step are a tenth of that.
+
+    Attributes:
+        state: of each parameter that has had a gradient: its steps, and the running means of gradients and of squares.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self.parameters = parameters
+        self.state: dict[str, dict[str, Tensor]] = {}
+
+    def step(self, rate: float) -> None:
+        """Moves the parameters that have gradients; the others stay."""
+        learned = {key: p for key, p in self.parameters.items() if p.grad is not None}
+        for key, p in learned.items():
+            if key not in self.state:
+                begun = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[key] = {"step": begun, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        states = [self.state[key] for key in learned]
+        means, squares, steps = ([state[part] for state in states] for part in ("exp_avg", "exp_avg_sq", "step"))
+        with torch.no_grad():
+            adam(
+                list(learned.values()), [p.grad for p in learned.values() if p.grad is not None], means, squares, [],
+                steps, fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate, weight_decay=0.0, eps=1e-8,
+                maximize=False,
+            )  # fmt: skip
+
+
+@dataclass
+class Course:
+    """The meta-training of a method, in place: from the cache, from where an earlier run stopped, or from the start.
+
+    Step t uses episodes ``t * episodes_per_step`` onwards of the loader's stream. The state is saved at every
+    validation. One that is damaged, or is another's, is set aside with a warning.
+
+    Attributes:
+        folder: where the states are kept.
+        validate: accuracy in percent on the validation episodes.
+        facts: what made this model, recorded with it.
+    """
+
+    folder: Path
+    method: Method
+    name: str
+    loader: EpisodeLoader
+    validate: Callable[[Method], float]
+    spec: MetaTraining
+    training: Training
+    seed: int
+    facts: Mapping[str, Any]
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
+        self.store = CheckpointFolder(self.folder)
+        self.parameters = dict(self.method.named_parameters())
+        self.device = next(iter(self.parameters.values())).device
+        self.best = self._copied()
+        self.optimiser = Adam(self.parameters)
+        self.info: dict[str, Any] = {
+            "place": "",
+            **self.facts,
+            "finished": False,
+            "step": 0,
+            "history": {},
+            "best": None,
+            "seconds": 0.0,
+            "solves": {},
+            "rng": "episodes and dropout are drawn from (purpose, seed, step)",
+        }
+
+    def run(self) -> Trained:
+        """Trains to the end; raises :class:`Diverged` where the loss becomes infinite or NaN."""
+        self._resume()
+        start, spent = time.perf_counter(), self.info["seconds"]
+        if not self.info["finished"]:
+            title = f"meta-training {self.name}, seed {self.seed}"
+            with self.reporter.stage(title, self.spec.steps, self.info["step"]) as stage:
+                while self.info["step"] < self.spec.steps:
+                    accuracy = self._to_next_validation(stage)
+                    self.info["seconds"] = spent + time.perf_counter() - start
+                    self._record(accuracy)
+            if idle := [key for key in self.parameters if key not in self.optimiser.state]:
+                them, used = ("it", "is it") if len(idle) == 1 else ("them", "are they")
+                self.reporter.warn(f"{self.name}: no step has a gradient for {', '.join(idle)}, so training leaves "
+                                   f"{them} unchanged; {used} used in forward?")  # fmt: skip
+        return self._ended()
+
+    def _resume(self) -> None:
+        """Goes on from what is on disk, if that is whole and the same training."""
+        try:
+            here, there = self.info["place"], self._restored()
+        except CorruptFile as error:
+            aside = set_aside(self.folder)
+            self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
+            return
+        if there is not None:
+            self.info = there
+            if not there["finished"] and here not in there["place"]:
+                there["place"] += f"; from step {there['step']} on {here}"
+
+    def _restored(self) -> dict[str, Any] | None:
+        """Takes the state on disk, and returns what it says of itself; None where there is none.
+
+        Raises:
+            CorruptFile: it is damaged, or another training's.
+        """
+        if (state := self.store.load()) is None:
+            return None
+        check_progress(self.store.json, state.info)
+        for key in ("task", "seed", "pretraining"):
+            if state.info.get(key) != self.facts.get(key):
+                raise CorruptFile(f"{self.folder} is another training: {key} is {state.info.get(key)}")
+        if state.info.get("pretraining_sha256") != self.facts.get("pretraining_sha256"):
+            raise CorruptFile(
+                f"{self.folder} was trained on the features of other weights: the backbone was trained again"
+            )
+        self._take(state.tensors)
+        return state.info
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the tensors of a state; raises :class:`CorruptFile` where they are not those of these parameters."""
+        for key, value in self.parameters.items():
+            for part in ("last", "best", "adam.exp_avg", "adam.exp_avg_sq"):
+                tensor = tensors.get(name := f"{part}.{key}")
+                missing = tensor is None and not part.startswith("adam")  # one without a gradient has no moments
+                if missing or (tensor is not None and tensor.shape != value.shape):
+                    raise CorruptFile(f"{self.folder} does not fit the method: {name} is missing or has another shape")
+        with torch.no_grad():
+            for key, value in self.parameters.items():
+                value.copy_(tensors[f"last.{key}"])
+                self.best[key] = tensors[f"best.{key}"].to(value.device)
+                names = {part: f"adam.{part}.{key}" for part in ("step", "exp_avg", "exp_avg_sq")}
+                moments = {part: tensors[name].to(value.device) for part, name in names.items() if name in tensors}
+                if moments:
+                    self.optimiser.state[key] = moments
+
+    def _to_next_validation(self, stage: Stage) -> float:
+        """Takes the steps up to the next validation; returns its accuracy."""
+        first = self.info["step"]
+        last = min(first + self.spec.validate_every, self.spec.steps)
+        solves = Solves(dict(self.info["solves"]))
+        few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else share()
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed_of("meta-training noise", self.seed, first))
+            with threads(few):
+                for step, batch in self._batches(first, last):
+                    loss = self._step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
+                    rate = self.spec.schedule.at(step, self.spec.steps)
+                    stage.advance(1, **({"loss": loss, RATE: rate} if loss is not None else {}))
+        accuracy = self.validate(self.method)
+        stage.advance(0, **{"validation accuracy": accuracy})
+        self.info |= {"step": last, "solves": solves.whole(), "finished": last == self.spec.steps}
+        return accuracy
+
+    def _batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
+        """The episodes of steps ``first`` to ``last - 1``; those of several are gathered together."""
+        per_step = self.training.episodes_per_step
+        group = max(1, BLOCK // per_step)
+        self.method.train()
+        for begin in range(first, last, group):
+            end = min(begin + group, last)
+            block = self.loader.batch(begin * per_step, (end - begin) * per_step)
+            for step in range(begin, end):
+                yield step, block.part((step - begin) * per_step, (step - begin + 1) * per_step)
+
+    def _step(self, step: int, batch: Batch, solves: Solves, read: bool) -> float | None:
+        """Takes one step and counts how its solves go; returns the loss if it is to be read."""
+        numbers = read or batch.labels.device.type == "cpu"
+        try:
+            if self.training.sessions == 1:
+                answers = [(predict(self.method, self.name, batch, numbers), batch.labels)]
+            else:
+                answers = list(by_session(self.method, self.name, batch, self.training.sessions, numbers))
+        except UserError as error:
+            if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
+                raise self._diverged(str(error), step) from error
+            raise
+        losses = [
+            F.cross_entropy(masked_logits(prediction, batch.masked).flatten(0, 1), labels.flatten())
+            for prediction, labels in answers
+        ]
+        loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+        if not loss.requires_grad:
+            raise UserError(f"method {self.name!r} has parameters, but its logits in training do not depend on them")
+        for parameter in self.method.parameters():
+            parameter.grad = None
+        loss.backward()
+        for prediction, _ in answers:
+            solves.add(prediction)
+        self.optimiser.step(self.spec.schedule.at(step, self.spec.steps))
+        value = loss.item() if read else None
+        if value is not None and not np.isfinite(value):
+            raise self._diverged(f"the loss is {value}", step)
+        return value
+
+    def _diverged(self, what: str, step: int) -> Diverged:
+        advice = f"a lower learning rate (now {self.spec.schedule.rate}) or another option may help"
+        if step == 0:
+            advice = "nothing was learned before: it is the method itself, or an option"
+        at = f"at step {step + 1} of {self.spec.steps}"
+        return Diverged(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
+
+    def _record(self, accuracy: float) -> None:
+        """Keeps the state of a validation, and the parameters if they are the best so far."""
+        info = self.info
+        info["history"] = {**info["history"], str(info["step"]): accuracy}
+        if info["best"] is None or accuracy > info["history"][str(info["best"])]:
+            info["best"], self.best = info["step"], self._copied()
+        self._save()
+
+    def _save(self) -> None:
+        """Keeps the state on disk."""
+        tensors: dict[str, Tensor] = {f"last.{key}": value for key, value in self.parameters.items()}
+        tensors |= {f"best.{key}": value for key, value in self.best.items()}
+        if not self.info["finished"]:
+            for key, state in self.optimiser.state.items():
+                tensors |= {f"adam.{part}.{key}": tensor for part, tensor in state.items()}
+        self.store.save(tensors, self.info)
+
+    def _ended(self) -> Trained:
+        step = self.spec.steps
+        if self.training.select == "best":
+            step = self.info["best"]
+            with torch.no_grad():
+                for key, value in self.parameters.items():
+                    value.copy_(self.best[key])
+        self.method.eval()
+        history = {int(step): accuracy for step, accuracy in self.info["history"].items()}
+        return Trained(history, step, self.info["seconds"], self.info["solves"], str(self.info["place"]))
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {key: value.detach().clone() for key, value in self.parameters.items()}
+
+
+def by_session(
+    method: Method, name: str, batch: Batch, sessions: int, numbers: bool = True
+) -> Iterator[tuple[Prediction, Tensor]]:
+    """Learns the novel classes of episodes in so many sessions, one after the other.
+
+    Args:
+        batch: E episodes of ``sessions`` times the method's ways.
+        numbers: as of :func:`predict`.
+
+    Yields:
+        After session t: the answers to the queries of the classes met so far, and their labels [E, Q_t].
+    """
+    support, query = batch.support, batch.query
+    state: State = None
+    (episodes, classes), rows = support.hidden.shape, support.features.shape[1] // sessions
+    for t in range(1, sessions + 1):
+        at, met = slice((t - 1) * rows, t * rows), batch.labels < classes + t * method.ways  # [E, Q], equally many each
+        group = support.labels[:, at] - (t - 1) * method.ways
+        session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
+        queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
+        with answering(name, method):
+            learned = returned(Learned, method.learn, session, state)
+            state, answer = learned.state, returned(Prediction, method.answer, learned.state, queries)
+        prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
+        shape = episodes, queries.features.shape[1], classes + t * method.ways
+        checked = (check_prediction if numbers else check_form)(name, prediction, *shape)
+        yield checked, batch.labels[met].unflatten(0, (episodes, -1))

@@ -1,0 +1,143 @@
+"""Pretraining by itself: what later runs find done, in one process or in several that share each batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from ifsl_bench.backbones import weights
+from ifsl_bench.backbones.contract import check_backbone, is_frozen
+from ifsl_bench.backbones.device import choose_device
+from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, definition, on_linear, pretraining_key
+from ifsl_bench.backbones.processes import device_name, together
+from ifsl_bench.backbones.trainer import pretrain
+from ifsl_bench.data.datasets import not_prepared
+from ifsl_bench.data.preparing.metadata import fingerprint_of
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.training_stage import backbone_of
+from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.torchrun import Launch
+from ifsl_bench.utils.training_curves import CurveLogs, Curves
+
+
+def pretrain_for(
+    task: str,
+    *,
+    head: str = "linear",
+    seed: int = 0,
+    device: str = "auto",
+    home: Home | None = None,
+    reporter: Reporter | None = None,
+    compiled: bool = False,
+    launched: Launch | None = None,
+    anew: bool = False,
+    curves: CurveLogs | None = None,
+) -> Pretrained:
+    """The backbone and base classifier that runs on a task begin with: from the cache or the package, resumed, or new.
+
+    Args:
+        task: a task's name or file, as for ``run``; a file's tasks must have one pretraining.
+        head: of the base classifier; each method says which one it starts from.
+        seed: of training; a task may have one pretraining for all of them.
+        device: "auto", "cpu", "cuda" or "cuda:N"; with several processes each takes its own accelerator.
+        compiled: let torch.compile make the network's kernels; for accelerators.
+        launched: this process among several, all of which call this: the first one writes and reports.
+        anew: train them here even if they come with the package.
+        curves: where runs write the curves of trainings, so that either goes on in those of the other.
+
+    Raises:
+        UserError: whatever is wrong, in one line.
+        SystemExit: in a process of several, where another one has said what is wrong.
+    """
+    kind, home = head_kind(head), home or Home.locate()
+    with together(launched) as world:
+        chosen = one_task(find(task, home=home), task)
+        where = choose_device(device_name(device, launched))
+        if compiled and where.type == "cpu":
+            raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
+        check_backbone(chosen.pretraining)
+        frozen, second = is_frozen(chosen.pretraining), on_linear(chosen, kind)
+        if frozen and (world.size > 1 or anew):
+            raise UserError(
+                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
+                f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
+            )
+        head_here: HeadKind = "linear" if second else kind  # of the backbone
+        listener = (reporter or Reporter()) if world.first else Mute()
+        work = Workspace(home, where, listener)
+        prepared = work.prepared(chosen, head_here, seed)
+        if world.first:
+            dataset_here = prepared.dataset  # may have to be made, by one
+            if anew:
+                weights.train_here(home, pretraining_key(chosen, dataset_here.fingerprint, head_here, seed), listener)
+        world.wait()
+        if frozen:
+            return prepared.pretrained
+        dataset = prepared.dataset
+        if curves and world.first:
+            key = pretraining_key(chosen, dataset.fingerprint, head_here, seed)
+            listener = Curves(curves, f"pretraining/{key}", listener)
+        trained = pretrain(home, chosen, dataset, head_here, seed, where, listener, world.on(where), compiled)
+        return work.prepared(chosen, kind, seed).pretrained if second and world.first else trained
+
+
+def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
+    """Marks the backbones of jobs for training in this home, also where weights come with the package."""
+    stages = [backbone_of(job) for job in jobs]
+    for key in dict.fromkeys((stage.linear or stage).key(work.home) for stage in stages):
+        weights.train_here(work.home, key, work.reporter)
+
+
+def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, weights.Weights]:
+    """Writes the weights that runs on a task begin with into one file, and returns its path and what it says.
+
+    Args:
+        task, head, seed: as of :func:`pretrain_for`.
+        to: the file or its folder; by default the current folder, and a name after the key of the pretraining.
+
+    Raises:
+        UserError: as of :func:`ifsl_bench.backbones.weights.export_weights`; or they are from elsewhere, or not here.
+    """
+    chosen, kind = one_task(find(task, home=home), task), head_kind(head)
+    if is_frozen(chosen.pretraining):
+        raise UserError(
+            f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
+            "--weights FILE"
+        )
+    if on_linear(chosen, kind):
+        raise UserError(
+            f"{chosen.name} has its {kind} head on the backbone of the linear one; export that: --head linear"
+        )
+    if (fingerprint := fingerprint_of(chosen.dataset, home)) is None:
+        raise UserError(not_prepared(home, chosen.dataset))
+    key = pretraining_key(chosen, fingerprint, kind, seed)
+    path = to or Path()
+    path = path / f"{key}.safetensors" if os.path.isdir(path) else path
+    exported = weights.export_weights(home, key, definition(chosen, fingerprint, kind, seed), path)
+    if exported is None:
+        raise UserError(f"{key} is not here, or not finished, in {home.pretrained}; first: "
+                        f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}")  # fmt: skip
+    return path, exported
+
+
+def head_kind(head: str) -> HeadKind:
+    """A kind of base classifier; raises :class:`UserError` for what is none."""
+    if head not in get_args(HeadKind):
+        raise unknown("head", head, get_args(HeadKind))
+    return "cosine" if head == "cosine" else "linear"
+
+
+def one_task(tasks: list[Task], file: str) -> Task:
+    """The first of tasks that all start from one pretraining."""
+    made_of = {(task.dataset.name, str(task.pretraining), task.base_classes, task.base_order) for task in tasks}
+    if len(made_of) > 1:
+        names = ", ".join(task.name for task in tasks)
+        raise UserError(f"the tasks of {file} have different pretrainings ({names}); say which: FILE:NAME")
+    return tasks[0]

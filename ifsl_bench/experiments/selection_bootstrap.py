@@ -1,0 +1,150 @@
+"""The choice of options: how the settings do on validation episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ifsl_bench.experiments.evaluation import MOST_UNCONVERGED, Evaluated
+from ifsl_bench.protocols.calibration import best_bias, resamples
+from ifsl_bench.protocols.session_metrics import SessionCounts
+from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import set_aside
+from ifsl_bench.utils.progress import Reporter
+
+LEAST_WINS, MOST_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
+RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings spreads far less than a number
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The record of how a setting did.
+
+    Attributes:
+        accuracy: in percent, over so many validation episodes; 0 where training diverged.
+        unconverged: episodes whose inner solve failed.
+        diverged: what was said of a training that diverged.
+        hits: a count of :class:`ifsl_bench.protocols.metrics.Counts` -> its value in each episode; ``hits`` -> all of
+            each sequence of sessions; empty where training diverged.
+        bias: on the novel logits, best on these episodes; None where there is none.
+    """
+
+    accuracy: Annotated[float, Meta(ge=0, le=100)]
+    episodes: Annotated[int, Meta(ge=1)]
+    unconverged: Annotated[int, Meta(ge=0)] = 0
+    diverged: str = ""
+    hits: dict[str, list[int]] = field(default_factory=dict)
+    bias: float | None = None
+
+    @property
+    def failed(self) -> str:
+        """Says why it is no choice: its training, or more than ``MOST_UNCONVERGED`` of its inner solves; or ""."""
+        if self.unconverged > MOST_UNCONVERGED * self.episodes:
+            return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
+        return self.diverged
+
+    @property
+    def to_compare(self) -> float:
+        """Its accuracy; -inf where it cannot be chosen."""
+        return -math.inf if self.failed else self.accuracy
+
+
+def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
+    """The setting with the highest accuracy, the first of equally good ones; says which are passed over, and why.
+
+    Raises:
+        UserError: none can be chosen.
+    """
+    for setting, trial in tried.items():
+        if trial.failed:
+            reporter.warn(f"{name}: {setting} is passed over: {trial.failed}")
+    best = max(tried, key=lambda setting: tried[setting].to_compare)
+    if tried[best].failed:
+        raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
+    return best
+
+
+def tried_with(evaluated: Evaluated) -> Tried:
+    """The trial of a setting whose validation episodes were evaluated; calibrated counts are those with its bias."""
+    counts = evaluated.counts
+    bias = None if evaluated.margins is None else best_bias(evaluated.margins)
+    if isinstance(counts, SessionCounts):
+        hits = {"hits": counts.hits.sum(1, dtype=np.int64).tolist()}
+        return Tried(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
+    if evaluated.margins is not None and bias is not None:
+        base, novel = evaluated.margins.joint_hits(bias)
+        counts = replace(counts, calibrated_base=base, calibrated_novel=novel)
+    hits = {name: values.tolist() for name, values in counts.columns().items()}
+    return Tried(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
+
+
+def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
+    """The setting that each bootstrap resample of the validation episodes would have chosen, and the hits of all.
+
+    Returns:
+        The fields of a result's ``choice``; docs/statistics.md has what becomes of them. Its ``rivals`` are those that
+        at least ``LEAST_WINS`` resamples would have chosen, the most frequent first, at most ``MOST_RIVALS``.
+    """
+    hits = {name: [sum(trial.hits.get(name, [])) for trial in tried.values()] for name in tried[best].hits}
+    right = [trial.hits if not trial.failed else {} for trial in tried.values()]
+    nothing = [-1] * tried[best].episodes  # what cannot be chosen is worse than no hits at all
+    joint = np.array([np.add(counts["base_joint"], counts["novel_joint"]) if counts else nothing for counts in right])
+    winners = (resamples(tried[best].episodes) @ joint.T).argmax(1)
+    chosen, wins = list(tried).index(best), np.bincount(winners, minlength=len(tried))
+    rivals = [place for place in np.argsort(-wins, kind="stable").tolist() if place != chosen]
+    return {
+        "validation_episodes": tried[best].episodes,
+        "chosen": chosen,
+        "rivals": [place for place in rivals if wins[place] >= LEAST_WINS][:MOST_RIVALS],
+        "winners": winners.tolist(),
+        "hits": hits,
+    }
+
+
+def write_trial(file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]) -> None:
+    """Keeps a trial, with the checksum of the backbone that it is of, and what tells its method from others."""
+    about_it = {"file": file.name, "of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by}
+    write_sealed(file, {**about_it, **asdict(tried)})
+
+
+def read_trial(
+    file: Path,
+    pretraining_sha256: str | None,
+    same: Callable[[Mapping[str, Any]], bool],
+    reporter: Reporter | None = None,
+) -> Tried | None:
+    """The trial that was kept for that backbone; None where there is none, a damaged one, or one of another method.
+
+    One without the hits of episodes, which a choice needs, is made again; its model is in the cache.
+
+    Args:
+        same: whether what made the trial is the method in question.
+        reporter: is warned of a damaged one, which is then set aside.
+
+    Raises:
+        UserError: it may not be read.
+    """
+    try:
+        record = read_sealed(file)
+        check_kinds(file, record, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
+        if record["file"] != file.name:
+            raise CorruptFile(f"{file} is the trial of {record['of']}")
+        if record["pretraining_sha256"] != pretraining_sha256 or not same(record["made_by"]):
+            return None
+        tried = msgspec.convert(record, Tried)
+        return tried if tried.hits or tried.diverged else None
+    except FileNotFoundError:
+        return None
+    except (CorruptFile, ValueError) as error:  # what does not fit msgspec's types among them
+        if reporter:
+            fault = error if isinstance(error, CorruptFile) else f"{file} is damaged: {error}"
+            reporter.warn(f"{fault}; the setting is tried again, the old file is {set_aside(file)}")
+        return None

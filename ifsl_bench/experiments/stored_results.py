@@ -1,0 +1,111 @@
+"""Stored results: whether a job's is there and current, and how a new one takes an old one's place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ifsl_bench.data.preparing.metadata import fingerprint_of, novel_fingerprint
+from ifsl_bench.experiments.evaluation_context import in_ranges
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.stages import Pretrain, Stage
+from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.store import schema as result_file
+from ifsl_bench.store.schema import Result
+from ifsl_bench.utils.errors import CorruptFile
+from ifsl_bench.utils.files import Home, set_aside
+from ifsl_bench.utils.locks import locked
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The stored result of a job, or the reason why it is not used."""
+
+    result: Result | None = None  # if it is what the job would make now
+    outdated: str = ""  # why it is not, where there is one; "" otherwise
+    damaged: bool = False  # whether that is since its file is damaged
+
+
+def kept_of(job: Job, home: Home) -> Kept:
+    """The job's stored result, if it is what the job would make now, or why it is not.
+
+    Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
+    backbone are in the cache to compare with, and so must be the method.
+    """
+    # A run that repeats its results asks for none.
+    from ifsl_bench.backbones.weights import weights_to_use
+    from ifsl_bench.experiments.candidates import rounds_of
+
+    path, searched = job.result_path(home), job.searched
+    if not os.path.exists(path):
+        return Kept()
+    try:
+        result = result_file.read(path)
+    except CorruptFile as error:
+        return Kept(None, str(error), True)
+    fingerprint = fingerprint_of(job.task.dataset, home)
+    key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
+    weights = weights_to_use(home, key)
+    tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
+    rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
+    to_try = {candidate.name for candidates in rounds for candidate in candidates}
+    compared = {
+        "task": (result.task_hash, job.task.hash),
+        "data": (result.fingerprint, fingerprint or result.fingerprint),
+        "novel classes' data": (
+            result.novel_fingerprint,
+            novel_fingerprint(job.task, home) or result.novel_fingerprint,
+        ),
+        "options": (result.own_settings()[0], {k: v for k, v in job.options.items() if k not in searched}),
+        "training": (result.own_settings()[1], job.training.changes()),
+        "choice of options or checkpoint": (result.setting, job.setting),
+        "calibration": (result.calibrated, job.calibrated),
+        "settings to choose from": (tried, to_try),
+        "seed": (result.seed, job.seed),
+        "number of episodes": (len(result.episodes), job.episodes),
+        "backbone": (result.pretraining.get("key"), key),
+        "backbone's weights": (
+            result.pretraining.get("sha256"),
+            result.pretraining.get("sha256") if weights is None else weights,
+        ),
+    }
+    changed = [name for name, (stored, now) in compared.items() if stored != now]
+    changed += [] if job.has_made(result.provenance) else ["the method's code"]
+    return Kept(None, f"changed: {', '.join(changed)}") if changed else Kept(result)
+
+
+def stored_result(job: Job, work: Workspace) -> Result | None:
+    """The job's stored result, see :func:`kept_of`; the reporter hears why it is not used."""
+    stored = kept_of(job, work.home)
+    if stored.damaged:
+        work.reporter.warn(f"{stored.outdated}; it is made again")
+    elif stored.outdated:
+        work.reporter.say(f"{job.result_path(work.home).name} is out of date ({stored.outdated})")
+    return stored.result
+
+
+def store(job: Job, work: Workspace, result: Result) -> None:
+    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost.
+
+    What its ranges of episodes have left is removed.
+    """
+    with locked(work.home.results / "results", work.reporter.warn, ""):
+        if name := result_file.put(work.home.results, result):
+            work.reporter.warn(f"the result that was there differs; it is kept as {name}")
+    if in_ranges(job):
+        from ifsl_bench.experiments.ranges import remove_evaluated
+
+        remove_evaluated(job, work.home)
+    work.reporter.say(f"result: {job.result_path(work.home)}")
+
+
+def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
+    """Renames what a stage has made, but for what ``renewed`` names already: what jobs share is trained anew once."""
+    for artefact, path in stage.artefacts(work.home):
+        if path in renewed:  # before the lock, which a worker that was given up may hold
+            continue
+        with locked(path, work.reporter.warn):
+            if path.exists():
+                work.reporter.say(f"{artefact}: what was there is kept as {set_aside(path, 'replaced')}")
+        renewed.add(path)

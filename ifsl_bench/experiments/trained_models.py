@@ -1,0 +1,179 @@
+"""The product of a meta-training: a model, how it went, and how its solves went."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ifsl_bench.experiments.evaluation import MOST_UNCONVERGED
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Method, Prediction
+from ifsl_bench.utils.checkpoint import CheckpointFolder
+from ifsl_bench.utils.checksummed_json import check_kinds
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.threads import cores
+
+SHARED_FROM = 8  # episodes a step from which several threads pay
+
+
+def training_threads(episodes: int) -> int:
+    """Threads of a step on the host's processor: one where it is small, as threads would wait for each other longer
+    than they compute."""
+    return 1 if episodes < SHARED_FROM else cores()
+
+
+class Diverged(UserError):
+    """A meta-training whose loss became infinite or NaN."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A meta-trained model and the record of its training.
+
+    Attributes:
+        history: validation accuracies, in percent, by step.
+        kept_step: the step whose model was kept.
+        solves: how the inner solves went, see :class:`Solves`; empty for a method that has none.
+        place: the device it ran on, and why there.
+    """
+
+    history: dict[int, float]
+    kept_step: int
+    seconds: float
+    solves: dict[str, int]
+    place: str
+
+    def entry(self) -> dict[str, Any]:
+        """The training's entry in a result."""
+        record = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
+        return record | ({"solves": self.solves} if self.solves else {})
+
+    def remarks(self) -> Iterator[str]:
+        """Names what went wrong in the solves of more than ``MOST_UNCONVERGED`` of the episodes, a line each."""
+        kinds = {
+            "unconverged": ("episodes", "inner solve did not converge"),
+            "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
+            "adjoint_failed": ("adjoint_episodes", "linear solve for the gradient missed its tolerance"),
+            "adjoint_indefinite": ("adjoint_episodes", "solve stopped at a saddle, where the gradient is no minimum's"),
+        }
+        for key, (total, what) in kinds.items():
+            if (count := self.solves.get(key, 0)) > MOST_UNCONVERGED * self.solves.get(total, 0):
+                yield f"in {count} of {self.solves[total]} episodes of meta-training the {what}"
+
+
+class Model(NamedTuple):
+    """A method that is ready, how it was trained if it was, and its folder under ``trained``."""
+
+    method: Method
+    trained: Trained | None = None
+    folder: str = ""
+
+
+@dataclass
+class Solves:
+    """Counts over all episodes of a meta-training, kept across interruptions in ``counts``.
+
+    ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
+    ``adjoint_diverged`` whose series grew, ``adjoint_failed`` that missed the tolerance and ``adjoint_indefinite``
+    whose search had stopped at a saddle.
+    """
+
+    counts: dict[str, int]
+    _unconverged: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, prediction: Prediction) -> None:
+        """Call after the backward pass; what is on an accelerator is counted by :meth:`whole`, so as not to wait."""
+        unconverged = prediction.statistics.get("solver_unconverged")
+        if unconverged is not None:
+            self._count(episodes=len(unconverged), unconverged=0)
+            self._unconverged.append(unconverged.detach().count_nonzero())
+        if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
+            kinds = ("episodes", "diverged", "failed", "indefinite")
+            self._count(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
+
+    def whole(self) -> dict[str, int]:
+        """The counts of all that was added."""
+        if self._unconverged:
+            self._count(unconverged=int(torch.stack(self._unconverged).sum()))
+            self._unconverged.clear()
+        return self.counts
+
+    def _count(self, **more: int) -> None:
+        for key, value in more.items():
+            self.counts[key] = self.counts.get(key, 0) + value
+
+
+def folders(first: Path) -> Iterator[Path]:
+    """Yields the folders where models of one description may lie: ``first``, then ``first-2`` and so on."""
+    yield first
+    yield from (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+
+
+def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
+    """Returns whether a folder is free, or has a model whose recorded facts are those of the ``same`` method."""
+    try:
+        info = CheckpointFolder(folder).info()
+        return info is None or same(info)
+    except (CorruptFile, ValueError):
+        return True  # it is set aside when it is opened
+
+
+def check_progress(path: Path, info: Mapping[str, Any]) -> None:
+    """Raises :class:`CorruptFile` where a state does not record the progress of a meta-training."""
+    kinds = {"finished": bool, "step": int, "history": dict, "seconds": (int, float), "solves": dict, "place": str}
+    check_kinds(path, info, kinds)
+
+
+def trained_facts(folder: Path) -> dict[str, Any]:
+    """The record that a finished meta-training left in a folder.
+
+    Raises:
+        UserError: there is none, one that has not ended, or one that may not be read.
+        CorruptFile: it is damaged.
+    """
+    info = CheckpointFolder(folder).info()
+    needed = {"method": str, "method_source": str, "options": dict, "train": dict, "seed": int, "pretraining": str,
+              "pretraining_sha256": str, "history": dict}  # fmt: skip
+    if info is None or needed.keys() - info.keys():
+        raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
+    check_kinds(CheckpointFolder(folder).json, info, needed)
+    check_progress(CheckpointFolder(folder).json, info)
+    if not info["finished"]:
+        raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
+    if registry.names_file(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
+        raise UserError(f"{folder.name} is of a method in a file, {info['method']}; run that file to evaluate it")
+    return info
+
+
+def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
+    """The method with the parameters of a stored model.
+
+    Args:
+        select: "best" or "last", see :class:`Training`.
+
+    Raises:
+        UserError: there is no model.
+        CorruptFile: it is damaged, or of other parameters.
+    """
+    state = CheckpointFolder(folder).load()
+    if state is None:
+        raise UserError(f"{folder} is no meta-trained model: it has no checkpoint.json")
+    info = state.info
+    check_progress(CheckpointFolder(folder).json, info)
+    with torch.no_grad():
+        for key, value in method.named_parameters():
+            stored = state.tensors.get(f"{select}.{key}")
+            if stored is None or stored.shape != value.shape:
+                raise CorruptFile(
+                    f"{folder} does not fit method {name!r}: parameter {key} is missing or has another shape"
+                )
+            value.copy_(stored)
+    history = {int(k): v for k, v in info["history"].items()}
+    step = info["best" if select == "best" else "step"]
+    trained = Trained(history, step, info["seconds"], info["solves"], info["place"])
+    return Model(method.eval(), trained, folder.name)

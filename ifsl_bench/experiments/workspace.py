@@ -1,0 +1,269 @@
+"""The workspace of stages: folders, a device, and a task with its features, episodes and base classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ifsl_bench.backbones.contract import is_frozen
+from ifsl_bench.backbones.device import HOST, Kind, Place, choose_device, place_of
+from ifsl_bench.backbones.features import (
+    FeaturePool,
+    Moments,
+    bank_folder,
+    base_classifier,
+    centred,
+    class_moments,
+    compute_features,
+    feature_pool,
+    recorded,
+)
+from ifsl_bench.backbones.networks import Included
+from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, on_linear, open_pretrained
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.preparing.metadata import ensure_of
+from ifsl_bench.plugin.method import Base
+from ifsl_bench.protocols.episode_loader import EpisodeLoader
+from ifsl_bench.protocols.episodes import Sampler, task_stream, training_sampler
+from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
+from ifsl_bench.solvers import numba_code_cache as store
+from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import Home, set_aside
+from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.threads import cores, evaluating, share, threads
+from ifsl_bench.utils.training_curves import CurveLogs
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocols.sequence_loader import SequenceLoader
+    from ifsl_bench.protocols.sequences import SequenceSampler
+
+
+def host_threads(device: torch.device) -> int:
+    """Threads for pretraining and features: every core on the CPU, this process's share beside an accelerator."""
+    return cores() if device.type == "cpu" else share()
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders where things are kept, the device that computes them, and the reporter that hears of it.
+
+    Attributes:
+        forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbones.device` says
+            which stages are, and the others are computed on the host.
+        curves: where trainings write their curves; None where nobody asks for them.
+    """
+
+    home: Home = field(default_factory=Home.locate)
+    device: torch.device = field(default_factory=lambda: choose_device("auto"))
+    reporter: Reporter = field(default_factory=Reporter)
+    forced: bool = False
+    curves: CurveLogs | None = None
+    _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        store.keep_in(self.home.cache / "compiled", self.reporter.say)
+
+    def place(self, kind: Kind, episodes: int = 0, few: int | None = None) -> Place:
+        """The place where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
+        return place_of(kind, self.device, self.forced, episodes, few)
+
+    def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
+        """The task with this pretraining; the last one asked for stays open, its features in memory."""
+        if not self._open or self._open[0].made_of != (task, head, seed):
+            # A workspace of its own, with nothing open: in a circle with this one, network and features would stay in
+            # memory until Python next looks for circles, which after many runs is many networks later.
+            self._open[:] = [PreparedTask(task, head, seed, replace(self))]
+        return self._open[0]
+
+
+def workspace(
+    home: str | Path | None = None,
+    results: str | Path | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Workspace:
+    """Makes the workspace; see :meth:`ifsl_bench.utils.files.Home.locate` for the defaults.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
+            gets, if there is one, see :mod:`ifsl_bench.backbones.device`.
+    """
+    return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
+
+
+class PreparedTask:
+    """A task with one pretraining: features, episodes and the base classifier, each made when first needed.
+
+    Args:
+        seed: of training; a task may have one pretraining for all of them.
+    """
+
+    def __init__(self, task: Task, head: HeadKind, seed: int, work: Workspace) -> None:
+        self.task, self.head, self.seed, self.work = task, head, seed, work
+        self.made_of = (task, head, seed)
+        self._features: dict[tuple[str, int], np.ndarray] = {}
+        self._pools: dict[tuple[str, int, torch.device], FeaturePool] = {}
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return ensure_of(self.task, self.work.home, self.work.reporter)
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        work, device = self.work, self.work.place("pretraining").device
+        with threads(host_threads(device)):
+            if is_frozen(self.task.pretraining):
+                from ifsl_bench.backbones.frozen import pretrain_frozen
+
+                place = work.place("features")
+                frozen = work.home, self.task, self.dataset, self.head
+                return pretrain_frozen(*frozen, place.device, work.reporter, str(place))
+            task, data = self.task, self.dataset
+            if not on_linear(self.task, self.head):
+                made_of = work.home, task, data, self.head, self.seed, device, work.reporter
+                if (opened := open_pretrained(*made_of)) is not None:
+                    return opened
+                from ifsl_bench.backbones.trainer import pretrain
+
+                return pretrain(*made_of)
+            from ifsl_bench.backbones.second_head import second_head
+
+            # It has the same features, and reads those of base/train alone.
+            linear = PreparedTask(self.task, "linear", self.seed, work)
+            return second_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
+
+    def features(self, pool: str, views: int = 1) -> np.ndarray:
+        """The features of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
+        if (pool, views) not in self._features:
+            made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
+            how = (place.device, self.work.reporter, views, str(place))
+            with threads(host_threads(place.device)):
+                self._features[pool, views] = compute_features(self.work.home, *made_of, *how)
+        return self._features[pool, views]
+
+    def features_places(self) -> dict[str, str]:
+        """The places where the opened features were computed, as far as recorded: one entry, or one a pool."""
+        places = {}
+        for pool, views in self._features:
+            origin = self.dataset.origin(pool)
+            folder = bank_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
+            if place := str(recorded(folder).get("place", "")):
+                places[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
+        return {"features": next(iter(places.values()))} if len(set(places.values())) == 1 else places
+
+    @cached_property
+    def base(self) -> Base:
+        """The base classifier, on the CPU."""
+        name = "base/train"
+        if isinstance(network := self.pretrained.network, Included):  # base/train has but the means
+            parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
+            return base_classifier(self.pretrained, Moments(**parts))
+        folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)
+        features, pool, mean = self.features(name), self.dataset.pool(name), self.pretrained.mean
+        with threads(host_threads(HOST)):
+            moments = class_moments(folder, features, pool.starts, self.work.reporter)
+
+        def images() -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.from_numpy(centred(np.array(features), mean)), torch.from_numpy(pool.labels.astype(np.int64))
+
+        return replace(base_classifier(self.pretrained, moments), images=images)
+
+    def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
+        """The features of a pool, copied to the device once."""
+        if (name, views, device) not in self._pools:
+            features, pool = self.features(name, views), self.dataset.pool(name)
+            with evaluating():
+                self._pools[name, views, device] = feature_pool(features, pool, self.base, device, self.pretrained.mean)
+        return self._pools[name, views, device]
+
+    def sampler(self, side: Side, device: torch.device = HOST) -> Sampler | SequenceSampler:
+        """The episodes or sequences of a side; raises :class:`UserError` where they cannot be drawn."""
+        return task_stream(self.task, side, self.seed, self._starts, device, self._classes, self.order)
+
+    def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
+        """See :func:`~ifsl_bench.protocols.episodes.training_sampler`."""
+        return training_sampler(self.task, sessions, self.seed, self._starts, device, self._classes)
+
+    def _starts(self, pool: str) -> np.ndarray:
+        return self.dataset.pool(pool).starts
+
+    def _classes(self, pool: str) -> Sequence[str]:
+        return self.dataset.pool(pool).classes
+
+    @cached_property
+    def order(self) -> np.ndarray | None:
+        """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
+        if not (self.task.sessions and self.task.sessions.published):
+            return None
+        from ifsl_bench.data.session_lists import order_of
+
+        return order_of(self.task.novel_data, self.dataset.pool("novel/test").classes)
+
+    def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader | SequenceLoader:
+        """Batches of a side's episodes or sequences on a device, of the plain images or of ``views`` augmented ones."""
+        task, sampler = self.task, self.sampler(side, device)
+        novel, base, support = (
+            self.pool(name, views, device) if name in task.pools(side) else None
+            for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT)
+        )
+        assert novel is not None
+        if not isinstance(sampler, Sampler):
+            from ifsl_bench.protocols.sequence_loader import SequenceLoader
+
+            return SequenceLoader(sampler, novel, base or novel, support)
+        return EpisodeLoader(sampler, novel, base if task.kind.has_base else None)
+
+    def episodes(self, side: Side, device: torch.device = HOST, views: int = 1) -> EpisodeLoader:
+        """Batches of a side's episodes; raises :class:`UserError` where it has sequences of sessions."""
+        loader = self.loader(side, views, device)
+        if not isinstance(loader, EpisodeLoader):
+            raise UserError(f"task {self.task.name} is in sessions; take a task in episodes")
+        return loader
+
+    def check_episodes(self, side: Side) -> None:
+        """Raises :class:`UserError` where the episodes of a side cannot be drawn, or the test ones are others."""
+        self.sampler(side)
+        if side == "test":
+            self.check_digest()
+
+    def check_digest(self) -> None:
+        """Holds the test episodes against the pinned or first recorded digest.
+
+        A record that is damaged is set aside with a warning, and the digest recorded again.
+
+        Raises:
+            UserError: they differ, so that results would not be comparable; or the record cannot be read or written.
+        """
+        task, count = self.task, self.task.evaluation.episodes
+        digest = self.sampler("test").digest(count)
+        data = self.dataset.fingerprint[:12] + self.dataset.novel_fingerprint[:12]
+        record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{data}.json"
+        expected = task.digest or self._recorded(record)
+        if expected is None:
+            write_sealed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
+        elif expected != digest:
+            where = "its task file" if task.digest else record
+            raise UserError(f"the test episodes of {task.name} have digest {digest[:16]}, {where} says "
+                            f"{expected[:16]}: they are not those that stored results were measured on")  # fmt: skip
+
+    def _recorded(self, record: Path) -> str | None:
+        """The digest in the record of this task; None where there is none."""
+        try:
+            entries = read_sealed(record)
+            check_kinds(record, entries, {"task_hash": str, "digest": str})
+            if entries["task_hash"] != self.task.hash:
+                raise CorruptFile(f"{record} is of another task")
+        except FileNotFoundError:
+            return None
+        except CorruptFile as error:
+            aside = set_aside(record)
+            self.work.reporter.warn(f"{error}; the digest is recorded again, the old file is {aside}")
+            return None
+        return str(entries["digest"])

@@ -1,1 +1,0 @@
-"""Tasks, their files and variants, episodes and metrics."""

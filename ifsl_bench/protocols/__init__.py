@@ -1,0 +1,1 @@
+"""Episodes and sequences of sessions: sampling, loading, counting and metrics."""

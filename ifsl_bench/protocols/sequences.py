@@ -1,0 +1,249 @@
+"""Sequences of sessions: which classes come when, and which images are support and query, in batches.
+
+Sequence i of a stream (task, side, seed) is a pure function of these and the sizes of the classes, like an episode.
+It has order i // R of the classes, R the number of support sets for each order. Orders are drawn by their own number,
+images by the sequence's: so the R sequences of an order share nothing but the order, and orders share nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from ifsl_bench.protocols.class_draws import OF_CLASSES, ClassDraws, stream_key
+from ifsl_bench.protocols.draws import (
+    admissible,
+    digest_of,
+    distinct,
+    distinct_of_few,
+    random_words,
+    remedy,
+    table,
+)
+from ifsl_bench.protocols.tasks.task import SUPPORT, SessionSpec, Side, Task
+from ifsl_bench.utils.errors import UserError
+
+_OF_IMAGES = 2  # the purpose of the words that choose images
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The images that a stream draws from: int64 [C + 1] each, class c is images ``starts[c]:starts[c + 1]``."""
+
+    novel: np.ndarray  # of the novel classes: queries, and supports where these have no pool of their own
+    base: np.ndarray  # of the base classes
+    support: np.ndarray | None = None  # of the novel classes' supports, where there is a pool for them
+    names: tuple[str, str, str] = ("novel/test", "base/test", "novel/support")  # what errors call the three
+    novel_classes: Sequence[str] = ()  # what errors call the novel classes; their numbers where there is nothing
+    base_classes: Sequence[str] = ()  # likewise
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Indices of a batch of E sequences, each of C = T N novel classes: session t has N from (t - 1) N on.
+
+    Base queries are the same in all sequences, see :class:`SequenceSampler`, without those of hidden classes.
+    """
+
+    classes: Tensor  # [E, C] novel classes, as labels of the novel pool. The joint label of the c-th is K + c.
+    support: Tensor  # [E, C, shots] images of the support pool, or of the novel pool where there is none
+    query: Tensor  # [E, C, q] images of the novel pool; -1 beyond the last one of a class that has fewer than others
+    hidden: Tensor  # [E, K] bool, base classes out of play
+    index: Tensor  # [E] the sequences' numbers
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+class SequenceSampler:
+    """Draws the sequences of one stream.
+
+    Args:
+        stream: names the stream, e.g. ("glyphs-sessions", "test", 0).
+        shape: sessions, ways, orders and support sets; ``shots`` beside it.
+        hide: whether the novel classes are base classes and hidden as such (the two pools' labels agree).
+        parity: base queries take only images of even or odd index within their class.
+        order: [C or more] labels of the novel pool, the one order of a published list, of which the first C are dealt.
+            Its supports are the first images of each class in the support pool.
+        device: where the indices are made.
+
+    Attributes:
+        base_query: [B] images of the base pool, those of all sequences.
+        base_labels: [B] their labels.
+        queries: of a novel class; of the one with most where queries are all images of the novel pool.
+
+    Raises:
+        UserError: too few classes, or too few images in a class; a class without queries, or both base and novel.
+    """
+
+    def __init__(
+        self,
+        stream: tuple[str | int, ...],
+        shape: SessionSpec,
+        shots: int,
+        pools: Pools,
+        hide: bool = False,
+        parity: str | None = None,
+        order: np.ndarray | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
+        self.task, self.key = stream[0], stream_key(*stream, of="sequences")
+        rows, labels = admissible(pools.base, parity)
+        self._check_classes(pools, np.bincount(labels, minlength=len(pools.base) - 1))
+        self.queries = self._queries(pools, len(labels) // (len(pools.base) - 1))
+        self.base_classes, self.novel_classes = len(pools.base) - 1, len(pools.novel) - 1
+        self.apart, support = pools.support is not None, pools.novel if pools.support is None else pools.support
+        self.base_query, self.base_labels = table(rows, device), table(labels, device)
+        self.novel_starts, self.novel_counts = table(pools.novel[:-1], device), table(np.diff(pools.novel), device)
+        self.support_starts, self.support_counts = table(support[:-1], device), table(np.diff(support), device)
+        self.order = None if order is None else table(order[: shape.classes], device)
+
+    def _check_classes(self, pools: Pools, base_queries: np.ndarray) -> None:
+        shape, classes, base = self.shape, len(pools.novel) - 1, len(pools.base) - 1
+        if classes < shape.classes:
+            raise UserError(
+                f"sequences of {self.task} need {shape.classes:,} novel classes ({shape.count:,} sessions of "
+                f"{shape.ways:,}), {pools.names[0]} has {classes:,}{remedy('sessions', classes // shape.ways)}"
+            )
+        if self.hide and classes != base:
+            raise UserError("classes can be hidden only where novel and base classes are the same")
+        if self.hide and shape.classes >= base:
+            raise UserError(
+                f"sequences of {self.task} hide {shape.classes:,} of {base:,} base classes, and none is left"
+                f"{remedy('sessions', shape.hiding(base).count)}"
+            )
+        both = set() if self.hide else set(pools.novel_classes) & set(pools.base_classes)
+        if both:
+            raise UserError(f"class {min(both)!r} of {self.task} is both a base class ({pools.names[1]}) and a novel "
+                            f"one ({pools.names[0]})")  # fmt: skip
+        if not base_queries.all():
+            raise self._no_queries(int(base_queries.argmin()), pools.base_classes, pools.names[1])
+
+    def _no_queries(self, label: int, classes: Sequence[str], pool: str) -> UserError:
+        return UserError(f"sequences of {self.task} need queries of every class, class {_called(label, classes)} of "
+                         f"{pool} has none")  # fmt: skip
+
+    def _queries(self, pools: Pools, base: int) -> int:
+        """Queries of a novel class, where a base class has ``base``; checks that there are as many images."""
+        counts = np.diff(pools.novel if pools.support is None else pools.support)
+        label, least = int(counts.argmin()), int(counts.min())
+        if pools.support is not None:
+            others = np.diff(pools.novel)
+            if not others.all():
+                raise self._no_queries(int(others.argmin()), pools.novel_classes, pools.names[0])
+            queries, need, name, what = int(others.max()), self.shots, pools.names[2], "for supports"
+        else:
+            queries = base if self.shape.queries is None else self.shape.queries
+            if self.hide and self.shape.queries is None:  # as a base class has, but for its supports
+                queries = max(1, min(queries, least - self.shots))
+            need, name = self.shots + queries, pools.names[0]
+            what = f"({self.shots:,} shots + {queries:,} queries)"
+        if queries < 1:
+            raise UserError(f"sequences of {self.task} have no queries of novel classes; --queries must be at least 1")
+        if least < need:
+            of_queries = 0 if pools.support is not None else queries
+            fewer = remedy("queries", least - self.shots) if of_queries else ""
+            raise UserError(
+                f"sequences of {self.task} need {need:,} images of a novel class {what}, class "
+                f"{_called(label, pools.novel_classes)} of {name} has {least:,}"
+                f"{fewer or remedy('shots', least - of_queries)}"
+            )
+        return queries
+
+    def sample(self, start: int, count: int) -> Sequences:
+        """Sequences ``start`` to ``start + count - 1`` of the stream."""
+        index = torch.arange(start, start + count, device=self.device)
+        classes = self._classes(index)
+        if self.apart:
+            support, query = self._supports(index, classes), self._all_queries(classes)
+        else:
+            each = self.shots + self.queries
+            images = distinct_of_few(self._words(index, classes.shape[1], each), self.novel_counts[classes])
+            images = images + self.novel_starts[classes].unsqueeze(-1)
+            support, query = images[..., : self.shots], images[..., self.shots :]
+        hidden = torch.zeros(count, self.base_classes, dtype=torch.bool, device=self.device)
+        if self.hide:
+            hidden.scatter_(1, classes, True)
+        return Sequences(classes, support, query, hidden, index)
+
+    def _words(self, index: Tensor, classes: int, each: int) -> Tensor:
+        return random_words(self.key, index, _OF_IMAGES, classes * each).view(len(index), classes, each)
+
+    def _classes(self, index: Tensor) -> Tensor:
+        """[E, C] novel classes of the sequences ``index`` [E]."""
+        count = self.shape.classes
+        if self.order is not None:
+            return self.order.expand(len(index), count)
+        orders, place = (index // self.shape.supports).unique(return_inverse=True)
+        total = torch.full((len(orders),), self.novel_classes, device=self.device)
+        return distinct(random_words(self.key, orders, OF_CLASSES, count), total, count)[place]
+
+    def _supports(self, index: Tensor, classes: Tensor) -> Tensor:
+        """[E, C, shots] images of the support pool."""
+        starts = self.support_starts[classes].unsqueeze(-1)
+        if self.order is not None:
+            return starts + torch.arange(self.shots, device=self.device)
+        words = self._words(index, classes.shape[1], self.shots)
+        return starts + distinct(words, self.support_counts[classes], self.shots)
+
+    def _all_queries(self, classes: Tensor) -> Tensor:
+        """[E, C, q] all images of the novel pool."""
+        place = torch.arange(self.queries, device=self.device)
+        rows = self.novel_starts[classes].unsqueeze(-1) + place
+        return torch.where(place < self.novel_counts[classes].unsqueeze(-1), rows, -1)
+
+    def class_draws(self, count: int) -> ClassDraws | np.ndarray:
+        """The draws of novel classes for the orders of the first ``count`` sequences; or these, [1, C]."""
+        if self.order is not None:
+            return self.order.cpu().numpy()[None]
+        orders = -(-count // self.shape.supports)
+        return ClassDraws(orders, self.shape.classes, self.novel_classes, self.key)
+
+    def digest(self, count: int, batch: int = 100) -> str:
+        """SHA-256 over base queries and the first ``count`` sequences: equal digests, equal sequences."""
+
+        def rows() -> Iterator[Tensor]:
+            yield from (self.base_query, self.base_labels)
+            for start in range(0, count, batch):
+                drawn = self.sample(start, min(batch, count - start))
+                yield torch.cat([drawn.classes, drawn.support.flatten(1), drawn.query.flatten(1)], 1)
+
+        return digest_of(rows())
+
+
+def task_sequences(
+    task: Task,
+    side: Side,
+    shape: SessionSpec,
+    starts: Callable[[str], np.ndarray],
+    device: torch.device | str,
+    classes: Callable[[str], Sequence[str]],
+    order: np.ndarray | None,
+) -> SequenceSampler:
+    """The sequences of a task's side; see :func:`ifsl_bench.protocols.episodes.task_stream`.
+
+    Validation has an order for each support set, of as many sessions as there are classes for.
+
+    Args:
+        shape: of the task.
+    """
+    names = (task.pool(side, "novel"), task.pool(side, "base"))
+    novel, base = map(starts, names)
+    if side == "val":
+        shape = shape.hiding(len(base) - 1) if task.hides(side) else shape.within(len(novel) - 1)
+        shape = msgspec.structs.replace(shape, count=max(1, shape.count), supports=1)
+    support = starts(SUPPORT) if task.supports_apart(side) else None
+    pools = Pools(novel, base, support, (*names, SUPPORT), *map(classes, names))
+    parity = None if task.hides(side) else task.base_parity(side)
+    stream, published = (task.name, side, task.evaluation.seed), order if side == "test" else None
+    return SequenceSampler(stream, shape, task.shots, pools, task.hides(side), parity, published, device)
+
+
+def _called(label: int, classes: Sequence[str]) -> str:
+    return repr(classes[label]) if len(classes) else f"number {label}"

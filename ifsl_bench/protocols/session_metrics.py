@@ -1,0 +1,248 @@
+"""The accuracies of sequences of sessions as integer counts, and what is computed from them. Imports no torch.
+
+Session 0 is the base session of K classes; each of the T sessions after it brings N novel classes. A query is right
+after session t if its answer among all classes met so far, sessions 0 to t, is its class. docs/protocol.md defines all
+metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.protocols.metrics import harmonic
+from ifsl_bench.protocols.tasks.metric_sets import CALIBRATED, SESSIONS
+
+# After every session; novel ones have no value (NaN) after session 0.
+AFTER = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
+# Of a sequence: those named like one of AFTER are its value after the last session, but for acc, gacc and learned.
+SUMMARY = ("first", "last", "pd", "gain", *AFTER)
+
+
+def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
+    """(t, g) of each column of :attr:`SessionCounts.hits`, for T sessions after session 0: t = 0..T, g = 0..t."""
+    return np.tril_indices(sessions + 1)
+
+
+@dataclass(frozen=True)
+class SessionCounts:
+    """Hits in each of n sequences, for each session and each group of classes: those that one session brings.
+
+    Attributes:
+        hits: [n, (T + 1) (T + 2) / 2] right queries after session t of the classes of session g <= t, in the order of
+            :func:`triangle_rows`: (0, 0), (1, 0), (1, 1), (2, 0), ...
+        novel_as_base: [n, T] novel queries answered with a base class, after sessions 1 to T.
+        base_as_novel: [n, T] base queries answered with a novel class.
+        queries: [n, T + 1] queries of the classes of each session.
+        base_classes: K.
+        ways: N.
+        state_bytes: what the method carries on after session T, beside the base classifier; None where nobody says.
+        supports: support sets of each order of the classes; sequences of one order follow one another.
+        calibrated_hits, calibrated_novel_as_base, calibrated_base_as_novel: the same with a bias on the novel logits
+            that was chosen on validation sequences; None where none was.
+    """
+
+    hits: np.ndarray
+    novel_as_base: np.ndarray
+    base_as_novel: np.ndarray
+    queries: np.ndarray
+    base_classes: int
+    ways: int
+    state_bytes: int | None = None
+    supports: int = 1
+    calibrated_hits: np.ndarray | None = None
+    calibrated_novel_as_base: np.ndarray | None = None
+    calibrated_base_as_novel: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    @property
+    def orders(self) -> int:
+        return -(-len(self) // self.supports)
+
+    @property
+    def quantile(self) -> float:
+        """The quantile of Student's distribution for 95% intervals over the means of few orders; NaN for one."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.orders - 1, 0.975)) if self.orders > 1 else math.nan
+
+    @property
+    def sessions(self) -> int:
+        """T."""
+        return self.queries.shape[1] - 1
+
+    @property
+    def bytes_per_class(self) -> float | None:
+        """Bytes of the state for each novel class."""
+        return None if self.state_bytes is None else self.state_bytes / (self.sessions * self.ways)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The group of classes of each column of :attr:`hits`, g of (t, g)."""
+        return triangle_rows(self.sessions)[1]
+
+    @cached_property
+    def _square(self) -> np.ndarray:
+        """[n, T + 1, T + 1] hits after session t of the classes of session g; 0 for g > t."""
+        square = np.zeros((len(self), self.sessions + 1, self.sessions + 1), np.int64)
+        square[(slice(None), *triangle_rows(self.sessions))] = self.hits
+        return square
+
+    def triangle(self) -> np.ndarray:
+        """[n, T + 1, T + 1] accuracy after session t on the classes of session g, in percent; NaN for g > t.
+
+        A column falls as its classes are forgotten; the diagonal has those just learned.
+        """
+        share = 100 * self._square / self.queries[:, None].astype(np.int64)
+        share[:, ~np.tri(self.sessions + 1, dtype=bool)] = np.nan
+        return share
+
+    def after(self, metric: str) -> np.ndarray:
+        """One of :data:`AFTER` in each sequence after each session, [n, T + 1], in percent."""
+        return _AFTER[metric](self)
+
+    @cached_property
+    def _values(self) -> dict[str, np.ndarray]:
+        """Answers that :meth:`value` has given: comparisons ask again and again."""
+        return {}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of the kind of tasks, as far as they are known."""
+        return SESSIONS.metrics_of(self.columns())
+
+    def per_episode(self) -> dict[str, np.ndarray]:
+        """Metric -> its mean over the sequences of each order, [orders], in percent, for all :attr:`metrics`."""
+        return {name: self.value(name) for name in self.metrics}
+
+    def value(self, metric: str) -> np.ndarray:
+        """One of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
+
+        Orders are the units that intervals are over: sequences of one order have their classes in common.
+        """
+        if metric not in self._values:
+            self._values[metric] = self.over_orders(self.of_sequence(metric))
+        return self._values[metric]
+
+    def over_orders(self, values: np.ndarray) -> np.ndarray:
+        """The mean over the sequences of each order, [orders, ...], of values [n, ...]."""
+        first = np.arange(0, len(self), self.supports)
+        sizes = np.diff(np.append(first, len(values)))
+        return np.asarray(np.add.reduceat(values, first) / sizes.reshape(-1, *[1] * (values.ndim - 1)))
+
+    def of_sequence(self, metric: str) -> np.ndarray:
+        """One of :data:`SUMMARY`, or ``calibrated_acc``, in each sequence, [n], in percent.
+
+        ``first`` and ``last`` are A_0 and A_T, ``acc`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
+        2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T. ``gain`` is the ``acc`` above
+        that of :meth:`lazy`.
+        """
+        if metric == "calibrated_acc":
+            return self.calibrated().of_sequence("acc")
+        if metric == "gain":
+            return self.of_sequence("acc") - self.lazy().of_sequence("acc")
+        if metric in ("first", "last", "acc", "pd"):
+            acc = self.after("acc")
+            return {"first": acc[:, 0], "last": acc[:, -1], "acc": acc.mean(1), "pd": acc[:, 0] - acc[:, -1]}[metric]
+        after = self.after(metric)
+        if metric == "gacc":
+            return np.asarray(after.mean(1))
+        return np.asarray(after[:, 1:].mean(1) if metric == "learned" else after[:, -1])
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Name of a count -> its values in each sequence, [n, ...], for all that there are."""
+        return {name: values for name in (*SESSIONS.counts, *CALIBRATED) if (values := getattr(self, name)) is not None}
+
+    def calibrated(self) -> SessionCounts:
+        """The counts with the bias as the plain ones; raises :class:`KeyError` where no bias was chosen."""
+        if self.calibrated_hits is None:
+            raise KeyError("calibrated_acc")
+        return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED})
+
+    def with_bias(self, biased: SessionCounts) -> SessionCounts:
+        """These counts, and as the calibrated ones those of ``biased``."""
+        return replace(self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED})
+
+    def lazy(self) -> SessionCounts:
+        """The counts of a model that is the same in session 0 and never answers with a novel class."""
+        first = self.hits[:, :1].astype(np.int64)
+        novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
+        none: dict[str, Any] = dict.fromkeys(CALIBRATED)
+        hits, as_novel = np.where(self.groups == 0, first, 0), np.zeros_like(novel)
+        return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
+
+    def compact(self) -> SessionCounts:
+        """The counts in as few bytes as they need, for many results at once."""
+        small: dict[str, Any] = {
+            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
+        }
+        return replace(self, **small)
+
+
+def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """100 hits / queries; NaN where there are no queries."""
+    return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
+
+
+def _novel(counts: SessionCounts) -> np.ndarray:
+    """The accuracy over all novel queries of the classes met so far, each query alike."""
+    return _percent(counts._square[:, :, 1:].sum(2), _novel_queries(counts))
+
+
+def _novel_queries(counts: SessionCounts) -> np.ndarray:
+    """[n, T + 1] queries of the novel classes met so far."""
+    queries = counts.queries.astype(np.int64).cumsum(1)
+    return queries - queries[:, :1]
+
+
+def _harmonic(counts: SessionCounts) -> np.ndarray:
+    """The harmonic mean of mean base and novel accuracy, spread over sequences as :func:`~.metrics.harmonic` does."""
+    base, novel = counts.after("base"), counts.after("novel")
+    columns = [np.full(len(counts), np.nan), *map(harmonic, base.T[1:], novel.T[1:])]
+    return np.stack(columns, 1)
+
+
+def _gacc(counts: SessionCounts) -> np.ndarray:
+    """Generalized accuracy (Tang et al., ECCV 2024, section 3), as the exact area.
+
+    With a_g the accuracy after session t on the classes of session g, the mean that gives the base session the weight w
+    is (w a_0 + a_1 + ... + a_t) / (w + t), and its mean over w from 0 to M = K / N is
+    a_0 + (a_1 + ... + a_t - t a_0) ln(1 + M / t) / M.
+    """
+    triangle, most = counts.triangle(), counts.base_classes / counts.ways
+    base, learned = triangle[:, :, 0], np.nansum(triangle[:, :, 1:], axis=2)
+    session = np.arange(1, counts.sessions + 1)
+    area = base.copy()
+    area[:, 1:] += (learned - base * np.arange(counts.sessions + 1))[:, 1:] * np.log1p(most / session) / most
+    return area
+
+
+def _novel_as_base(counts: SessionCounts) -> np.ndarray:
+    """The share of the novel queries met so far that go to base classes."""
+    taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
+    return _percent(taken, _novel_queries(counts))
+
+
+def _base_as_novel(counts: SessionCounts) -> np.ndarray:
+    """The share of base queries that go to novel classes; 0 after session 0."""
+    taken = np.pad(counts.base_as_novel.astype(np.int64), ((0, 0), (1, 0)))
+    return _percent(taken, np.repeat(counts.queries[:, :1].astype(np.int64), counts.sessions + 1, 1))
+
+
+_AFTER: dict[str, Callable[[SessionCounts], np.ndarray]] = {
+    "acc": lambda counts: _percent(counts._square.sum(2), counts.queries.astype(np.int64).cumsum(1)),
+    "base": lambda counts: counts.triangle()[:, :, 0],
+    "novel": _novel,
+    "harmonic": _harmonic,
+    "gacc": _gacc,
+    "learned": lambda counts: np.diagonal(counts.triangle(), axis1=1, axis2=2),
+    "novel_as_base": _novel_as_base,
+    "base_as_novel": _base_as_novel,
+}

@@ -1,0 +1,1 @@
+"""Tasks: their description, their files, their variants and limits."""

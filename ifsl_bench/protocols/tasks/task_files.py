@@ -1,0 +1,223 @@
+"""Reads tasks from TOML, strictly, and finds them by name.
+
+One file holds one data set and the tasks on it; packaged files are in ``ifsl_bench.tasks`` and a user's own file works
+as ``path/to/my.toml`` (all of its tasks) or ``path/to/my.toml:name`` (one of them). A name may go on with changes, as
+in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.protocols.tasks.variants`. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ifsl_bench.protocols.tasks.task import (
+    DataSpec,
+    EpisodeSpec,
+    Evaluation,
+    MetaTraining,
+    Pretraining,
+    SessionSpec,
+    Strict,
+    Task,
+)
+from ifsl_bench.protocols.tasks.task_limits import NAME, check_name, check_task
+from ifsl_bench.protocols.tasks.variants import Change, Variant, changed, derived, in_sessions, merged
+from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.toml import held, parsed, text_of
+
+ALL = "ifsl-bench tasks"  # where all tasks are listed
+
+
+class _TaskEntry(Strict, frozen=True):
+    shots: int
+    protocol: Literal["separate", "shared"] = "separate"
+    digest: str | None = None
+    title: str = ""
+    variant_of: str = ""
+    sessions: SessionSpec | None = None
+
+
+class _VariantFile(Strict, frozen=True):
+    variants: dict[str, Variant]
+
+
+class TaskFile(Strict, frozen=True):
+    """The content of a file with tasks."""
+
+    dataset: DataSpec
+    pretraining: Pretraining
+    tasks: dict[str, _TaskEntry]
+    episode: EpisodeSpec = EpisodeSpec()
+    meta_training: MetaTraining = MetaTraining()
+    evaluation: Evaluation = Evaluation()
+    variants: dict[str, Variant] = msgspec.field(default_factory=dict)
+
+
+def _keys() -> set[str]:
+    """Every key that a task file may have, for suggestions."""
+    kinds: tuple[type[msgspec.Struct], ...] = (Variant, *Strict.__subclasses__())
+    return {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+
+
+def _read(text: str, where: str) -> TaskFile | _VariantFile:
+    """A file's content, held against the schema."""
+    raw = parsed(text, where)
+    kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
+    file = held(raw, kind, where, _keys())
+    if not file.variants and not getattr(file, "tasks", None):
+        raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
+    return file
+
+
+def _tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
+    """The tasks that a file defines on its own data set."""
+    if isinstance(file, _VariantFile):
+        return {}
+    shared = {f.name: getattr(file, f.name) for f in msgspec.structs.fields(TaskFile)}
+    del shared["tasks"], shared["variants"]
+    tasks = {name: Task(name=name, **msgspec.structs.asdict(entry), **shared) for name, entry in file.tasks.items()}
+    tasks = {name: in_sessions(task, task.sessions) if task.sessions else task for name, task in tasks.items()}
+    for name, task in tasks.items():
+        check_name(name, where)
+        check_task(task, where)
+    return tasks
+
+
+def _variants(file: TaskFile | _VariantFile, where: str, others: Mapping[str, Task]) -> dict[str, Task]:
+    """The tasks that a file derives from others."""
+    tasks = {}
+    for name, entry in file.variants.items():
+        check_name(name, where)
+        if entry.of not in others:
+            raise unknown("task", entry.of, others, where=f"that {name!r} of {where} is a variant of", see=ALL)
+        try:
+            tasks[name] = derived(others[entry.of], name, entry)
+        except UserError as error:
+            raise UserError(f"{where}: task {name!r}: {error}") from error
+        check_task(tasks[name], where)
+    return tasks
+
+
+def parse(text: str, where: str) -> list[Task]:
+    """Reads the tasks of one TOML file.
+
+    Args:
+        text: the file's content.
+        where: how errors name the file.
+
+    Raises:
+        UserError: not TOML, an unknown or missing key, a wrong type or an impossible value; the message names it.
+    """
+    file = _read(text, where)
+    tasks = _tasks(file, where)
+    if file.variants:
+        variants = _variants(file, where, {**packaged(), **tasks})
+        if twice := sorted(variants.keys() & tasks.keys()):
+            raise UserError(f"{where}: task {twice[0]!r} is defined twice")
+        tasks |= variants
+    return list(tasks.values())
+
+
+@lru_cache(maxsize=1)
+def packaged() -> dict[str, Task]:
+    """The tasks that come with the package, by name."""
+    texts = {f.name: f.read_text(encoding="utf-8") for f in resources.files("ifsl_bench.tasks").iterdir()
+             if f.name.endswith(".toml")}  # fmt: skip
+    files = {f"tasks/{name}": _read(texts[name], f"tasks/{name}") for name in sorted(texts)}
+    tasks: dict[str, Task] = {}
+    for derive in (False, True):  # variants once all other tasks are known
+        for where, file in files.items():
+            new_tasks = _variants(file, where, tasks) if derive else _tasks(file, where)
+            if twice := sorted(new_tasks.keys() & tasks.keys()):
+                raise UserError(f"{where}: task {twice[0]!r} is defined twice")
+            tasks |= new_tasks
+    return tasks
+
+
+def own(home: Home) -> dict[str, Task]:
+    """The tasks on data sets that the user prepared from images of their own, by name.
+
+    Raises:
+        UserError: a task file of theirs is wrong; it is named.
+    """
+    tasks: dict[str, Task] = {}
+    for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
+        for task in parse(text_of(path, "task file"), str(path)):
+            if task.name in tasks:
+                raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
+            _check_free(task, str(path))
+            tasks[task.name] = task
+    return tasks
+
+
+def _check_free(task: Task, where: str) -> None:
+    """Raises :class:`UserError` for a task of one's own with the name of another one that comes with the package."""
+    namesake = packaged().get(task.name)
+    if namesake is not None and namesake != task:
+        raise UserError(
+            f"{where}: task {task.name!r} is also one that comes with ifsl_bench (data set {namesake.dataset.name}); "
+            f"call this one something else"
+        )
+
+
+def find(name: str, change: Change | None = None, home: Home | None = None) -> list[Task]:
+    """The task of that name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``; each with a change.
+
+    Args:
+        name: may say changes itself, as ``glyphs-5shot+ways=10``.
+        change: further ones.
+        home: where the user's own tasks are, beside the packaged ones; the usual place where None.
+
+    Raises:
+        UserError: no such task or file, and a name like it is suggested; or an impossible change.
+    """
+    plain, whole = merged(name, change or Change())
+    tasks = [changed(task, whole) for task in _named(plain, home)]
+    for task in tasks:
+        check_task(task, "with these changes" if whole.parts() else "packaged")
+    return tasks
+
+
+def find_one(name: str, home: Home | None = None, change: Change | None = None) -> Task:
+    """The one task of that name; raises as :func:`find`, and for a file that defines several."""
+    task, *more = find(name, change, home)
+    if more:
+        raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
+    return task
+
+
+def is_plain(name: str) -> bool:
+    """Returns whether this names a task, perhaps with changes, which :func:`find` looks up without opening a path."""
+    plain = name.partition("+")[0]
+    return bool(re.fullmatch(NAME, plain)) and not re.search(r"[/\\]", name) and not names_file(name)
+
+
+def names_file(name: str) -> bool:
+    """Returns whether a task is said by a file, ``path.toml`` or ``path.toml:name``, perhaps with changes."""
+    return bool(re.search(r"\.toml($|[:+])", name))
+
+
+def _named(name: str, home: Home | None) -> list[Task]:
+    path, _, chosen = name.partition(".toml:")
+    if chosen:
+        path += ".toml"
+    if path.endswith(".toml"):
+        tasks = {task.name: task for task in parse(text_of(Path(path), "task file"), path)}
+        for task in tasks.values():
+            _check_free(task, path)
+        if chosen and chosen not in tasks:
+            raise unknown("task", chosen, tasks, where=f"in {path}")
+        return [tasks[chosen]] if chosen else list(tasks.values())
+    if name in packaged():
+        return [packaged()[name]]
+    by_name = {**packaged(), **own(home or Home.locate())}
+    if name not in by_name:
+        raise unknown("task", name, by_name, see=ALL)
+    return [by_name[name]]

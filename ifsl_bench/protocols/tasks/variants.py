@@ -1,0 +1,288 @@
+"""Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax),
+steps of pretraining, novel classes of another data set, or another backbone.
+
+A change is part of the task's name, ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of
+its hash, its episodes, their digest and its folder of results. A name says only what differs from the task before the
+first ``+``, in the order of :class:`Change`, so that one task has one name. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining, SessionSpec, Task
+from ifsl_bench.protocols.tasks.task_limits import BACKBONE, CORPORA, CORPORA_RULE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
+from ifsl_bench.utils.errors import UserError, unknown
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Changes to a task; None leaves a part as it is.
+
+    Attributes:
+        base_classes: so many of the data set's base classes, see :mod:`ifsl_bench.data.views`; the backbone is trained
+            on these alone.
+        base_order: the number of a draw of the base classes, among all classes of a published list of sessions, see
+            :mod:`ifsl_bench.data.views`; the backbone is trained on these alone.
+        ways: novel classes of an episode.
+        shots: support images of each.
+        queries: query images of each. Those of base classes change in proportion, so that the shares of base and novel
+            queries stay what they were.
+        pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
+        novel_from: a data set whose classes are the novel ones of validation and testing, see
+            :mod:`ifsl_bench.data.views`; all training stays on the task's own.
+        backbone: the name of another one.
+        weights: the first digits of the checksum of weights that the user gives it.
+        pretrained_on: what these weights have seen.
+        centre: of a backbone with weights from elsewhere: "mean" subtracts the mean of the features of base/train from
+            all, "none" leaves them as they are.
+        sessions: so many sessions after the base session, each of the task's ways; of a task in episodes it makes one
+            in sessions.
+    """
+
+    base_classes: int | None = None
+    base_order: int | None = None
+    ways: int | None = None
+    shots: int | None = None
+    queries: int | None = None
+    pretraining_steps: int | None = None
+    novel_from: str | None = None
+    backbone: str | None = None
+    weights: str | None = None
+    pretrained_on: str | None = None
+    centre: str | None = None
+    sessions: int | None = None
+
+    def parts(self) -> dict[str, int | str]:
+        """The changes that are not None, as they are spelled in names: ``{"base-classes": 50}``."""
+        fields = msgspec.structs.fields(self)
+        return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task of a task file: another one, ``of``, with a change, or without base classes (``regular``)."""
+
+    of: str
+    regular: bool = False
+    base_classes: int | None = None
+    base_order: int | None = None
+    ways: int | None = None
+    shots: int | None = None
+    queries: int | None = None
+    pretraining_steps: int | None = None
+    novel_from: str | None = None
+    backbone: str | None = None
+    weights: str | None = None
+    pretrained_on: str | None = None
+    centre: str | None = None
+    sessions: SessionSpec | None = None
+    digest: str | None = None
+    title: str = ""
+
+
+MOST = 1_000_000  # of anything; no data set comes near
+KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
+# Those whose value is a text: what it must look like, what it is, and the rule in words.
+TEXTS = {
+    "novel-from": (NAME, "the name of a data set", RULE),
+    "backbone": (BACKBONE, "the name of a backbone", "NAME or NAME:MODEL"),
+    "weights": (WEIGHTS, "part of a checksum", WEIGHTS_RULE),
+    "pretrained-on": (CORPORA, "what weights have seen", CORPORA_RULE),
+    "centre": ("mean|none", "mean or none", "the mean of base/train is subtracted from features, or nothing"),
+}
+
+
+def make_change(values: Mapping[str, int | str | None]) -> Change:
+    """A change from names as they are spelled, values checked.
+
+    Raises:
+        UserError: an unknown name, a value that is no whole number from 1 to :data:`MOST`, or no text of its kind
+            where it should be one.
+    """
+    for key, value in values.items():
+        if key not in KEYS:
+            raise unknown("change of a task", key, KEYS)
+        if key in TEXTS:
+            pattern, what, rule = TEXTS[key]
+            if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
+                raise UserError(f"{key} must be {what}, not {value!r:.80}: {rule}")
+            continue
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UserError(f"{key} must be a whole number from 1, not {value!r}")
+        if isinstance(value, int) and value > MOST:
+            raise UserError(f"{key} must be {MOST:,} at most")
+    return msgspec.convert(dict(values), Change)
+
+
+def split(name: str) -> tuple[str, Change]:
+    """``("my.toml:mine-5shot", Change(ways=10))`` of ``my.toml:mine-5shot+ways=10``; a path may hold a ``+`` itself.
+
+    Raises:
+        UserError: a part after ``+`` that is no change of a task, or one that is there twice.
+    """
+    start = 1 + max(name.rfind(mark) for mark in ("/", "\\", ".toml"))
+    plus = name.find("+", start)
+    if plus < 0:
+        return name, Change()
+    values: dict[str, int | str | None] = {}
+    for part in name[plus + 1 :].split("+"):
+        key, separator, text = part.partition("=")
+        if key not in KEYS:
+            raise unknown("change of a task", key, KEYS, where=f"in {name!r}")
+        if key in TEXTS:
+            _, what, rule = TEXTS[key]
+            if not text:
+                raise UserError(f"in {name!r}: {key} takes {what}: {rule}")
+            number: int | str = text
+        elif separator and text.isdecimal():
+            number = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
+        else:
+            raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
+        if key in values:
+            raise UserError(f"in {name!r}: {key} is there twice")
+        values[key] = number
+    return name[:plus], make_change(values)
+
+
+def merged(name: str, change: Change) -> tuple[str, Change]:
+    """A task's name without its changes, and these together with further ones.
+
+    Raises:
+        UserError: both say something of the same thing.
+    """
+    plain, own = split(name)
+    for key in own.parts().keys() & change.parts().keys():
+        raise UserError(f"{name!r} says {key}={own.parts()[key]} already; leave one of the two out")
+    return plain, make_change({**own.parts(), **change.parts()})
+
+
+def changed(task: Task, change: Change) -> Task:
+    """The task with a change, under a name that tells it; the task itself where nothing differs.
+
+    Episodes are drawn anew for each name, so a digest pinned for the original does not hold.
+
+    Raises:
+        UserError: novel classes of another data set are asked for, and the task is on that one, or on a published list
+            of sessions; or other base classes of a task that has not those of such a list, or its order.
+    """
+    if change.base_order and not (task.sessions and task.sessions.listed and not task.sessions.published):
+        raise UserError(
+            f"base-order draws base classes among those of a list of sessions in any order, as of mini-sessions, "
+            f"cifar100-sessions and cub-sessions; {task.name!r} is no such task"
+        )
+    if change.novel_from == task.dataset.name:
+        raise UserError(
+            f"task {task.name!r} is on data set {change.novel_from!r} already; novel-from takes another data set"
+        )
+    if change.novel_from and task.sessions and task.sessions.listed:
+        raise UserError(
+            f"the novel classes of {task.name!r} are those of a published list; for sessions with classes of another "
+            f"data set name a task in episodes: --task mini-5shot --novel-from {change.novel_from} --sessions 8"
+        )
+    old = task.episode
+    ways, queries = change.ways or old.ways, change.queries or old.novel_queries
+    base_queries = old.base_queries * ways * queries / (old.ways * old.novel_queries)
+    variant = msgspec.structs.replace(
+        task,
+        shots=change.shots or task.shots,
+        base_classes=change.base_classes or task.base_classes,
+        base_order=change.base_order or task.base_order,
+        novel_from=change.novel_from or task.novel_from,
+        episode=msgspec.structs.replace(
+            old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
+        ),
+        pretraining=_with_backbone(
+            task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps), change
+        ),
+    )
+    if spec := _sessions(task, change):
+        variant = in_sessions(variant, spec)
+
+    def settings(of: Task) -> tuple[int | str | None, ...]:
+        shape, spec = of.episode, of.pretraining
+        queries = of.sessions.queries if of.sessions else shape.novel_queries
+        changes = of.base_classes, of.base_order, shape.ways, of.shots, queries, spec.steps
+        sessions = of.sessions.count if of.sessions else None
+        source = spec.weights, spec.pretrained_on
+        return *changes, of.novel_from, spec.backbone, *source, spec.centre or CENTRED, sessions
+
+    differs = [
+        f"{key}={new}"
+        for key, new, was in zip(KEYS, settings(variant), settings(task), strict=True)
+        if new not in (was, None)
+    ]
+    if not differs:
+        return task
+    return msgspec.structs.replace(
+        variant,
+        name="+".join([task.name, *differs]),
+        title=f"{task.title or task.name}, with {', '.join(differs)}",
+        digest=None,
+        variant_of=task.variant_of or task.name,
+    )
+
+
+VALIDATION_SEQUENCES = 100  # half of them for options and the bias, half for checkpoints
+
+
+def in_sessions(task: Task, spec: SessionSpec) -> Task:
+    """The task, validated and tested on sequences of sessions."""
+    return msgspec.structs.replace(
+        task,
+        sessions=spec,
+        episode=msgspec.structs.replace(task.episode, ways=spec.ways),
+        evaluation=msgspec.structs.replace(
+            task.evaluation,
+            episodes=spec.sequences,
+            validation_episodes=min(task.evaluation.validation_episodes, VALIDATION_SEQUENCES),
+        ),
+    )
+
+
+def _sessions(task: Task, change: Change) -> SessionSpec | None:
+    """The sessions of a task with a change."""
+    if task.sessions is None and change.sessions is None:
+        return None
+    new = {"count": change.sessions, "ways": change.ways, "queries": change.queries}
+    spec = task.sessions or SessionSpec(count=1, ways=task.episode.ways)
+    return msgspec.structs.replace(spec, **{name: value for name, value in new.items() if value is not None})
+
+
+def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
+    """Another backbone, or other weights for it; weights are those of one backbone, and go with it, as what is said of
+    them does.
+
+    Raises:
+        UserError: a backbone for data that are features.
+    """
+    if change.backbone not in (None, spec.backbone) and spec.backbone in (NO_BACKBONE, INCLUDED):
+        raise UserError(f"backbone {change.backbone!r} is for images, and the data are features: leave it out")
+    spec = msgspec.structs.replace(spec, centre=change.centre or spec.centre)
+    if change.backbone not in (None, spec.backbone):
+        spec = msgspec.structs.replace(spec, backbone=change.backbone, weights=None, pretrained_on=None)
+    if change.weights not in (None, spec.weights):
+        spec = msgspec.structs.replace(spec, weights=change.weights, pretrained_on=None)
+    return msgspec.structs.replace(spec, pretrained_on=change.pretrained_on or spec.pretrained_on)
+
+
+def derived(task: Task, name: str, entry: Variant) -> Task:
+    """The task that a task file calls ``name`` and derives from ``task``.
+
+    Raises:
+        UserError: an impossible change.
+    """
+    if entry.sessions:
+        task = in_sessions(task, entry.sessions)
+    names = (name for name in Change.__struct_fields__ if name != "sessions")
+    change = {key: getattr(entry, name) for key, name in zip(KEYS, names, strict=False)}
+    variant = changed(task, make_change(change))
+    return msgspec.structs.replace(
+        variant,
+        name=name,
+        title=entry.title,
+        digest=entry.digest,
+        variant_of="",
+        episode=msgspec.structs.replace(variant.episode, base_queries=0) if entry.regular else variant.episode,
+    )

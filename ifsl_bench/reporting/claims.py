@@ -1,0 +1,259 @@
+"""Sentences that compare rows, with the differences that they rest on. Imports no torch.
+
+``results/claims.toml`` has the sentences of README.md and docs. Each names pairs of rows, tasks and a metric, and what
+it says of every A - B: the differences over episodes and seeds that ranks rest on (:mod:`.rank_intervals`). What has to
+be shown, and what would contradict it, are statements "A - B > c". Holm's procedure tests at once what all claims
+assert, at 4.5%, and apart from these what would contradict them, at 0.5%, since in one family each assertion would have
+to be shown against all of these too. So with a chance of 95% at least, no verdict "supported", "equivalent" or
+"contradicted" is wrong. Two rows are equivalent within m where both A - B > -m and B - A > -m are shown (two one-sided
+tests, Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.comparison import overall
+from ifsl_bench.analysis.query import board_of, rival_of, row_of
+from ifsl_bench.analysis.rank_intervals import LEVEL, Difference, holm
+from ifsl_bench.analysis.ranking import Ranking, setting_of
+from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
+from ifsl_bench.reporting.table import Column, Table
+from ifsl_bench.store.result_folder import CLAIMS, packaged_root
+from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.text_format import either
+from ifsl_bench.utils.toml import held, parsed, text_of
+
+OPPOSED = LEVEL / 10  # the part of the chance of a wrong verdict that statements against the claims have
+ANY = "*"  # in place of B: every other row that is ranked with A
+Statement = tuple[str, str, float]  # A, B, c: A - B > c
+Key = tuple[str, str, str, str, float]  # task, metric, and such a statement
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sentence and what it rests on.
+
+    Attributes:
+        text: the sentence. ``{0.by:.1f}`` is the first difference in the direction that the sentence says, in points;
+            ``{least.by:.0f}`` and ``{most.by:.0f}`` are the smallest and the largest.
+        rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``; in sessions ``"lazy"`` or
+            ``"lazy (ROW)"``, as tables have it.
+        says: of every A - B. "not told apart" asserts nothing of A and B, only that the data leave it open.
+        margin: in points, of "equivalent".
+    """
+
+    text: str
+    rows: list[tuple[str, str]]
+    tasks: list[str]
+    says: Literal["ahead", "behind", "equivalent", "not told apart"]
+    metric: str = "acc"
+    margin: float = 0.0
+
+    def needs(self, a: str, b: str) -> list[Statement]:
+        """The statements on A and B that have to be shown, all of them."""
+        return {
+            "ahead": [(a, b, 0.0)],
+            "behind": [(b, a, 0.0)],
+            "equivalent": [(a, b, -self.margin), (b, a, -self.margin)],
+        }.get(self.says, [])
+
+    def fears(self, a: str, b: str) -> list[Statement]:
+        """The statements of which each would contradict it."""
+        if self.says == "equivalent":
+            return [(a, b, self.margin), (b, a, self.margin)]
+        return [statement for statement in ((a, b, 0.0), (b, a, 0.0)) if statement not in self.needs(a, b)]
+
+    def verdict(self, shown: bool) -> str:
+        """The verdict where nothing contradicts the claim, once it has been shown or has not."""
+        if self.says == "equivalent":
+            return f"equivalent within {self.margin:g}" if shown else "not shown"
+        return "supported" if shown and self.says != "not told apart" else "not told apart"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A - B on one task."""
+
+    a: Row
+    b: Row
+    task: str
+    difference: Difference
+    by: float  # the difference in the direction that the claim says
+    fixed: str  # what is held fixed; and the backbones, where those of A and B differ
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its evidence."""
+
+    name: str
+    claim: Claim
+    evidence: list[Evidence]
+    verdict: str  # "supported", "not told apart" or "contradicted"; "equivalent within m" or "not shown"
+    holds: bool  # whether the verdict is what the claim says
+
+    @property
+    def text(self) -> str:
+        """The sentence with its numbers."""
+        least, *_, most = sorted(self.evidence, key=lambda evidence: evidence.by) * 2
+        return self.claim.text.format(*self.evidence, least=least, most=most, margin=self.claim.margin)
+
+
+def read_claims(path: Path) -> dict[str, Claim]:
+    """The claims of a file, by their names.
+
+    Raises:
+        UserError: it cannot be read, or has an unknown key or a value of another type.
+    """
+    raw = parsed(text_of(path, "file of claims"), str(path))
+    keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
+    claims = held(raw, dict[str, Claim], str(path), keys)
+    for name, claim in claims.items():
+        if claim.metric not in HEADINGS:
+            raise unknown("metric", claim.metric, HEADINGS, where=f"of claim {name}")
+        if (claim.says == "equivalent") != (claim.margin > 0):
+            raise UserError(f"{path}: {name}: equivalence needs a margin above 0, and no other claim has one")
+    return claims
+
+
+def judged(root: Path | None = None) -> list[Judged]:
+    """All claims, computed from the stored results.
+
+    Args:
+        root: a folder of results whose rows take the place of the stored ones; None for the stored ones alone.
+
+    Raises:
+        UserError: a claim on a row or task that is not there.
+    """
+    claims = read_claims(packaged_root() / CLAIMS)
+    return judge(claims, replace(Home.locate(), results=root or packaged_root()))
+
+
+def judge(claims: Mapping[str, Claim], folders: Home) -> list[Judged]:
+    """Claims with their verdicts, all statements tested at once; boards are those of these folders."""
+    boards = {task: board_of(task, folders) for task in {name for claim in claims.values() for name in claim.tasks}}
+    evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
+    asserted, opposed = dict[Key, float](), dict[Key, float]()  # of each statement once, however many claims share it
+    for name, claim in claims.items():
+        for compared in evidence[name]:
+            needs, fears = _keys(claim, compared)
+            # "Not told apart" needs nothing, and asserts that neither direction can be shown.
+            asserted |= {key: _p(compared, key) for key in needs or fears}
+            opposed |= {key: _p(compared, key) for key in fears if needs}
+    families = (asserted, LEVEL - OPPOSED), (opposed, OPPOSED)
+    shown = {key for p, level in families
+             for key, sure in zip(p, holm(np.array(list(p.values())), level), strict=True) if sure}  # fmt: skip
+    return [_judged(name, claim, evidence[name], shown) for name, claim in claims.items()]
+
+
+def _judged(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) -> Judged:
+    needs, fears = (
+        set(chain.from_iterable(keys)) for keys in zip(*(_keys(claim, compared) for compared in evidence), strict=True)
+    )
+    if fears & shown:
+        return Judged(name, claim, evidence, "contradicted", False)
+    holds = needs <= shown
+    return Judged(name, claim, evidence, claim.verdict(holds), holds)
+
+
+def _keys(claim: Claim, evidence: Evidence) -> tuple[list[Key], list[Key]]:
+    """The keys of the statements that have to be shown of one difference, and of those that contradict the claim."""
+    a, b, at = evidence.a.label, evidence.b.label, (evidence.task, claim.metric)
+    return [(*at, *statement) for statement in claim.needs(a, b)], [
+        (*at, *statement) for statement in claim.fears(a, b)
+    ]
+
+
+def _p(evidence: Evidence, key: Key) -> float:
+    """One-sided p-value of the hypothesis that a statement is wrong."""
+    *_, first, _, beyond = key
+    gap = evidence.difference
+    return replace(gap, mean=(gap.mean if first == evidence.a.label else -gap.mean) - beyond).p_better()
+
+
+def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
+    evidence = []
+    for a, b in claim.rows:
+        for task in claim.tasks:
+            board = boards[task]
+            first = row_of(board, a)
+            family = Ranking(board.compared, claim.metric, setting_of(first)).family
+            rivals = family if b == ANY else [rival_of(board, b, a)]
+            evidence += [_compared(claim, board, first, rival) for rival in rivals if rival is not first]
+    return evidence
+
+
+def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
+    gap = overall(a, b, board.compared, claim.metric)
+    fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
+    fixed += ["backbone"] if a.one_pretraining and b.one_pretraining else []
+    fixed_text = ", ".join(fixed) + ("" if _backbones(a) == _backbones(b) else "; backbones differ")
+    return Evidence(a, b, board.name, gap, -gap.mean if claim.says == "behind" else gap.mean, fixed_text)
+
+
+def _backbones(row: Row) -> set[str]:
+    """The names of the row's backbones, whatever the seed; pretrainings have keys like NAME-seed0-DIGEST.
+
+    A head on the features of another pretraining has the backbone of that.
+    """
+    pretrainings = (result.pretraining for result in row.results)
+    return {str(about.get("features", about.get("key"))).rpartition("-seed")[0] for about in pretrainings}
+
+
+def heading_of_claim(judged_claim: Judged) -> str:
+    """The heading of the metric that a claim is on: in sessions alone, Acc. is an average."""
+    metric = judged_claim.claim.metric
+    average = metric == "acc" and all(evidence.a.units == "orders" for evidence in judged_claim.evidence)
+    return (AVERAGE if average else HEADINGS[metric]).text
+
+
+def claim_table(judged_claim: Judged) -> Table[Evidence]:
+    """A claim: its sentence, the verdict, and a row for each difference."""
+    claim, edge = judged_claim.claim, edges_of(judged_claim)
+
+    def record(evidence: Evidence) -> dict[str, object]:
+        gap = evidence.difference
+        return {
+            "claim": judged_claim.name, "sentence": judged_claim.text, "says": claim.says,
+            "margin": claim.margin or None, "verdict": judged_claim.verdict, "a": evidence.a.label,
+            "b": evidence.b.label, "task": evidence.task, "metric": claim.metric, "difference": rounded(gap.mean, 6),
+            "interval": rounded(gap.interval, 6), "fixed": evidence.fixed, "edge": edge,
+        }  # fmt: skip
+
+    columns: list[Column[Evidence]] = [
+        Column("task", lambda e: e.task, fold=18),
+        Column("A", lambda e: e.a.label, fold=18),
+        Column("B", lambda e: e.b.label, fold=18),
+        Column(f"A - B, {heading_of_claim(judged_claim)}", lambda e: plus_minus(e.difference, "+")),
+        Column("held fixed", lambda e: e.fixed, fold=24, drop=1),
+        Column(fields=record),
+    ]
+    notes = [f"chosen at the edge of what was tried: {edge}"] if edge else []
+    title = f"{judged_claim.name}: {judged_claim.verdict}"
+    return Table(columns, judged_claim.evidence, title, notes, lead=judged_claim.text)
+
+
+def edges_of(judged_claim: Judged) -> str:
+    """The options of a claim's rows that were chosen at the edge of what was tried, in words."""
+    rows = {row.label: row.edge for e in judged_claim.evidence for row in (e.a, e.b) if row.edge}
+    return "; ".join(f"{label}: {', '.join(options)}" for label, options in sorted(rows.items()))
+
+
+def summary(claims: Collection[Judged]) -> str:
+    """Says how many claims there are, how many hold, and what the verdicts rest on."""
+    holding = sum(claim.holds for claim in claims)
+    units = either(evidence.a.units for claim in claims for evidence in claim.evidence)
+    return (
+        f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over {units} and seeds. Verdicts: "
+        f"all claims at once, by Holm's procedure at {LEVEL:.0%}."
+    )

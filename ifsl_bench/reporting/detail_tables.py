@@ -1,0 +1,272 @@
+"""One result in full, and the comparison of two rows in full. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, Row
+from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
+from ifsl_bench.analysis.rank_intervals import Difference
+from ifsl_bench.protocols.calibration import RESAMPLES
+from ifsl_bench.protocols.metrics import Estimate, Paired
+from ifsl_bench.protocols.session_metrics import AFTER
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
+from ifsl_bench.reporting.table import Column, Table
+from ifsl_bench.store.consistency import solve_notes
+from ifsl_bench.store.schema import Result, SessionResult
+from ifsl_bench.store.selection_records import OF_BIAS, Calibration
+from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.text_format import seeds_in_words, spelled
+
+TRIED = "tried, best first"
+PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
+PERCENT = "In percent; intervals are over {}, trained models held fixed."
+
+
+def _metric(units: str) -> Column[str]:
+    """The name of a metric, whose intervals are over these units."""
+
+    def text(name: str) -> str:
+        return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
+
+    return Column("metric", text, lambda name: {"metric": name})
+
+
+def _notes(row: Row) -> list[str]:
+    """Says what the intervals of a row hold fixed."""
+    if row.single:
+        return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
+    notes = [PERCENT.format(row.units)]
+    if row.units == "orders" and any(map(row.has_bias, row.results)):
+        alone = [HEADINGS[name].text for name in AFTER if name not in OF_BIAS]
+        those = "Intervals" if row.holds_bias else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
+        notes.append(f"{those} hold the bias on novel logits fixed, too.")
+    return notes
+
+
+def row_table(row: Row) -> Table[str]:
+    """A line for each metric of a row: the mean over its seeds, and the mean of each seed; of a file the mean alone."""
+    summary, first, of_file = row.summary(), row.results[0], row.origin == FILE
+
+    def number(heading: str, field: str, value: Mapping[str, float], drop: int = 0) -> Column[str]:
+        digits = 6 if of_file else 4
+        return Column(heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)},
+                      drop=drop)  # fmt: skip
+
+    columns = [_metric(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
+    if not row.single:
+        columns.append(number("95% interval", "interval", {name: value.interval for name, value in summary.items()}))
+    for place, seed in enumerate(() if of_file else row.seeds):
+        means = {name: float(row.by_seed(name)[place].mean()) for name in summary}
+        columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
+    seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
+    notes = [*_notes(row), *([] if of_file else solve_notes({row.label: row.solves}))]
+    return Table(columns, list(summary), f"{row.label} on {first.task}{seeds}", notes)
+
+
+def session_tables(row: Row) -> list[Table[int]]:
+    """Tables, in sessions, of all that is measured after each: plain, and with one bias where one was chosen."""
+    if row.units != "orders":
+        return []
+    tables = [_sessions(row, "after each session", "")]
+    if "calibrated_acc" in row.metrics:
+        biased = BiasedRow(row.label, row.origin, row.results)
+        tables.append(_sessions(biased, "after each session, with one bias on all novel logits", "calibrated_"))
+    return tables
+
+
+def _sessions(row: Row, title: str, prefix: str) -> Table[int]:
+    def column(name: str) -> Column[int]:
+        values = row.after(name)
+
+        def fields(t: int) -> dict[str, float | None]:
+            return {f"{prefix}{name}": rounded(values[t].mean), f"{prefix}{name}_interval": rounded(values[t].interval)}
+
+        heading = "Acc." if name == "acc" else HEADINGS[name].text
+        return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
+
+    columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, AFTER)]
+    return Table(columns, range(len(row.after())), f"{row.label}, {title}", _notes(row)[1:], whole=True)
+
+
+def validated_on(task: Task) -> str:
+    """Says which classes options, bias and checkpoints were chosen on."""
+    if task.hides("val"):
+        return "base/val, with hidden base classes in place of novel ones"
+    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.kind.parts))
+
+
+def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Says what results of one row record beside their numbers, a line each: what they share once, the rest by seed.
+    What would steer a terminal is written out.
+
+    Args:
+        more: what else to say of all of them.
+    """
+    each = [_facts(result) | {name: [text] for name, text in more.items()} for result in results]
+    names = dict.fromkeys(name for facts in each for name, texts in facts.items() if any(texts))
+    width = 2 + max(map(len, names))
+    lines = []
+    for name in names:
+        texts_of = [facts.get(name, [""]) for facts in each]
+        alike = all(texts == texts_of[0] for texts in texts_of)
+        seeds = [f"seed {result.seed}: {'; '.join(texts)}" for result, texts in zip(results, texts_of, strict=True)]
+        for place, text in enumerate(texts_of[0] if alike else seeds):
+            lines.append(f"{name if not place else '':{width - 1}} {text}")
+    return "\n".join(map(one_line, lines))
+
+
+def _facts(result: Result) -> dict[str, list[str]]:
+    """Name and text, in one line or several, of everything that a result says beside its numbers."""
+    training = dict(result.training)
+    validation = training.pop("validation", None)
+    if "solves" in training:  # what did not happen is not listed
+        training["solves"] = {key: count for key, count in training["solves"].items() if count != 0}
+    pretraining = dict(result.pretraining)
+    facts = {
+        "method": f"{result.label}, options {spelled(result.options) or 'at their defaults'}",
+        "task": f"{result.task}, definition {result.task_hash}",
+        "sequences" if isinstance(result, SessionResult) else "episodes": f"{len(result.episodes):,}",
+        "digest": result.digest,
+        "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
+        "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
+        "training": ", ".join(filter(None, [spelled(result.train), _words(training)])) or "none",
+    }
+    if validation:
+        facts["validation"] = f"by step: {_words(validation, _percent)}"
+    if result.calibration:
+        facts["calibration"] = _calibration(result, result.calibration)
+    if result.choice:
+        again = np.not_equal(result.choice.winners, result.choice.chosen).sum()
+        facts["choice"] = f"{again} of {RESAMPLES} resamples of the validation episodes would have chosen other options"
+    lines = {key: [text] for key, text in facts.items()}
+    for tried in result.tuned.values():
+        best_first = sorted(tried, key=tried.__getitem__, reverse=True)
+        lines.setdefault(TRIED, []).extend(f"{setting}: {_percent(tried[setting])}" for setting in best_first)
+    facts = {}
+    if result.edge:
+        facts["chosen at an end"] = f"{', '.join(result.edge)}: better values may lie beyond what was tried"
+    facts |= {str(key): _statistic(values, len(result.episodes)) for key, values in result.solver.items()}
+    facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
+    facts["cost"] = _words(result.cost)
+    facts |= {PROVENANCE.get(str(key), str(key)): _words(value) for key, value in result.provenance.items()}
+    return lines | {key: [text] for key, text in facts.items()}
+
+
+def _statistic(values: Mapping[str, float], episodes: int) -> str:
+    """Summarises a number for each episode: its mean and maximum, and of how many episodes where not of all."""
+    of = values.get("episodes", episodes)
+    unusual = {"episodes": of} if of != episodes else {}
+    unusual |= {"not finite": values["not_finite"]} if values.get("not_finite") else {}
+    return _words({key: values[key] for key in ("mean", "max") if key in values} | unusual)
+
+
+def _words(value: object, write: Callable[[object], str] | None = None) -> str:
+    """A value in words: mappings as "name value, name value", numbers with as many digits as anybody reads."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{str(key).replace('_', ' ')} {_words(part, write)}" for key, part in value.items())
+    if write is not None:
+        return write(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _percent(value: object) -> str:
+    return f"{value:.2f}%" if isinstance(value, int | float) else str(value)
+
+
+def _calibration(result: Result, calibration: Calibration) -> str:
+    episodes, in_sessions = result.episodes, isinstance(result, SessionResult)
+    found_on = f"{calibration.validation_episodes:,} validation {'sequences' if in_sessions else 'episodes'}"
+    text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
+    if calibration.resampled_base:
+        if in_sessions:
+            spread = float(Row(result.label, "", (result,)).choices("calibrated_acc").std(ddof=1))
+        else:
+            hits = np.add(calibration.resampled_base, calibration.resampled_novel)
+            spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
+        text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
+    return f"{text}; part of the row" if calibration.applied else text
+
+
+def comparison_table(comparison: Comparison) -> Table[str]:
+    """A row for each metric: A - B, with the interval that claims about methods need first, and what it is over."""
+    several, units = len(comparison.seeds) > 1, comparison.units  # of one seed only these are left
+
+    def record(name: str) -> dict[str, Any]:
+        over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
+        classes = comparison.over_classes.get(name, NONE).interval
+        return {
+            "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6),
+            "p": None if math.isnan(over.p) else over.p,
+            "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
+            "interval_overall": rounded(both.interval, 6) if several else None,
+            "p_overall": both.p if several and not math.isnan(both.p) else None,
+            "interval_of_classes": rounded(classes, 6),
+            "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
+            "classes": comparison.classes or None,
+            "each_seed": [round(float(value), 6) for value in comparison.by_seed[name]],
+            "seeds": list(comparison.seeds), "partial_data": comparison.partial, "a": comparison.a, "b": comparison.b,
+        }  # fmt: skip
+
+    def main(name: str) -> Difference | Paired:
+        return comparison.overall[name] if several else comparison.episodes[name]
+
+    def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
+        interval = values[name].interval
+        return "" if math.isnan(interval) else f"± {interval:.2f}"
+
+    columns: list[Column[str]] = [
+        _metric(units),
+        Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
+        Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
+        Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
+        Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
+        Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),
+        Column(
+            "each seed" if several else None,
+            lambda name: "  ".join(f"{value:+.2f}" for value in comparison.by_seed[name]),
+            drop=4,
+        ),
+        Column(fields=record),
+    ]
+    title = (
+        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, "
+        f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {seeds_in_words(comparison.seeds)}"
+    )
+    overall = [
+        f"A - B overall: percentage points, with 95% interval and p-value over {units} and seeds, as in ranks, "
+        "for claims about methods. The other columns have 95% intervals of the same difference:",
+        f"over {units}: trained models held fixed (paired t-test); over seeds: {units} held fixed (Student's, paired).",
+    ]
+    alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
+    notes = [
+        *(overall if several else alone),
+        *_of_classes(comparison),
+        *(f"Note: {note}." for note in comparison.notes),
+    ]
+    return Table(columns, list(comparison.episodes), title, notes, lead=verdict(comparison))
+
+
+def _of_classes(comparison: Comparison) -> list[str]:
+    """Explains the interval over classes, where there is one."""
+    if not comparison.classes:
+        return []
+    note = (
+        f"over classes: over {comparison.units} and the {comparison.classes} novel classes that they draw from; "
+        "trained models held fixed; for claims about other classes."
+    )
+    none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
+    if none:
+        metrics = ", ".join(HEADINGS[name].text for name in none)
+        note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
+    if comparison.count > MANY:
+        note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
+    return [note]

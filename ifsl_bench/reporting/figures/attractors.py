@@ -1,0 +1,243 @@
+"""Base weights and the attractors that they produce, in two dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ifsl_bench.experiments.evaluation_context import Ready
+from ifsl_bench.plugin.attractor_method import AttractorMethod
+from ifsl_bench.plugin.method import ask
+from ifsl_bench.protocols.episode_loader import Batch
+from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
+from ifsl_bench.reporting.figures.models import novel_names
+from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, styled, text_of
+from ifsl_bench.solvers.attractor_prior import Memory
+from ifsl_bench.solvers.episode_problems import LinearLearner
+from ifsl_bench.solvers.outcome import Outcome, Solver
+from ifsl_bench.solvers.solve import solvers_replaced
+from ifsl_bench.solvers.tree import Tree, tensors
+from ifsl_bench.utils.errors import UserError
+
+EPISODES = 20  # in which a class is looked at, as in the paper
+LOOKED = 2000  # test episodes that these are sought in
+RING: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3, "markerfacecolor": "white",
+                        "markeredgecolor": "#707070", "markeredgewidth": 0.5}  # fmt: skip
+PRODUCED: dict[str, Any] = {"marker": "x", "linestyle": "none", "markersize": 3, "color": "#707070",
+                            "markeredgewidth": 0.6}  # a shape that no class has  # fmt: skip
+FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
+                        "markeredgewidth": 0.4}  # fmt: skip
+EDGE = 0.02  # of a panel: half of the widest symbol in its background
+LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
+STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
+                        "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A method's weights in the space of the base weights: D numbers each, biases left out.
+
+    Attributes:
+        label: of the method.
+        base: [K, D], the base classifier's.
+        produced: [K, D], the attractor of an attention that is on one base class alone; None for a static one.
+        centres: [N, M, D], the attractors of the N novel classes in up to M episodes that have them, the episode first;
+            rows of NaN where there are fewer.
+        fast: [N, D], the fast weights of the episode.
+        classes: short names of the novel classes.
+        index: of the episode.
+    """
+
+    label: str
+    base: np.ndarray
+    produced: np.ndarray | None
+    centres: np.ndarray
+    fast: np.ndarray
+    classes: tuple[str, ...]
+    index: int
+
+    @property
+    def static(self) -> bool:
+        """True if all classes share one attractor in every episode."""
+        centres = self.centres[np.isfinite(self.centres).all(-1)]
+        return bool(np.allclose(centres, centres[0]))
+
+
+class _Watched:
+    """A solver that records its minima."""
+
+    def __init__(self, solver: Solver, seen: list[Tree]) -> None:
+        self.solver, self.seen = solver, seen
+
+    def run(self, objective: Any, v0: Any, args: Any) -> Outcome:
+        outcome = self.solver.run(objective, v0, args)
+        self.seen.append(outcome.v)
+        return outcome
+
+
+@torch.no_grad()
+def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
+    """The attractors and fast weights of a test episode, and the attractors of its classes in others.
+
+    LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.
+
+    Raises:
+        UserError: a method without attractors; or T-BPTT's that stops early, which finds no minimum.
+    """
+    job, method = ready.job, ready.method.eval()
+    if not isinstance(method, AttractorMethod):
+        raise UserError(f"{job.label} has no attractors; lr+a, lr+s, mlp+a and mlp+s have")
+    part = 0 if isinstance(method.learner, LinearLearner) else 1
+    size = method.base.weight.shape[1]
+
+    def centres(batch: Batch) -> Tensor:
+        return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
+
+    loader, dataset = ready.episodes(), ready.prepared.dataset
+    batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
+    seen: list[Tree] = []
+    with solvers_replaced(lambda solver: _Watched(solver, seen)):
+        ask(method, job.name, batch.support, batch.query)
+    if not seen:
+        raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
+    fast = tensors(seen[-1])[part][0, :, :size]
+    ids = drawn.classes[0].tolist()
+    by_way = [[row] for row in centres(batch)[0]]
+    classes = loader.sampler.class_draws(min(LOOKED, job.task.evaluation.episodes)).array()
+    for episode in np.flatnonzero(np.isin(classes, ids).any(1)):
+        if int(episode) == index or min(map(len, by_way)) >= EPISODES:
+            continue
+        rows = centres(loader.batch(int(episode), 1))[0]
+        for way, class_id in enumerate(classes[episode].tolist()):
+            if class_id in ids and len(by_way[ids.index(class_id)]) < EPISODES:
+                by_way[ids.index(class_id)].append(rows[way])
+    full = pad_sequence([torch.stack(rows) for rows in by_way], batch_first=True, padding_value=torch.nan)
+    names = novel_names(dataset, job.task)
+    produced = _produced(method, part)
+    return Weights(
+        label or job.label,
+        _array(method.base.weight),
+        None if produced is None else _array(produced[:, :size]),
+        _array(full),
+        _array(fast),
+        tuple(names[i] for i in ids),
+        index,
+    )
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().float().cpu().numpy()
+
+
+def _produced(method: AttractorMethod, part: int) -> Tensor | None:
+    """f_phi of each base weight, and U_0, [K, size]; None where no base weight is attended to."""
+    memory = next((module for module in method.children() if isinstance(module, Memory)), None)
+    if memory is None:
+        return None
+    offset = getattr(method, "offset", None)
+    return memory(method.base.weight)[part] + (0 if offset is None else offset[part])
+
+
+@styled()
+def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
+
+    Left: base weights (rings), and the attractor that each produces where all attention is on it (crosses). Right: the
+    attractors of the episode's classes (large points) and of the same classes in other episodes (small ones), and lines
+    to the fast weights that support images pull from there (plus signs). A black star is the one attractor of a static
+    method. A panel is the plane of the first two principal components of what it shows; the t-SNE of Ren et al. (2019)
+    keeps no distances.
+
+    Raises:
+        UserError: methods that start from different base weights.
+    """
+    base = methods[0].base
+    if any(method.base.shape != base.shape or not np.allclose(method.base, base) for method in methods):
+        raise UserError("these methods start from different base weights, which have no plane in common: draw them "
+                        "one at a time")  # fmt: skip
+    fixed = [method for method in methods if method.static]
+    rows = [method for method in methods if not method.static] or fixed[:1]
+    stars = [method for method in fixed if method is not rows[0]]
+    across = 1 if rows[0].produced is None else 2
+    names, handles = ways_legend(methods[0].classes)
+    marks = _marks(rows, bool(fixed))
+    side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
+    figure = new_figure((side + 0.35) * len(rows), wide)
+    for method, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
+        if method.produced is not None:
+            _base(panels[0], method)
+            panels[0].set_title(f"{text_of(method.label)}: base classes")
+        _episode(panels[-1], method, [star.centres[0, 0] for star in stars or (fixed if method.static else [])])
+        shown = f"episode {method.index}"
+        panels[-1].set_title(shown if across == 2 else f"{text_of(method.label)}: {shown}")
+    legend_below(figure, handles, names, marks)
+    return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
+
+
+def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
+    """Legend entries of symbols that every class has, in white; lines join the symbols on either side of them."""
+    white: dict[str, Any] = {"marker": "s", "linestyle": "none", "color": "white", "markeredgecolor": "black",
+                             "markeredgewidth": 0.4}  # fmt: skip
+    line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
+    marks: list[Mark] = []
+    if rows[0].produced is not None:
+        produced = PRODUCED | line | {"markeredgecolor": PRODUCED["color"]}
+        marks += [(Line2D([], [], **RING), "base weights"), (Line2D([], [], **produced), "their attractors (joined)")]
+    marks.append((Line2D([], [], **white | {"markersize": LARGE}), "attractors in this episode"))
+    marks.append((Line2D([], [], **FAST | line | {"markerfacecolor": "white"}), "their fast weights (joined)"))
+    if any(np.isfinite(method.centres[:, 1:]).any() for method in rows):
+        marks.append((Line2D([], [], **white | {"markersize": SMALL + 0.4}), "attractors in other episodes"))
+    return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
+
+
+def _base(axes: Axes, weights: Weights) -> None:
+    assert weights.produced is not None
+    centre, across, share = plane(weights.base, weights.produced)
+    base, produced = ((cloud - centre) @ across.T for cloud in (weights.base, weights.produced))
+    for start, end in zip(base, produced, strict=True):
+        axes.plot(*np.stack([start, end]).T, color=FAINT, linewidth=0.3, zorder=1)
+    axes.plot(*base.T, **RING, zorder=2, gid="base weights")
+    axes.plot(*produced.T, **PRODUCED, zorder=3, gid="attractors of base classes")
+    for way, rows in enumerate(weights.centres):
+        axes.plot(*((rows[0] - centre) @ across.T), **way_look(way), markersize=4.5, zorder=4)
+    name_plane(axes, share)
+
+
+def _within(points: np.ndarray, across: tuple[float, float], up: tuple[float, float]) -> np.ndarray:
+    """The points [n, 2] whose symbols lie wholly within a panel: none is cut by its frame."""
+    (low, high), edge = np.transpose([across, up]), EDGE * np.abs(np.ptp([across, up], axis=1))
+    return points[((points > low + edge) & (points < high - edge)).all(1)]
+
+
+def _episode(axes: Axes, weights: Weights, stars: Sequence[np.ndarray]) -> None:
+    shown = weights.centres[np.isfinite(weights.centres).all(-1)]
+    centre, across, share = plane(shown, weights.fast)
+
+    def flat(points: np.ndarray) -> np.ndarray:
+        return (points - centre) @ across.T
+
+    for way, rows in enumerate(weights.centres):
+        look, rows = way_look(way), rows[np.isfinite(rows).all(-1)]
+        ends = flat(np.stack([rows[0], weights.fast[way]]))
+        axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0}, markersize=SMALL, alpha=0.7, zorder=2)
+        axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
+        axes.plot(*ends[0], **look, markersize=LARGE, zorder=5, gid=f"centre {way}")
+        axes.plot(*ends[1], **FAST, color=str(look["color"]), zorder=4, gid=f"fast weights {way}")
+    for star in stars:
+        axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")
+    axes.margins(0.08)
+    x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
+    if weights.produced is not None:
+        axes.plot(*_within(flat(weights.produced), x_limits, y_limits).T, **PRODUCED, zorder=1, scalex=False,
+                  scaley=False, gid="attractors of base classes near by")  # fmt: skip
+    axes.set(xlim=x_limits, ylim=y_limits)
+    name_plane(axes, share)

@@ -1,0 +1,99 @@
+"""Accuracy against the number of base classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.task_results import Board, load_board, load_variants, row_names
+from ifsl_bench.data.preparing.metadata import outline_of
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.variants import split
+from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks, shown
+from ifsl_bench.reporting.figures.style import grid, legend_below, new_figure, styled
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+
+
+def boards_by_count(task: Task, home: Home) -> dict[int, Board]:
+    """Number of base classes -> the board of the task with so many; the task itself has all of them.
+
+    Raises:
+        UserError: nothing is stored of the task with fewer, or nobody knows how many it has.
+    """
+    few = {
+        change["base-classes"]: board
+        for board in load_variants(task, home.results)
+        if board.rows and set(change := split(board.name)[1].parts()) == {"base-classes"}
+    }
+    boards = {int(count): board for count, board in few.items()}
+    if not boards:
+        raise UserError(f"no results of {task.name} with fewer base classes are stored; make some, for example with "
+                        f"ifsl-bench run --method imprint --task {task.name} --base-classes 20")  # fmt: skip
+    whole = load_board(task, home.results)
+    if whole.rows:
+        if not (every := outline_of(task, home).base_classes):
+            raise UserError(f"the number of base classes of {task.name} is unknown until data set "
+                            f"{task.dataset.name} is prepared: ifsl-bench data list")  # fmt: skip
+        boards[every] = whole
+    return dict(sorted(boards.items()))
+
+
+@styled()
+def draw(
+    boards: dict[int, Board], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
+) -> tuple[Figure, list[str]]:
+    """A row of each board becomes a line, with the 95% interval over episodes that its table has (Ren et al. 2019).
+
+    Each number of base classes has its own backbone. Rows known for one number alone are left out.
+
+    Raises:
+        UserError: no row is stored for two numbers of base classes.
+    """
+    chosen = {count: by_accuracy(shown(board, _there(board, labels), setting)) for count, board in boards.items()
+              if not labels or _there(board, labels)}  # fmt: skip
+    lines: dict[tuple[str, str], dict[int, Row]] = {}  # a stored row and your own of its label are two
+    for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
+        for row in chosen[count]:
+            lines.setdefault((row.label, row.origin), {})[count] = row
+    shared = [line for line in lines.values() if len(line) > 1]
+    if not shared:
+        raise UserError("no row of these is stored for two numbers of base classes; those that there are: "
+                        f"{', '.join(map(str, boards))}")  # fmt: skip
+    firsts = [next(iter(line.values())) for line in shared]
+    names, looks = named_looks(firsts)
+    figure = new_figure(2.0, wide)
+    axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
+    for name, line, look in zip(names, shared, looks, strict=True):
+        counts = sorted(line)
+        values = [line[count].summary()["acc"] for count in counts]
+        axes.errorbar(counts, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.8,
+                      capsize=1.5, label=name, gid=name)  # fmt: skip
+    axes.set_xticks(sorted(boards))
+    grid(axes, "y")
+    legend_below(figure, [Line2D([], [], **look) for look in looks], names)
+    alone = [row.full_name for line in lines.values() if len(line) < 2 for row in line.values()]
+    notes = [f"known for only one number of base classes: {', '.join(alone)}"] if labels and alone else []
+    return figure, [*notes, *_uneven(names, shared)]
+
+
+def _uneven(names: Sequence[str], lines: Sequence[dict[int, Row]]) -> list[str]:
+    """A note on lines whose points are means over different numbers of seeds."""
+    names_by_seeds: dict[str, list[str]] = {}
+    for name, line in zip(names, lines, strict=True):
+        seeds = {count: len(line[count].seeds) for count in sorted(line)}
+        if len(set(seeds.values())) > 1:
+            seeds_text = ", ".join(f"{n} at {count}" for count, n in seeds.items())
+            names_by_seeds.setdefault(seeds_text, []).append(name)
+    return [
+        f"training seeds differ by the number of base classes ({seeds_text}): {', '.join(of_seeds)}"
+        for seeds_text, of_seeds in names_by_seeds.items()
+    ]
+
+
+def _there(board: Board, labels: Sequence[str]) -> list[str]:
+    names = {name for row in board.rows for name in row_names(row)}
+    return [label for label in labels if label.lower() in names]

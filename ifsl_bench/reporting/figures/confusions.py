@@ -1,0 +1,305 @@
+"""Confusions of classes: which base classes take which novel ones' queries, and the accuracy of each class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.experiments.evaluation import batch_size, has_sessions, predict
+from ifsl_bench.experiments.evaluation_context import Ready
+from ifsl_bench.experiments.workspace import Workspace, workspace
+from ifsl_bench.plugin.method import Method, masked_logits
+from ifsl_bench.protocols.episode_loader import EpisodeLoader
+from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.protocols.session_answers import Sessions
+from ifsl_bench.reporting.columns import plus_minus, rounded
+from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
+from ifsl_bench.reporting.figures.style import (
+    drawn_beside,
+    heights,
+    legend_below,
+    lines_of_rows,
+    new_figure,
+    styled,
+    text_of,
+)
+from ifsl_bench.reporting.figures.texts import short_names
+from ifsl_bench.reporting.frames import Frame
+from ifsl_bench.reporting.notebook import Names, listed
+from ifsl_bench.reporting.table import Column, Table
+from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.threads import evaluating
+
+Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the class that is answered
+EPISODES = 500
+SEQUENCES = 100  # each has as many queries as a hundred episodes
+PAIRS = 12
+OF_MODELS = "models of seed 0 answer, without a bias on novel logits"
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """Counts how often a model answers the queries of each class with each class.
+
+    A unit is a test episode; in sessions it is an order of the classes, with what is answered after the last session.
+    In a unit a class has q queries, h of which are answered in a certain way; sums are over units.
+
+    Attributes:
+        label: of the method.
+        task: its name.
+        classes: [R] names of the K base classes, then of the C novel ones.
+        base: K.
+        units: [R] in how many a class has queries.
+        queries, squares: [R] sums of q and q^2.
+        answers, products, answer_squares: [R, R + 2] sums of h, h q and h^2, by the class that is answered; in the last
+            two columns a wrong base class, whichever, and a wrong novel one.
+    """
+
+    label: str
+    task: str
+    classes: tuple[str, ...]
+    base: int
+    units: np.ndarray
+    queries: np.ndarray
+    squares: np.ndarray
+    answers: np.ndarray
+    products: np.ndarray
+    answer_squares: np.ndarray
+
+    def share(self, of: int, answer: int) -> Estimate:
+        """The share of a class's queries that are answered so, in percent, with the 95% interval over units.
+
+        The interval is that of a ratio of two means, which has t s / sqrt(n) where q is always the same, t being
+        Student's quantile for n - 1 degrees of freedom: a class may have few units. It is NaN for fewer than two, as
+        the mean is for none.
+        """
+        from scipy.special import stdtrit
+
+        n, q, h = self.units[of], self.queries[of], self.answers[of, answer]
+        if n == 0:
+            return Estimate(math.nan, math.nan)
+        spread = (
+            self.answer_squares[of, answer] - 2 * h / q * self.products[of, answer] + (h / q) ** 2 * self.squares[of]
+        )
+        interval = stdtrit(n - 1, 0.975) * math.sqrt(max(spread, 0.0) * n / (n - 1)) / q if n > 1 else math.nan
+        return Estimate(100 * h / q, 100 * interval)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """[C, K] of each novel class's queries the percentage that each base class takes; 0 for classes without any."""
+        queries = np.maximum(self.queries[self.base :, None], 1)
+        return 100 * self.answers[self.base :, : self.base] / queries
+
+
+def confusions(
+    methods: Sequence[str],
+    task: str,
+    work: Workspace,
+    *,
+    episodes: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    train: bool = False,
+) -> list[Confusions]:
+    """Has the models of methods answer the first test episodes of a task, or sequences; nothing is stored.
+
+    Args:
+        episodes: :data:`EPISODES` or :data:`SEQUENCES` by default, or all where these are fewer.
+        train: train what is not there yet, as ``run`` does.
+
+    Raises:
+        UserError: a task without base classes, an impossible number, a model that is not trained.
+    """
+    jobs = jobs_of(methods, task, work.home, options=options)
+    kind, most = jobs[0].task, jobs[0].task.evaluation.episodes
+    if not kind.kind.has_base:
+        raise UserError(f"task {kind.name} has no base classes that could take the queries of novel ones")
+    count = min(SEQUENCES if kind.sessions else EPISODES, most) if episodes is None else episodes
+    if not 1 <= count <= most:
+        raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
+    if not train:  # all that is missing is told before anything is computed
+        check_trained(jobs, work.home)
+    return [_confusions(job.label, open_model(job, work), count, work) for job in jobs]
+
+
+@torch.no_grad()
+@evaluating()
+def _confusions(label: str, ready: Ready, episodes: int, work: Workspace) -> Confusions:
+    task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
+    names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
+    method, name, answered = ready.method.eval(), ready.job.name, []
+    of_block: Callable[[int, int], Answered] = (
+        partial(_of_sequences, Sessions(method, name, loader, ready.job.supports_kept), method)
+        if has_sessions(loader)
+        else partial(_of_episodes, loader, method, name)
+    )
+    with work.reporter.stage(f"confusions of {ready.job}", episodes) as stage:
+        for start in range(0, episodes, size := batch_size(loader, method)):
+            answered.append(of_block(start, count := min(size, episodes - start)))
+            stage.advance(count)
+    return summed(label, task.name, names, loader.classes, *map(np.concatenate, zip(*answered, strict=True)))
+
+
+def _of_episodes(loader: EpisodeLoader, method: Method, name: str, start: int, count: int) -> Answered:
+    drawn, batch = loader.sampler.sample(start, count), loader.batch(start, count)
+    answer = masked_logits(predict(method, name, batch), batch.masked).argmax(-1)  # [E, Q]
+    unit = drawn.index.unsqueeze(1).expand_as(answer)
+    return _numbered(unit, batch.labels, answer, drawn.classes, loader.classes, torch.ones_like(batch.novel))
+
+
+def _of_sequences(sessions: Sessions, method: Method, start: int, count: int) -> Answered:
+    loader, answer = sessions.loader, sessions.last(method, batch := sessions.loader.batch(start, count))
+    drawn = loader.sampler.sample(start, count)
+    novel = torch.arange(drawn.classes.shape[1], device=answer.device).repeat_interleave(loader.sampler.queries)
+    labels = torch.cat([batch.base_labels, loader.classes + novel]).expand_as(answer)
+    unit = (drawn.index // loader.sampler.shape.supports).unsqueeze(1).expand_as(answer)
+    there = torch.cat([batch.base_there, batch.novel_there], 1)
+    return _numbered(unit, labels, answer, drawn.classes, loader.classes, there)
+
+
+def _numbered(
+    unit: torch.Tensor, labels: torch.Tensor, answer: torch.Tensor, drawn: torch.Tensor, base: int, there: torch.Tensor
+) -> Answered:
+    """Joint labels [E, Q], in which novel classes have their number in the episode, by their number in the pool."""
+    every = torch.arange(base, device=drawn.device).expand(len(drawn), -1)
+    of_pool = torch.cat([every, base + drawn], 1)  # [E, K + N]
+    columns = (unit, of_pool.gather(1, labels), of_pool.gather(1, answer))
+    return tuple(x[there].cpu().numpy() for x in columns)
+
+
+def summed(
+    label: str, task: str, names: Sequence[str], base: int, unit: np.ndarray, truth: np.ndarray, answered: np.ndarray
+) -> Confusions:
+    """The sums over units; of each query the unit, the class and the class that is answered, [queries] each."""
+    classes, columns, wrong = len(names), len(names) + 2, answered != truth
+    of_class = unit * classes + truth  # numbers a class of a unit
+    every = np.concatenate([of_class * columns + answered, (of_class * columns + classes + (answered >= base))[wrong]])
+    (of_class, q), (pairs, h) = (np.unique(numbers, return_counts=True) for numbers in (of_class, every))
+    of_pair = q[np.searchsorted(of_class, pairs // columns)]
+
+    def by_class(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(of_class % classes, weights, classes)
+
+    def by_pair(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(pairs % (classes * columns), weights, classes * columns).reshape(classes, columns)
+
+    sums = by_class(np.ones(len(q))), by_class(q), by_class(q * q), by_pair(h), by_pair(h * of_pair), by_pair(h * h)
+    return Confusions(label, task, tuple(names), base, *sums)
+
+
+def class_accuracy(
+    task: str, methods: Names, *, options: Mapping[str, Any] | None = None, episodes: int | None = None,
+    train: bool = False, work: Workspace | None = None,
+) -> Frame:  # fmt: skip
+    """The accuracy of each class and what is answered instead, in percent of its queries. Novel classes
+    come before base ones, the worst first.
+
+    Args:
+        methods, options: as :func:`ifsl_bench.run` takes them.
+        episodes: the first so many test episodes, 500 by default; or sequences, 100 by default, of which the answers
+            after the last session count.
+        train: train what is not trained yet.
+
+    Returns:
+        A table for each method, with a row for each class that has queries: ``class``, whether it is ``novel``,
+        ``queries``; ``acc``, and the shares answered with a wrong base class, ``as_base``, and with a wrong novel one,
+        ``as_novel``; the class that is answered most often in its place, ``taken_by``, and its share, ``taken``.
+
+    Raises:
+        UserError: unknown names, a task without base classes, models that are not trained.
+    """
+    of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
+    return Frame([_table(of_method) for of_method in of_methods])
+
+
+def _table(of_method: Confusions) -> Table[dict[str, Any]]:
+    count, rows = len(of_method.classes), list[dict[str, Any]]()
+    accuracies = of_method.answers.diagonal() / np.maximum(of_method.queries, 1)
+    for at in sorted(np.flatnonzero(of_method.units).tolist(), key=lambda at: (at < of_method.base, accuracies[at])):
+        others = of_method.answers[at, :count].copy()
+        others[at] = 0
+        taker = int(others.argmax())
+        shares = {"acc": at, "as_base": count, "as_novel": count + 1, "taken": taker}
+        rows.append({
+            "task": of_method.task, "method": of_method.label, "class": of_method.classes[at],
+            "novel": at >= of_method.base, "queries": int(of_method.queries[at]),
+            "taken_by": of_method.classes[taker] if others[taker] else None,
+            **{name: of_method.share(at, answer) for name, answer in shares.items()},
+        })  # fmt: skip
+    return Table([_plain(*names) for names in PLAIN] + [_share(*names) for names in SHARES],
+                 rows, f"{of_method.task}, {of_method.label}, in percent of a class's queries")  # fmt: skip
+
+
+PLAIN = (("task", None), ("method", None), ("class", "class"), ("novel", "novel"), ("queries", "queries"),
+         ("taken_by", "taken by"))  # fmt: skip
+SHARES = (("acc", "Acc."), ("as_base", "as base"), ("as_novel", "as novel"), ("taken", "taken"))
+
+
+def _plain(name: str, heading: str | None) -> Column[dict[str, Any]]:
+    return Column(heading, lambda row: f"{row[name]}" if row[name] is not None else "", lambda row: {name: row[name]})
+
+
+def _share(name: str, heading: str) -> Column[dict[str, Any]]:
+    def fields(row: dict[str, Any]) -> dict[str, float | None]:
+        return {name: rounded(row[name].mean), f"{name}_interval": rounded(row[name].interval)}
+
+    return Column(heading, lambda row: plus_minus(row[name]), fields)
+
+
+@styled()
+def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, list[str]]:
+    """The pairs of a novel and a base class in which the base class takes most of the novel one's queries.
+
+    These are the :data:`PAIRS` with the largest shares, the mean over methods, in the episodes that are drawn.
+    Bars are 95% intervals over episodes, or orders.
+
+    Raises:
+        UserError: no query of a novel class is answered with a base class.
+    """
+    first = of_methods[0]
+    shares = np.mean([of_method.shares for of_method in of_methods], 0)
+    order = [at for at in np.argsort(-shares, None, kind="stable")[:PAIRS].tolist() if shares.flat[at] > 0]
+    if not order:
+        raise UserError(f"{first.task}: no query of a novel class is answered with a base class")
+    pairs = [divmod(at, first.base) for at in order]
+    base, novel = short_names(first.classes[: first.base]), short_names(first.classes[first.base :])
+    labels = [of_method.label for of_method in of_methods]
+    looks, apart = drawn_beside(labels), 0.7 / len(labels)
+    figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)), wide)
+    axes = figure.add_subplot(xlabel="queries of the novel class (%)",
+                              ylim=(len(pairs) - 0.4, -0.6))  # fmt: skip
+    for row, (of_method, look) in enumerate(zip(of_methods, looks, strict=True)):
+        values = [of_method.share(of_method.base + of, answer) for of, answer in pairs]
+        places = [at + (row - (len(labels) - 1) / 2) * apart for at in range(len(pairs))]
+        means, intervals = [v.mean for v in values], [v.interval for v in values]
+        axes.errorbar(means, places, xerr=intervals, **look | {"linestyle": "none"}, elinewidth=0.8, capsize=1.5,
+                      capthick=0.6, label=of_method.label)  # fmt: skip
+    axes.set_xlim(left=0)
+    lines_of_rows(axes, [text_of(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
+    legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
+    totals = [_total(of_method, pairs) for of_method in of_methods]
+    head = f"queries of the novel class that the base class takes, in percent ± 95% interval, by {', '.join(labels)}:"
+    return figure, [OF_MODELS, *totals, head, *(_pair(of_methods, *at) for at in pairs)]
+
+
+def _pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:
+    first = of_methods[0]
+    shares = ", ".join(plus_minus(of_method.share(of_method.base + of, answer)) for of_method in of_methods)
+    return one_line(f"  {first.classes[first.base + of]} as {first.classes[answer]}: {shares}")
+
+
+def _total(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
+    novel, drawn = (
+        of_method.queries[of_method.base :].sum(),
+        sum(of_method.answers[of_method.base + of, answer] for of, answer in pairs),
+    )
+    taken = of_method.answers[of_method.base :, : of_method.base].sum()
+    of_pairs = f"; {100 * drawn / taken:.0f}% of these are in the pairs that are drawn" if taken else ""
+    return f"{of_method.label}: base classes take {100 * taken / novel:.1f}% of the queries of novel classes{of_pairs}"

@@ -1,0 +1,198 @@
+"""An episode in the plane of its first two principal components, before and after the novel classes are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from ifsl_bench.experiments.evaluation_context import Ready
+from ifsl_bench.plugin.method import Query, ask, masked_logits
+from ifsl_bench.reporting.figures.models import Episode, episode_of
+from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, styled, text_of
+from ifsl_bench.reporting.plot_styles import COLOURS, MARKERS
+from ifsl_bench.utils.errors import UserError
+
+POINTS = 600  # of the plane, along each side: fewer are stairs in two columns
+AT_ONCE = 65536  # points that a method is asked for
+ROOM = 27  # points around the name of a region
+BORDER = 0.7  # points of a paper, of a line between regions
+GREY, BASE = "#9A9A9A", "#E6E6E6"
+
+DOT: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgewidth": 0}
+MARKS: list[Mark] = [
+    (Line2D([], [], color="white", marker="o", linestyle="none", markersize=5.5, markeredgecolor="black",
+            markeredgewidth=0.4), "support"),
+    (Line2D([], [], **DOT, color=DARK, markersize=3), "novel query"),
+    (Line2D([], [], **DOT, color=GREY, markersize=3.5), "base query"),
+    (Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8), "wrong"),
+    (Patch(facecolor=BASE, edgecolor="white"), "base classes (white: borders)"),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plane:
+    """An episode in two dimensions, and what a method says of the points between.
+
+    Attributes:
+        episode: with the method's answer.
+        support, query: [S, 2] and [Q, 2].
+        share: of the features' variance along each of the two.
+        x, y: [P], where the regions were asked for.
+        before, after: [P, P], rows along y: the joint label among the base classes alone, and among all.
+    """
+
+    episode: Episode
+    support: np.ndarray
+    query: np.ndarray
+    share: tuple[float, float]
+    x: np.ndarray
+    y: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+
+
+@torch.no_grad()
+def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
+    """A test episode as a method sees it, in the plane along which its features vary most.
+
+    Points of the plane are answered by the method itself, as queries beside the episode's support.
+
+    Raises:
+        UserError: a transductive method, whose answer to a point depends on the others; regular few-shot learning.
+    """
+    job = ready.job
+    if job.method.transductive:
+        raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there "
+                        f"are no decision regions")  # fmt: skip
+    if not job.task.kind.has_base:
+        raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
+    episode = episode_of(ready, index, label)
+    parts = [part.features[0].double().cpu().numpy() for part in (episode.batch.support, episode.batch.query)]
+    centre, axes, share = plane(*parts)
+    support, query = ((part - centre) @ axes.T for part in parts)
+    flat = np.concatenate([support, query])
+    low, high = flat.min(0), flat.max(0)
+    margin = 0.08 * (high - low)
+    x, y = np.linspace(low - margin, high + margin, POINTS, axis=1)
+    points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)  # [P * P, 2]
+    logits = _answers(ready, episode, torch.from_numpy(centre + points @ axes).float())
+    base_count = len(episode.base_classes)
+    before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :base_count], logits))
+    return Plane(episode, support, query, (share[0], share[1]), x, y, before, after)
+
+
+def plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean of clouds of points [n, D], two directions [2, D], and the shares of the variance along them."""
+    every = np.concatenate(clouds).astype(np.float64)
+    centre = every.mean(0)
+    _, values, axes = np.linalg.svd(every - centre, full_matrices=False)
+    axes = axes[:2]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
+    return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
+
+
+def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tensor:
+    """Joint logits of points [P, D] in the space of features, [P, K + N]."""
+    base, logits = ready.method.base, []
+    for some in points.to(base.weight).split(AT_ONCE):
+        query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
+        answer = ask(ready.method.eval(), ready.job.name, episode.batch.support, query)
+        logits.append(masked_logits(answer, episode.batch.masked)[0].float().cpu())
+    return torch.cat(logits)
+
+
+@styled()
+def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A row a method, before on the left and after on the right.
+
+    Regions are what the method answers on the plane: grey for base classes, coloured for novel ones. Before, it chooses
+    among the base classes alone, as it weighs them in this episode; after, among all. Points are projections: what lies
+    off the plane counts too, so that a point may stand in the region of another class and be right. Follows the figure
+    "Visualization of a 5-shot 64+5-way episode using PCA" of Ren et al. (2019).
+    """
+    episode = planes[0].episode
+    names, handles = ways_legend(episode.classes)
+    side = 3.1 if wide else 1.45
+    figure = new_figure((side + 0.25) * len(planes) + 0.1, wide)
+    for row, (before, after) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
+        _panel(before, row, side, after=False)
+        _panel(after, row, side, after=True)
+        before.set_title(f"{text_of(row.episode.label)}, before")
+        after.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
+        for axes in (before, after):
+            name_plane(axes, row.share)
+        after.set_ylabel("")
+    legend_below(figure, handles, names, MARKS)
+    return figure, []
+
+
+def way_look(way: int) -> dict[str, Any]:
+    """Colour and marker of the points of a novel class, by its place in the episode."""
+    return {"color": COLOURS[way % len(COLOURS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
+            "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip
+
+
+def ways_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
+    """Legend entries of an episode's novel classes: N1 with its name, and its points."""
+    names = [f"N{way + 1} {name}" for way, name in enumerate(classes)]
+    return names, [Line2D([], [], **way_look(way), markersize=5) for way in range(len(classes))]
+
+
+def name_plane(axes: Axes, share: Sequence[float] | np.ndarray) -> None:
+    """Names the two axes of a plane of principal components, with their shares of the variance."""
+    axes.set(xlabel=f"PC 1 ({100 * share[0]:.0f}%)", ylabel=f"PC 2 ({100 * share[1]:.0f}%)", xticks=[], yticks=[])
+
+
+def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    base_count, episode = len(plane.episode.base_classes), plane.episode
+    labels = plane.after if after else plane.before
+    kinds = np.where(labels < base_count, 0, labels - base_count + 1)
+    light = [
+        (1 - 0.4 * (1 - np.array(to_rgb(COLOURS[way % len(COLOURS)])))).tolist() for way in range(len(episode.classes))
+    ]
+    extent = (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1])
+    axes.imshow(kinds, cmap=ListedColormap([BASE, *light]), vmin=-0.5, vmax=len(light) + 0.5, origin="lower",
+                extent=extent, aspect="auto", interpolation="nearest", gid="regions")  # fmt: skip
+    thick = max(2, round(BORDER / (72 * side / len(labels))))
+    edges = maximum_filter(labels, thick) != minimum_filter(labels, thick)
+    axes.imshow(np.where(edges, 1.0, np.nan), cmap=ListedColormap(["white"]), origin="lower", extent=extent,
+                aspect="auto", interpolation="nearest")  # fmt: skip
+    _name_regions(axes, plane, kinds)
+    novel = episode.drawn.query_novel[0].cpu().numpy()
+    axes.plot(*plane.query[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white")
+    way = episode.labels.numpy() - base_count
+    shots = len(plane.support) // len(episode.classes)
+    for number in range(len(episode.classes)):
+        axes.plot(*plane.query[way == number].T, **way_look(number) | {"markersize": 3, "markeredgewidth": 0})
+        axes.plot(*plane.support[number * shots : (number + 1) * shots].T, **way_look(number) | {"markersize": 5.5})
+    among_base = episode.logits[:, :base_count].argmax(-1) == episode.labels
+    right = (episode.right if after else among_base).numpy()
+    axes.plot(*plane.query[~right].T, "x", color="black", markersize=3.5, markeredgewidth=0.7, gid="wrong")
+    axes.set(xlim=extent[:2], ylim=extent[2:])
+
+
+def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:
+    """N1, N2 and so on where a region has room: colours may repeat, and not everyone tells them apart."""
+    from scipy.ndimage import distance_transform_edt
+
+    points = np.concatenate([plane.support, plane.query])
+    free = np.ones(kinds.shape, dtype=bool)  # of points, and of the frame
+    free[np.searchsorted(plane.y, points[:, 1]), np.searchsorted(plane.x, points[:, 0])] = False
+    free[[0, -1]] = free[:, [0, -1]] = False
+    for way in range(1, len(plane.episode.classes) + 1):
+        depth = distance_transform_edt((kinds == way) & free)
+        if depth.max() >= ROOM:
+            row, column = divmod(int(depth.argmax()), depth.shape[1])
+            axes.text(float(plane.x[column]), float(plane.y[row]), f"N{way}", ha="center", va="center",
+                      color="#303030", gid=f"region {way}")  # fmt: skip

@@ -1,0 +1,183 @@
+"""Accuracy against the number of inner steps, of models that were trained by RBP and by T-BPTT."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.experiments.evaluation import evaluate
+from ifsl_bench.experiments.evaluation_context import Ready
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.training_stage import fresh, to_evaluate
+from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.plugin.attractor_method import READ, AttractorMethod
+from ifsl_bench.plugin.find_method import find_method, label_parts
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.protocols.metrics import Estimate, estimate
+from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
+from ifsl_bench.reporting.figures.style import FAINT, drawn, grid, legend_below, new_panels, styled
+from ifsl_bench.reporting.plot_styles import DASHES
+from ifsl_bench.utils.errors import UserError
+
+CONVERGED = 0  # stands for a search to its end
+SOLVING = {name for names in READ.values() for name in names}  # options that say how a problem is solved
+EPISODES = 500
+DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].default
+
+
+@dataclass(frozen=True)
+class Course:
+    """The accuracy of a row of models against the number of inner steps."""
+
+    label: str  # of the method
+    unrolled: int  # the steps of T-BPTT that it was trained with; 0 for RBP
+    at: Mapping[int, Estimate]  # steps -> accuracy in percent, the mean over seeds with the 95% interval over episodes
+    converged: Estimate  # the same where the search goes to its end
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, T-BPTT ({self.unrolled} steps)" if self.unrolled else f"{self.label}, RBP"
+
+
+def courses(
+    methods: Sequence[str],
+    task: str,
+    work: Workspace,
+    *,
+    steps: Sequence[int],
+    unrolled: Sequence[int],
+    seeds: Sequence[int] = (0,),
+    episodes: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    train: bool = False,
+) -> list[Course]:
+    """Evaluates the models of a method on the first test episodes of a task.
+
+    All of them search alike here, whatever they were trained with: gradient steps from the fixed start, as T-BPTT takes
+    them (``Unrolled`` in :mod:`ifsl_bench.solvers.episode_problems`); "converged" is each model's own evaluation.
+
+    Args:
+        methods: with an option ``gradient``; a line each for RBP and each of ``unrolled``, T-BPTT's steps in training.
+        episodes: the first so many test episodes; :data:`EPISODES` by default, or all where these are fewer.
+        train: train what is not there yet, as ``run`` does.
+
+    Raises:
+        UserError: a method without that option, impossible numbers, a model that is not trained.
+    """
+    rows = [row for method in methods for row in _jobs(method, task, work, unrolled, seeds, options or {})]
+    most = rows[0][0].task.evaluation.episodes
+    episodes = min(EPISODES, most) if episodes is None else episodes
+    if not steps or min(*steps, *unrolled, 1) < 1:
+        raise UserError("--steps and --unrolled take numbers of steps from 1")
+    if not 2 <= episodes <= most:
+        raise UserError(f"--episodes must be 2 to {most:,} for task {rows[0][0].task.name}, not {episodes}")
+    if not train:  # all that is missing is told before anything is computed
+        check_trained([job for jobs in rows for job in jobs], work.home)
+    finished = []
+    for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
+        of_seeds = [dict(_accuracies(open_model(job, work), steps, episodes, work)) for job in jobs]
+        means = {n: estimate(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
+        finished.append(Course(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
+    return finished
+
+
+def _jobs(
+    method: str, task: str, work: Workspace, unrolled: Sequence[int], seeds: Sequence[int], options: Mapping[str, Any]
+) -> list[list[Job]]:
+    """The jobs of each row of models, by seed: RBP's, then T-BPTT's."""
+    if clash := sorted({"gradient", "steps", "converge"} & {*options}):
+        raise UserError(f"--set {clash[0]}: inner-steps sets this itself; see --unrolled and --steps")
+    if not issubclass(find_method(method)[0].method, AttractorMethod):
+        raise UserError(f"{method} has no option gradient, so no inner steps that RBP and T-BPTT tell apart; lr+a and "
+                        f"mlp+a have it")  # fmt: skip
+    ways: list[dict[str, Any]] = [{}]  # RBP is the default
+    ways += [{"gradient": "t-bptt", **({} if n == DEFAULT else {"steps": n})} for n in unrolled]
+    return [jobs_of([method], task, work.home, seeds, {**options, **way}) for way in ways]
+
+
+def _label(job: Job) -> str:
+    """A label of the method with the options that a user set."""
+    shown = {key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVING}
+    return ".".join(label_parts(job.method, job.name, shown, job.task))
+
+
+def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspace) -> Iterator[tuple[int, np.ndarray]]:
+    """Number of steps, and the accuracy of each episode [n], in percent."""
+    loader, job = ready.loader("test"), ready.job
+    for n in (*steps, CONVERGED):
+        method = ready.method if n == CONVERGED else stopped(ready, n, work)
+        title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} inner steps'}"
+        evaluation = evaluate(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
+        yield n, evaluation.counts.value("acc")
+
+
+def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
+    """The method with the parameters that were trained, whose search ends after so many gradient steps."""
+    own = ready.job.set_options
+    options = {key: value for key, value in own.items() if key not in SOLVING}
+    if own.get("gradient") == "t-bptt" and "rate" in own:  # RBP's rate is of its series
+        options["rate"] = own["rate"]
+    job = replace(ready.job, set_options={**options, "gradient": "t-bptt", "steps": steps, "converge": False})
+    method = fresh(job, work)
+    method.load_state_dict(ready.method.state_dict())
+    return to_evaluate(job, work, method.eval())
+
+
+@styled()
+def draw(by_task: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A panel a task, a line a row of models; at the right end the search has converged.
+
+    Follows the figure on truncated BPTT and RBP of Ren et al. (2019), who do not say how long a step is. A dotted line
+    marks the steps that T-BPTT was trained with. Bars are 95% intervals over episodes.
+    """
+    rows = list(next(iter(by_task.values())))
+    names = [course.name for course in rows]
+    across = min(len(by_task), 2) if wide else 1
+    figure, panels = new_panels(len(by_task), across, 1.75, wide)
+    for i, (axes, (task, of_task)) in enumerate(zip(panels, by_task.items(), strict=True)):
+        axes.set_title(task)
+        axes.set(xlabel="inner steps" if i >= len(by_task) - across else "",
+                 ylabel="Acc. (%)" if i % across == 0 else "")  # fmt: skip
+        _panel(axes, of_task)
+    handles = [Line2D([], [], **_look(course, i)) for i, course in enumerate(rows)]
+    legend_below(figure, handles, names)
+    return figure, []
+
+
+def _look(course: Course, row: int) -> dict[str, Any]:
+    """The method's own for RBP; hollow and broken in its colour for T-BPTT."""
+    look = drawn(course.label)
+    if not course.unrolled:
+        return look
+    dashes = [style for style in DASHES if style != look["linestyle"]]
+    hollow = {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
+    return look | hollow | {"linestyle": dashes[(row - 1) % len(dashes)]}
+
+
+def _panel(axes: Axes, courses: Sequence[Course]) -> None:
+    last = max(n for course in courses for n in course.at)
+    end = 3.0 * last  # where the converged ones stand
+    for row, course in enumerate(courses):
+        steps, look = sorted(course.at), _look(course, row)
+        values = [course.at[n] for n in steps]
+        axes.errorbar(steps, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.7,
+                      label=course.name, gid=course.name)  # fmt: skip
+        axes.errorbar([end], [course.converged.mean], [course.converged.interval], **look | {"linestyle": "none"},
+                      elinewidth=0.7, gid=f"{course.name}, converged")  # fmt: skip
+        axes.plot([steps[-1], end], [values[-1].mean, course.converged.mean], color=look["color"], linewidth=0.5,
+                  linestyle=(0, (1, 2)), zorder=1)  # fmt: skip
+    for n in {course.unrolled for course in courses} - {0}:
+        axes.axvline(n, color=FAINT, linestyle="dotted", linewidth=0.8, zorder=0)
+    axes.set_xscale("log")
+    steps_shown = sorted({n for course in courses for n in course.at})
+    shown = [n for n in steps_shown if n in (1, 5, 20) or str(n).strip("0") == "1"]  # whose numbers have room
+    axes.set_xticks([*shown, end], [f"{n:,}" for n in shown] + ["conv."])
+    axes.set_xticks([], minor=True)
+    grid(axes, "y")

@@ -1,0 +1,103 @@
+"""Paired differences of accuracy, of every two methods of a task, as a heat map."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from ifsl_bench.analysis.aggregate import Row, names_of
+from ifsl_bench.analysis.rank_intervals import told_apart
+from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of
+from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.reporting.figures.rows import by_accuracy
+from ifsl_bench.reporting.figures.style import COLUMN, PAGE, new_figure, styled, text_of
+from ifsl_bench.utils.errors import UserError
+
+# From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
+COLOURS = LinearSegmentedColormap.from_list("worse_better", ["#D55E00", "#FFFFFF", "#0072B2"])
+FULL = 0.8  # of the differences are no larger than those that have the full colour: one bad row shall not fade the rest
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
+NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
+
+
+@styled()
+def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+    """Row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
+
+    A cell has colour where the difference is significant, all pairs of the figure at once (Holm, 5% for any mistake, as
+    for ranks); the others are hatched. Numbers stand where there is room for them.
+
+    Args:
+        named: whether somebody has asked for these very rows. Else those with fewer than three seeds are left out where
+            two others are: they are compared over episodes alone, which is another question.
+
+    Raises:
+        UserError: fewer than two rows.
+    """
+    rows = by_accuracy(board)
+    if len(rows) < 2:
+        raise UserError(f"{board.name}: pairs need at least two rows, there is {len(rows)}")
+    few = [row for row in rows if len(row.seeds) < SEEDS and not row.fixed]
+    out = few if not named and len(rows) - len(few) >= 2 else []
+    rows = [row for row in rows if row not in out]
+    names, count = [text_of(name) for name in names_of(rows)], len(rows)
+    values, differs = differences(board, rows)
+    side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
+    cell = min(side / count, 0.45)
+    figure = new_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
+    axes = figure.add_subplot(aspect="equal")
+    sizes = np.abs(values[~np.eye(count, dtype=bool)])
+    most = max(1.2 * float(np.quantile(sizes, FULL)), 1e-6)
+    mesh = axes.pcolormesh(values, cmap=COLOURS, vmin=-most, vmax=most, edgecolors="white", linewidth=0.5)
+    for i, j in np.ndindex(values.shape):
+        if not differs[i, j]:
+            hatch = "" if i == j else "//////"
+            axes.add_patch(Rectangle((j, i), 1, 1, facecolor="white", edgecolor="#A0A0A0", hatch=hatch, linewidth=0,
+                                     gid=f"not significant {i} {j}"))  # fmt: skip
+        if i != j and cell >= NUMBER:
+            dark = differs[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
+            box = None if differs[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+            number = f"{values[i, j]:+.1f}".replace("-", "\N{MINUS SIGN}")
+            axes.text(j + 0.5, i + 0.5, "0.0" if number[1:] == "0.0" else number, ha="center", va="center", bbox=box,
+                      color="white" if dark else "black")  # fmt: skip
+    axes.set(xlim=(0, count), ylim=(count, 0))
+    axes.set_yticks(np.arange(count) + 0.5, names)
+    slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(np.arange(count) + 0.5, names, **slant if cell >= 0.2 else {"rotation": 90})  # or they would touch
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    extend: Any = "both" if most < sizes.max() else "neither"
+    bar = figure.colorbar(mesh, ax=axes, location="top", fraction=0.05, pad=0.02, aspect=30, extend=extend)
+    bar.set_label("row minus column, points of Acc.\n(hatched: not significant)")
+    bar.ax.spines[:].set_visible(False)
+    named_few = [name for name, row in zip(names, rows, strict=True) if row in few]
+    notes = {
+        f"with fewer than {SEEDS} seeds, so that a difference says little about the method": named_few,
+        f"left out, having fewer than {SEEDS} seeds (--method names them)": [row.full_name for row in out],
+    }
+    return figure, [f"{note}: {', '.join(which)}" for note, which in notes.items() if which]
+
+
+def differences(board: Board, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Row minus column [n, n], as ``compare`` has it over episodes and all seeds of both; and which differ from 0.
+
+    By Holm's procedure over all one-sided hypotheses.
+    """
+    ranking_in = functools.cache(lambda setting: Ranking(board.compared, setting=setting))
+    pairs = list(itertools.combinations(range(len(rows)), 2))
+    gaps = []
+    for i, j in pairs:
+        a, b = rows[i], rows[j]
+        ranking = ranking_in(setting_of(a, b, default=board.setting)).of(a, b)
+        gaps.append(ranking.difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
+    values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
+    for (i, j), gap, either_way in zip(pairs, gaps, told_apart(gaps), strict=True):
+        values[i, j], values[j, i] = gap.mean, -gap.mean
+        differs[i, j] = differs[j, i] = either_way.any()
+    return values, differs

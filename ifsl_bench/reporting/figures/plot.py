@@ -1,0 +1,257 @@
+"""The figures of ``ifsl-bench plot`` as functions, one for each kind: ``ifsl_bench.plot`` in a notebook.
+
+Figures from results take ``methods``, labels of the only rows to draw (by default those without options of their own);
+``setting``, "paper" by default or "tuned-12"; and ``home`` and ``results`` as :func:`ifsl_bench.table` does. Figures
+from trained models take ``methods`` and ``options`` as :func:`ifsl_bench.run` does; ``train``, to train what is not
+trained yet; and ``work``, see :func:`ifsl_bench.workspace`. ``wide`` is two columns of a paper instead of one.
+
+All raise :class:`ifsl_bench.UserError` for unknown names, nothing stored, or models that are not trained.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from ifsl_bench.analysis.task_results import Board, load_board
+from ifsl_bench.protocols.tasks.task_files import find_one
+from ifsl_bench.reporting.figures import base_classes as _base_classes
+from ifsl_bench.reporting.figures import pairs as _pairs
+from ifsl_bench.reporting.figures import ranks as _ranks
+from ifsl_bench.reporting.figures import seed_dots as _seeds
+from ifsl_bench.reporting.figures import sessions as _sessions
+from ifsl_bench.reporting.figures import tradeoff as _tradeoff
+from ifsl_bench.reporting.figures import validation as _validation
+from ifsl_bench.reporting.figures.rows import shown
+from ifsl_bench.reporting.figures.style import as_bytes, save
+from ifsl_bench.reporting.notebook import Folder, Names, listed
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+
+if TYPE_CHECKING:  # what needs torch is imported for figures with trained models alone
+    from ifsl_bench.experiments.evaluation_context import Ready
+    from ifsl_bench.experiments.job import Job
+    from ifsl_bench.experiments.workspace import Workspace
+
+__all__ = ["Drawing", "attractors", "base_classes", "confusions", "episode", "episode_pca", "forgetting",
+           "inner_steps", "pairs", "ranks", "seeds", "sessions", "tradeoff", "validation", "variance"]  # fmt: skip
+
+MODEL = "lr+a"  # of figures that explain the attention attractor
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+UNROLLED = (20,)
+DOTS = 144  # of a notebook's screen for an inch
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that a notebook shows.
+
+    Attributes:
+        figure: Matplotlib's, of the size that it has in a paper.
+        notes: what else there is to say, such as which rows are not in it.
+    """
+
+    figure: Figure
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as the name's ending says, .pdf, .svg or .png; raises UserError where that cannot be done."""
+        save(self.figure, Path(path).expanduser())
+
+    def __repr__(self) -> str:
+        width, height = self.figure.get_size_inches()
+        return "\n".join([f"a figure of {width:.1f} x {height:.1f} inches; save('x.pdf') writes it", *self.notes])
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """The PNG, and its size on a screen in pixels, at which text of 7 points is legible."""
+        width, height = (round(DOTS * side) for side in self.figure.get_size_inches())
+        return as_bytes(self.figure, "png"), {"width": width, "height": height}
+
+
+def _of_results(
+    name: str, draw: Callable[..., tuple[Figure, Sequence[str]]], about: str, named: bool = False, papers: bool = False
+) -> Callable[..., Drawing]:
+    """Makes the function that draws the board of a task; ``draw`` is told if rows are ``named``, where it asks."""
+
+    def figure(
+        task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+        results: Folder = None,
+    ) -> Drawing:  # fmt: skip
+        board = _board(task, methods, setting, home, results, papers)
+        return _drawing(draw(board, wide, **({"named": bool(methods)} if named else {})), board)
+
+    figure.__name__, figure.__doc__ = name, about
+    return figure
+
+
+def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
+    """Makes the function that draws, by the module of that name, what trained models make of a test episode."""
+
+    def figure(
+        task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
+        train: bool = False, wide: bool = False, work: Workspace | None = None,
+    ) -> Drawing:  # fmt: skip
+        module = importlib.import_module(f"ifsl_bench.reporting.figures.{name}")
+        jobs, work = _jobs(task, index, methods, options, work)
+        views = [getattr(module, seen_by)(ready, index, label) for label, ready in _opened(jobs, work, train)]
+        return _drawing(module.draw(views, wide))
+
+    figure.__name__, figure.__doc__ = name, about
+    return figure
+
+
+tradeoff = _of_results(
+    "tradeoff", _tradeoff.draw, "Base against novel accuracy, with the curves that one bias on all novel logits traces."
+)
+seeds = _of_results("seeds", _seeds.draw, "The accuracy of each training seed.")
+validation = _of_results("validation", _validation.draw, "Validation accuracy over the course of meta-training.")
+pairs = _of_results("pairs", _pairs.draw, "Paired differences of all rows, a heat map.", named=True)
+sessions = _of_results(
+    "sessions",
+    _sessions.curves,
+    "The accuracy after each session, beside lazy models and published rows.",
+    named=True,
+    papers=True,
+)
+forgetting = _of_results(
+    "forgetting",
+    _sessions.forgetting,
+    "The accuracy on each session's classes after each later session, a triangle for each row.",
+)
+variance = _of_results(
+    "variance",
+    _sessions.variance,
+    "What rows in sessions, and their differences to the best, owe to orders, supports and seeds.",
+)
+episode_pca = _of_episode(
+    "episode_pca",
+    "plane_of",
+    "Test episode ``index`` in the plane of its first two principal components, before and after the fast weights.",
+)
+attractors = _of_episode(
+    "attractors", "weights_of", "Base weights and the attractors that they produce, of test episode ``index``."
+)
+
+
+def ranks(
+    *tasks: str, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """The ranks that each row can have, a panel for each task."""
+    if not tasks:
+        raise UserError("ranks takes the name of a task, or several")
+    boards = [_board(task, methods, setting, home, results) for task in tasks]
+    return _drawing(_ranks.draw(boards, wide), *boards)
+
+
+def base_classes(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """Accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
+    folders = Home.locate(home, results)
+    boards = _base_classes.boards_by_count(find_one(task, folders), folders)
+    return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
+
+
+def inner_steps(
+    *tasks: str, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
+    steps: Sequence[int] = STEPS, unrolled: Sequence[int] = UNROLLED, seeds: int = 1, episodes: int | None = None,
+    train: bool = False, wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """Accuracy against the number of gradient steps on the inner problem, for models trained by RBP and by T-BPTT.
+
+    Args:
+        steps: after which gradient steps to stop.
+        unrolled: how many steps T-BPTT is trained with; a line each.
+        seeds: how many training seeds to average over.
+        episodes: only the first so many test episodes, 500 by default.
+    """
+    from ifsl_bench.experiments.workspace import workspace
+    from ifsl_bench.reporting.figures.inner_steps import courses, draw
+
+    if not tasks:
+        raise UserError("inner_steps takes the name of a task, or several")
+    work = work or workspace()
+    by_task = {
+        task: courses(listed(methods), task, work, steps=steps, unrolled=unrolled, seeds=range(seeds),
+                      episodes=episodes, options=options or {}, train=train)
+        for task in tasks
+    }  # fmt: skip
+    return _drawing(draw(by_task, wide))
+
+
+def episode(
+    task: str, *, methods: Names, index: int = 0, options: Mapping[str, Any] | None = None, train: bool = False,
+    wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """The contact sheet of test episode ``index``: its support above, its queries with the predictions below."""
+    from ifsl_bench.reporting.figures.episode_sheet import check_images, draw
+    from ifsl_bench.reporting.figures.models import dataset_of, episode_of
+
+    jobs, work = _jobs(task, index, methods, options, work)
+    dataset = dataset_of(jobs[0], work)
+    check_images(dataset, jobs[0].task)
+    answers = [episode_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
+    return _drawing(draw(answers, dataset, jobs[0].task, wide))
+
+
+def confusions(
+    task: str, *, methods: Names, options: Mapping[str, Any] | None = None, episodes: int | None = None,
+    train: bool = False, wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """The base classes that take most of novel classes' queries; in sessions, after the last one.
+
+    Args:
+        episodes: only the first so many test episodes, 500 by default, or sequences, 100 by default.
+    """
+    from ifsl_bench.experiments.workspace import workspace
+    from ifsl_bench.reporting.figures.confusions import confusions, draw
+
+    of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
+    return _drawing(draw(of_methods, wide))
+
+
+def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:
+    """A figure with its notes, and with the remarks on files and rows that its boards leave out."""
+    figure, notes = drawn
+    return Drawing(figure, (*notes, *dict.fromkeys(remark for board in boards for remark in board.left_out)))
+
+
+def _board(
+    name: str, methods: Names, setting: str | None, home: Folder, results: Folder, papers: bool = False
+) -> Board:
+    """The rows of a task that are to be drawn."""
+    folders = Home.locate(home, results)
+    return shown(load_board(find_one(name, folders), folders.results), listed(methods), setting, papers)
+
+
+def _jobs(
+    task: str, index: int, methods: Names, options: Mapping[str, Any] | None, work: Workspace | None
+) -> tuple[list[Job], Workspace]:
+    """The jobs of methods on a task, of which one test episode is drawn, and the workspace."""
+    from ifsl_bench.experiments.workspace import workspace
+    from ifsl_bench.reporting.figures.models import check_index, jobs_of
+
+    work = work or workspace()
+    jobs = jobs_of(listed(methods), task, work.home, [0], options or {})
+    check_index(jobs[0].task, index)
+    return jobs, work
+
+
+def _opened(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, Ready]]:
+    """Labels and models, one after the other; where one is not trained and is not to be, an error before any."""
+    from ifsl_bench.reporting.figures.models import check_trained, open_model
+
+    if not train:
+        check_trained(jobs, work.home)
+    yield from ((job.label, open_model(job, work)) for job in jobs)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)  # what a notebook completes

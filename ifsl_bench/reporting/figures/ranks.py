@@ -1,0 +1,88 @@
+"""Rank intervals of the methods of one task or several, in the manner of a critical-difference diagram."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.analysis.aggregate import names_of
+from ifsl_bench.analysis.ranking import Ranked
+from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.reporting.figures.style import (
+    DARK,
+    dots,
+    heights,
+    legend_below,
+    lines_of_rows,
+    new_panels,
+    styled,
+    text_of,
+)
+from ifsl_bench.utils.errors import UserError
+
+KEY = ("place by Acc.", "ranks it can have")
+
+
+@styled()
+def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
+
+    Two rows whose bars share no rank are significantly apart, all pairs at once, at a chance of 5% of any mistake. A
+    diagram of critical differences (Demsar 2006, JMLR 7:1) joins methods that cannot be told apart; bars say the same
+    where that is not transitive. Behind a name is its accuracy. Provisional rows are left out, and said.
+
+    Raises:
+        UserError: a task without ranked rows.
+    """
+    placed = [_placed(board) for board in boards]
+    across = min(len(boards), 2) if wide else 1
+    each = heights(max(len(ranked) for ranked in placed), more=0.6)
+    figure, panels = new_panels(len(boards), across, each, wide)
+    for axes, board, ranked in zip(panels, boards, placed, strict=True):
+        _panel(axes, board, ranked)
+    keys = [
+        Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
+        Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
+    ]
+    legend_below(figure, keys, KEY)
+    out = {board.name: [place.row.label for place in board.places if place.provisional] for board in boards}
+    return figure, [
+        f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
+    ]
+
+
+def _placed(board: Board) -> list[Ranked]:
+    ranked = [place for place in board.places if not place.provisional]
+    if not ranked:
+        raise UserError(f"{board.name}: no row of these is ranked, for which it takes three seeds: "
+                        f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3")  # fmt: skip
+    return ranked
+
+
+def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
+    names = names_of([place.row for place in ranked])
+    labels = []
+    for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
+        assert place.ranks is not None
+        look = dots(place.row.label)
+        axes.plot([place.ranks.first, place.ranks.last], [at, at], color=look["color"], linewidth=4, alpha=0.4,
+                  solid_capstyle="round", gid=f"ranks of {name}")  # fmt: skip
+        axes.plot(_place(place, board), at, **look | {"markersize": 5}, gid=f"place of {name}")
+        labels.append(f"{text_of(name)}  {place.row.summary()['acc'].mean:.1f}")
+    last = max(place.among for place in ranked)
+    axes.set(title=board.name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
+    lines_of_rows(axes, labels)
+    axes.annotate("Acc. (%)", (0, 1), (-3.5, 2), xycoords="axes fraction", textcoords="offset points", ha="right",
+                  va="bottom", color=DARK, annotation_clip=False)  # fmt: skip
+    axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
+
+
+def _place(place: Ranked, board: Board) -> int:
+    """The place of a row by accuracy, among the rows that it is ranked among."""
+    family = board.ranking.of(place.row).family
+    before = itertools.takewhile(lambda better: better is not place, board.ranking.places)
+    return 1 + sum(better.row in family for better in before)

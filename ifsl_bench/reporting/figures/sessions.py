@@ -1,0 +1,156 @@
+"""Figures of tasks in sessions: accuracy by session, what is forgotten of each session, and what rows depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from ifsl_bench.analysis.aggregate import Row, lazy_rows, names_of
+from ifsl_bench.analysis.session_variance import PARTS
+from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
+from ifsl_bench.reporting.figures.style import (
+    DARK,
+    FAINT,
+    drawn_beside,
+    grid,
+    heights,
+    legend_below,
+    lines_of_rows,
+    new_figure,
+    new_panels,
+    styled,
+    text_of,
+)
+from ifsl_bench.reporting.plot_styles import COLOURS
+from ifsl_bench.reporting.variance_table import ONE, splits_of_differences, splits_of_rows
+from ifsl_bench.utils.errors import UserError
+
+BAND = (2.5, 97.5)  # percent of the orders that are below its ends
+FORGOTTEN = LinearSegmentedColormap.from_list("accuracy", ["#FFFFFF", "#56B4E9", "#0072B2", "#00304F"])
+SAID = (
+    "sd: of a single value, in points; wrong: how likely one comparison on one order, one support set and one seed has "
+    "the wrong sign"
+)
+COLOUR_OF = dict(zip(PARTS, COLOURS, strict=False))
+
+
+def require_sessions(board: Board) -> None:
+    """Raises :class:`UserError` for a task in episodes."""
+    if not board.task.sessions:
+        raise UserError(f"{board.name} is in episodes; this figure is of tasks in sessions")
+
+
+@styled()
+def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+    """The accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
+
+    Dotted lines are the models with the rows' A_0 that never answer with a novel class. Published rows that were asked
+    for by name are dashed with hollow marks; else all are drawn, faint and dashed.
+
+    Args:
+        named: whether rows were asked for by name.
+    """
+    require_sessions(board)
+    rows, papers = by_accuracy(board), [paper for paper in board.papers if paper.sequence]
+    names, looks = named_looks(rows)
+    of_papers = drawn_beside([paper.label for paper in papers]) if named else []
+    lazy = [row for row, _ in lazy_rows(rows)]
+    keys: dict[str, dict[str, Any]] = dict(zip(names, looks, strict=True))
+    keys |= {
+        f"{paper.label}, published": look | {"linestyle": "dashed", "fillstyle": "none", "markeredgewidth": 0.6}
+        for paper, look in zip(papers, of_papers, strict=False)
+    }
+    keys |= {"lazy": {"color": DARK, "linestyle": "dotted"}} if lazy else {}
+    if papers and not named:
+        keys["published"] = {"color": FAINT, "linestyle": "dashed", "linewidth": 0.6}
+    figure = new_figure(2.3, wide)
+    axes = figure.add_subplot(xlabel="session", ylabel="Acc. over all classes so far (%)")
+    for paper in papers:
+        look = keys[f"{paper.label}, published" if named else "published"]
+        axes.plot(paper.sequence.after if paper.sequence else [], **look | {"markersize": 2.5}, zorder=1,
+                  gid=f"published {paper.label}")  # fmt: skip
+    for lazy_row in lazy:
+        axes.plot([value.mean for value in lazy_row.after()], **keys["lazy"], zorder=1.5, gid="lazy")
+    for row, name, look in zip(rows, names, looks, strict=True):
+        low, high = np.percentile(row.orders_after(), BAND, axis=0)
+        sessions = np.arange(len(low))
+        axes.fill_between(sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2,
+                          gid=f"orders of {name}")  # fmt: skip
+        means = [value.mean for value in row.after()]
+        axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid(axes, "y")
+    legend_below(figure, [Line2D([], [], **look) for look in keys.values()], list(keys))
+    return figure, []
+
+
+@styled()
+def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+    """A triangle for each row: its accuracy on the classes of each session, after that session and each later one.
+
+    Followed down a column, one session's classes are forgotten; the first column has the base classes. One scale for
+    all rows.
+    """
+    require_sessions(board)
+    rows = by_accuracy(board)
+    across = min(len(rows), 3 if wide else 2)
+    triangles = [row.triangle() for row in rows]
+    count, most = len(triangles[0]), max(float(np.nanmax(triangle)) for triangle in triangles)
+    figure, panels = new_panels(len(rows), across, 2.0 if wide else 1.6, wide, more=0.5)
+    for place, (axes, triangle, name) in enumerate(zip(panels, triangles, names_of(rows), strict=True)):
+        mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
+        axes.set(title=text_of(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
+        every = list(range(0, count, 1 + count // 8))
+        axes.set_xticks([n + 0.5 for n in every], [str(n) for n in every])
+        axes.set_yticks([n + 0.5 for n in every], [str(n) for n in every])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        if place % across == 0:
+            axes.set_ylabel("after session")
+        if place + across >= len(rows):
+            axes.set_xlabel("classes of session")
+    bar = figure.colorbar(mesh, ax=panels, location="top", fraction=0.05, pad=0.02, aspect=40)
+    bar.set_label("Acc. on the classes of one session (%)")
+    bar.ax.spines[:].set_visible(False)
+    return figure, []
+
+
+@styled()
+def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+    """Shares of the variance of a single value of the average that are due to order, support set and training seed.
+
+    Above rows, below their differences to the best one. At the right is the standard deviation of a single value, and
+    for a difference how likely a single one has the wrong sign.
+    """
+    rows = splits_of_rows(board, "acc")
+    names: dict[Row, str] = dict(zip([row.a for row in rows], names_of([row.a for row in rows]), strict=True))
+    differences = [split for split in splits_of_differences(board, "acc") if split.a is rows[0].a]
+    splits = [*rows, *differences]
+    labels = [names[row.a] for row in rows] + [f"\N{MINUS SIGN} {names[d.b]}" for d in differences if d.b]
+    parts = [part for part in PARTS if any(part in split.parts for split in splits)]
+    figure = new_figure(heights(len(splits) + bool(differences), each=0.17), wide)
+    axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
+    places = [at + (at >= len(rows)) for at in range(len(splits))]
+    for at, split in zip(places, splits, strict=True):
+        left, total = 0.0, sum(split.parts[part].value for part in parts if part in split.parts)
+        for part in parts if total else ():
+            width = 100 * split.parts[part].value / total if part in split.parts else 0.0
+            axes.barh(at, width, left=left, height=0.7, color=COLOUR_OF[part], linewidth=0, gid=f"{part} {at}")
+            left += width
+        wrong = f", wrong {100 * split.sign.chance:.0f}%" if split.sign else ""
+        text = f"sd {split.parts[ONE].value ** 0.5:.2f}{wrong}"
+        axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
+    lines_of_rows(axes, [text_of(label) for label in labels])
+    axes.set_yticks(places, [text_of(label) for label in labels])
+    axes.set_ylim(places[-1] + 0.6, -0.6)
+    if differences:
+        axes.text(0, len(rows), text_of(f"{names[rows[0].a]} minus"), va="center", color=DARK)
+    legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
+    return figure, [SAID]

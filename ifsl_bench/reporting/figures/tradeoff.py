@@ -1,0 +1,118 @@
+"""Base against novel accuracy: a row is a curve that a bias on its novel logits traces, its argmax a point on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.curves import bias_curve, calibrated_point
+from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
+from ifsl_bench.reporting.figures.style import DARK, FAINT, legend_below, new_figure, styled, text_of
+from ifsl_bench.utils.errors import UserError
+
+PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+MANY = 9  # rows, as in the paper
+MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
+
+
+@styled()
+def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+    """Draws the rows of a board, the best first in the legend.
+
+    A point is where a row's argmax puts it, a hollow one where the bias that validation episodes chose does. Along a
+    curve the bias goes from where all is called base (below, right) to where all is called novel.
+
+    Raises:
+        UserError: regular few-shot learning, sessions, or no validation episodes to calibrate on.
+    """
+    if not board.task.kind.has_base:
+        raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
+    if board.task.sessions:
+        raise UserError(f"{board.name} is in sessions, which have no base-novel curve; take a task in episodes")
+    rows = by_accuracy(board)
+    names, looks = named_looks(rows)
+    curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
+    if len(curves) < len(rows):
+        raise UserError(f"{board.name}: its rows have no base-novel curves, since no validation episodes can be drawn")
+    summaries = [row.summary() for row in rows]
+    points = np.array([[values[name].mean for name in ("base_joint", "novel_joint")] for values in summaries])
+    calibrated = np.array([calibrated_point(row) for row in rows])
+    keys = {
+        "with one bias (cal.)": _hollow({"color": DARK, "marker": "o", "linestyle": "none"}),
+        "equal Acc.": {"color": FAINT, "linewidth": 0.8},
+        "equal harmonic mean": {"color": FAINT, "linewidth": 0.8, "linestyle": "dashed"},
+    }
+    legend = [*names, *keys]
+    figure = new_figure(2.9 if wide else 2.4, wide)
+    axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
+    for look, name, curve in zip(looks, names, curves, strict=True):
+        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
+    for row, look, point, biased in zip(rows, looks, points, calibrated, strict=True):
+        here = look | {"linestyle": "none", "markersize": 5}
+        axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")
+        axes.plot(*biased, **_hollow(here), zorder=3, gid=f"calibrated of {row.label}")
+    _view(axes, np.concatenate([points, calibrated]))
+    _equal_accuracy(axes, rows[0])
+    _equal_harmonic_mean(axes)
+    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
+    if len(rows) <= MANY or wide:
+        return figure, []
+    return figure, [f"{len(rows)} rows are close together in one column: --wide gives them room, --method "
+                    f"{rows[0].label},... draws some of them"]  # fmt: skip
+
+
+def _hollow(look: dict[str, Any]) -> dict[str, Any]:
+    return look | {"fillstyle": "none", "markeredgewidth": 0.8, "markersize": 4}
+
+
+def _view(axes: Axes, points: np.ndarray) -> None:
+    low, high = points.min(0), points.max(0)
+    size = np.maximum(high - low, 4)
+    (left, bottom), (right, top) = np.maximum(0, low - MARGIN * size), np.minimum(100, high + MARGIN * size)
+    axes.set(xlim=(left, right), ylim=(bottom, top))
+
+
+def _equal_accuracy(axes: Axes, row: Row) -> None:
+    """Lines of equal Acc., which weighs base and novel accuracy by their queries."""
+    counts = row.results[0].episodes
+    base, novel = counts.base_queries, counts.novel_queries
+    share = base / (base + novel)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    least, most = share * left + (1 - share) * bottom, share * right + (1 - share) * top
+    step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
+    levels = np.arange(np.ceil(least / step) * step, most, step)
+    for level in levels:
+        x = np.array([left, right])
+        axes.plot(x, (level - share * x) / (1 - share), color=FAINT, linewidth=0.5, zorder=1, gid=f"Acc. {level:g}",
+                  scalex=False, scaley=False)  # fmt: skip
+        out = (level - share * right) / (1 - share)  # where the line leaves at the right
+        if bottom <= out <= top - 0.04 * (top - bottom):
+            axes.annotate(f"{level:g}", (right, out), (2, 0), textcoords="offset points", va="center", color=DARK,
+                          annotation_clip=False)  # fmt: skip
+        elif out < bottom:  # it leaves below
+            at = (level - (1 - share) * bottom) / share
+            axes.annotate(f"{level:g}", (at, bottom), (0, 2), textcoords="offset points", ha="center", color=DARK,
+                          bbox=PATCH, zorder=1.5)  # fmt: skip
+    axes.annotate("Acc.", (1, 1), (2, 0), xycoords="axes fraction", textcoords="offset points", va="center",
+                  color=DARK, annotation_clip=False)  # fmt: skip
+
+
+def _equal_harmonic_mean(axes: Axes) -> None:
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    least, most = (2 * x * y / (x + y) if x + y else 0.0 for x, y in ((left, bottom), (right, top)))
+    step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
+    for level in np.arange(np.ceil(least / step) * step, most, step):
+        if level <= 0:
+            continue
+        x = np.linspace(max(left, level / 2 + 1e-6), right, 200)
+        axes.plot(x, level * x / (2 * x - level), color=FAINT, linewidth=0.5, linestyle=(0, (4, 3)), zorder=1,
+                  gid=f"harmonic {level:g}", scalex=False, scaley=False)  # fmt: skip
+        if 2 * top > level and left <= (at := level * top / (2 * top - level)) <= right - 0.04 * (right - left):
+            axes.annotate(f"{level:g}", (at, top), (0, 1.5), textcoords="offset points", ha="center", va="bottom",
+                          color=DARK, annotation_clip=False)  # fmt: skip

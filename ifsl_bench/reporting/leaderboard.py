@@ -1,0 +1,165 @@
+"""The tables of tasks: measured and published rows by accuracy, or ranked and with variants. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ifsl_bench.analysis.aggregate import COMPUTED, STORED
+from ifsl_bench.analysis.task_results import Board, load_variants, nothing_stored, telling
+from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, task_columns
+from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
+from ifsl_bench.reporting.published_table import published_tables
+from ifsl_bench.reporting.table import Table
+from ifsl_bench.store.consistency import solve_notes
+from ifsl_bench.store.published import PublishedRow, published_tasks
+from ifsl_bench.utils.text_format import either
+
+OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
+OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
+SHARED = "Rows of other seeds stand where their difference to the best row, on the seeds that both have, puts them."
+RULE = (
+    "Rank: the places by {} that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
+    "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
+    "vary over {} and over training seeds; novel classes are held fixed. A row with fewer than three seeds, with "
+    "options of its own, or trained mostly with another gradient than it names, is provisional: shown in its place, "
+    "without a rank. Rows are ordered by their difference from the best row, on the seeds that both have. Rows that "
+    "are not tuned are ranked apart from tuned ones "
+    "(--setting). Each of your rows, and each row of fewer seeds than three in four others have, is ranked with the "
+    "others, without its like."
+)
+
+
+def task_tables(board: Board, full: bool = False, ranked: bool = False) -> list[Table[Entry] | Table[PublishedRow]]:
+    """The table of a task, and for one in sessions the rows that papers print, in a table of their own."""
+    printed = published_tables(board, full)
+    if printed and not (board.rows or board.others):
+        return [*printed]
+    return [task_table(board, full, ranked), *printed]
+
+
+def task_table(board: Board, full: bool = False, ranked: bool = False) -> Table[Entry]:
+    """The table of one task: measured and published rows by accuracy, then rows that are not comparable.
+
+    Measured rows are placed as :meth:`ifsl_bench.analysis.ranking.Ranking.level` has it, by what they differ in on the
+    seeds that they share.
+
+    Args:
+        full: with all columns that :func:`ifsl_bench.reporting.columns.task_columns` has.
+        ranked: with the ranks of measured rows; rows of other protocols come last.
+
+    Raises:
+        UserError: there is no row, and none to rank in another setting.
+    """
+    if board.empty and not ranked:
+        raise nothing_stored(board)
+
+    def order(entry: Entry) -> tuple[int, float]:
+        row, place = entry.measured, entry.place
+        if not entry.comparable and (row or ranked):
+            return 1 if row else 2, 0.0
+        return 0, -(place.level if place else board.ranking.level(row) if row else entry.values["acc"].mean)
+
+    title, entries = board.name, sorted(entries_of(board, ranked), key=order)
+    notes, metrics = _notes(board, entries), _metrics_of(entries)
+    means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
+    if ranked:
+        title += f", a variant of {board.task.variant_of}: not comparable with it" if board.task.variant_of else ""
+        notes += notes_of_ranks(board)
+    elif any(above < below for above, below in itertools.pairwise(means)):
+        notes.append(SHARED)
+    return Table(task_columns(board.task, full, ranked, metrics), entries, title, notes, mine=_mine, whole=full)
+
+
+def ranked_tables(
+    boards: Iterable[Board], results: Path, full: bool = False, labels: Collection[str] = ()
+) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
+    """The ranked tables of tasks and of their variants, see :func:`with_variants`, and the notes below all of them."""
+    shown = with_variants(boards, results, labels)
+    ranked = [board.task for board in shown if len(board.compared) > 1]
+    names = either(heading_of("acc", task).text for task in ranked)
+    closing = RULE.format(names, either(task.kind.units for task in ranked)) if ranked else ""
+    return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
+
+
+def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
+    """The best three ranked rows of each task and the user's own, with their lazy ones, in few columns; and where
+    there is more.
+    """
+    tables, boards = [], list(boards)
+    for board in boards:
+        whole = task_table(board, ranked=True)
+        best = {place.row for place in ([place for place in board.places if place.ranks] or board.places)[:3]}
+        own = [entry for entry in whole.rows if entry.place and (entry.measured in best or _mine(entry))]
+        firsts = {f"{entry.after[0].mean:.2f}" for entry in own if entry.after}
+        shown = [e for e in whole.rows if e in own or (e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts)]
+        columns = [column for column in whole.columns if column.heading in OVERVIEW]
+        count = len(whole.rows) - len(shown)
+        notes = [f"{count} more row{'s' * (count > 1)}: ifsl-bench leaderboard {board.name}"] if count else []
+        notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
+        notes += [f"{remark}." for remark in board.left_out]
+        tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
+    units = either(board.task.kind.units for board in boards)
+    closing = (
+        f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; rows that are not tuned. "
+        "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
+        "--full` has them of all tasks."
+    )
+    here = {board.name for board in boards}
+    if printed := [name for name in published_tasks() if name not in here]:
+        more = ", ".join(printed[:-1])
+        closing += f" Tasks with published numbers only: `ifsl-bench leaderboard {printed[-1]}`, and {more}."
+    return tables, closing
+
+
+def _mine(entry: Entry) -> bool:
+    return entry.measured is not None and entry.measured.origin != STORED
+
+
+def _metrics_of(entries: Iterable[Entry]) -> set[str]:
+    """The metrics that some entry has."""
+    return {name for entry in entries for name in entry.values}
+
+
+def _notes(board: Board, entries: Sequence[Entry]) -> list[str]:
+    shared = [f"{entry.label}: {entry.note}." for entry in entries if entry.kind == COMPUTED and "," in entry.note]
+    calibrated = [of_calibration(board.task)] if "calibrated_acc" in _metrics_of(entries) else []
+    return [*notes_of(board), *shared, *calibrated]
+
+
+def with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> list[Board]:
+    """Each board with rows, then the tasks whose protocol departs from its own and that are not named themselves.
+
+    Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
+
+    Args:
+        boards: of the tasks to show; variants are looked for in the folder ``results``.
+        labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
+
+    Raises:
+        UserError: nothing is stored of a task, nor of a variant of it.
+    """
+    named = {board.name: board for board in boards}
+    shown: dict[str, Board] = {}
+    every: list[Board] = []
+    for board in named.values():
+        variants = [variant for variant in load_variants(board.task, results) if variant.name not in named]
+        variants = [variant.in_setting(board.setting) for variant in variants]
+        if labels:
+            variants = [variant.only(labels) for variant in variants]
+        every += (board, *variants)
+        if all(board.empty for board in (board, *variants)):
+            if labels and not all(other.empty for other in named.values()):
+                continue
+            raise nothing_stored(board)
+        if not board.empty:
+            stored = [v for v in variants if all(row.origin == STORED for row in (*v.rows, *v.others))]
+            variants = [variant for variant in variants if variant not in stored]
+            if names := [variant.name for variant in stored if not variant.empty]:
+                short = ", ".join(name.removeprefix(board.name) for name in names)
+                remark = f"Stored as well: {short} (`ifsl-bench leaderboard {names[0]}`)"
+                board = replace(board, remarks=(*board.remarks, remark))
+        shown |= {b.name: b for b in (board, *variants) if not b.empty}
+    return telling(list(shown.values()), [variant for variant in every if variant.empty])

@@ -1,0 +1,133 @@
+"""Functions that ask about results in a notebook, as the commands of these names do. Imports no torch.
+
+Functions take tasks, labels and files by the names that commands take, and return what shows itself in a notebook and
+has ``to_pandas()``; docs/notebook.md has every column.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from ifsl_bench.analysis.comparison import compare as compare_rows
+from ifsl_bench.analysis.query import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.reporting.detail_tables import comparison_table
+from ifsl_bench.reporting.frames import Frame, Results
+from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables
+from ifsl_bench.reporting.variance_table import variance_tables
+from ifsl_bench.store.result_folder import packaged_root, stored
+from ifsl_bench.store.schema import Result, read
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+
+Names = str | Sequence[str]
+Folder = str | Path | None
+
+
+def table(
+    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Frame:  # fmt: skip
+    """The stored and published rows of tasks, of all that have any where none is named.
+
+    Args:
+        methods: labels of the only rows to show.
+        setting: "paper" for methods as published alone, "tuned-12" for the best of 12 trials; all rows by default.
+        full: show more columns, as ``table --full``; data frames have all columns that ``--format json`` has.
+        home, results: as ``--home`` and ``--results``.
+
+    Raises:
+        UserError: an unknown task, row or setting, or nothing stored.
+    """
+    boards = boards_of(tasks, listed(methods), Home.locate(home, results))
+    boards = in_setting(boards, setting) if setting else boards
+    return Frame([table for board in boards for table in task_tables(board, full)])
+
+
+def leaderboard(
+    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Frame:  # fmt: skip
+    """The ranked rows of tasks, of all on which something is measured where none is named; arguments as :func:`table`.
+
+    Raises:
+        UserError: an unknown task, row or setting, or nothing measured.
+    """
+    folders, labels = Home.locate(home, results), listed(methods)
+    boards = in_setting(measured_boards(tasks, labels, folders), setting)
+    return Frame(*ranked_tables(boards, folders.results, full, labels))
+
+
+def compare(
+    a: str | Path, b: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None
+) -> Frame:
+    """Paired differences A - B in percentage points, a row for each metric.
+
+    Args:
+        a, b: labels of rows of ``task``, or two result files.
+
+    Raises:
+        UserError: no such row or file, or two that were not measured on the same episodes.
+    """
+    return Frame([comparison_table(compare_rows(*pair_of(str(a), str(b), task, Home.locate(home, results))))])
+
+
+def variance(
+    task: str, *, methods: Names = (), metric: str = "acc", home: Folder = None, results: Folder = None
+) -> Frame:
+    """Tables of how rows of a task in sessions, and their differences, vary over orders, supports and seeds.
+
+    Args:
+        methods: labels of the only rows to split.
+        metric: one that the rows have, as :func:`table` names it.
+
+    Raises:
+        UserError: an unknown task or row, a task in episodes, or no row with the metric.
+    """
+    (board,) = boards_of([task], listed(methods), Home.locate(home, results))
+    return Frame(variance_tables(board, metric))
+
+
+def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:
+    """A result file; or all seeds of a row, by its label and task.
+
+    Raises:
+        UserError: no such file or row, or a file that is damaged.
+    """
+    if task is not None:
+        return Results(row_of(board_of(task, Home.locate(home, results)), str(what)).results)
+    path = Path(what).expanduser()
+    if not os.path.isfile(path):
+        raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
+                        f"load('lr+a', 'glyphs-5shot')")  # fmt: skip
+    return read(path)
+
+
+def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Results:
+    """All results of tasks, of all tasks where none is named: those that come with the package, and yours.
+
+    Files that cannot be read are left out, each with a Python warning.
+
+    Raises:
+        UserError: there are none, of a task that nobody knows.
+    """
+    results_here: list[Result] = []
+    folders = Home.locate(home, results)
+    for root in dict.fromkeys([packaged_root().resolve(), folders.results.resolve()]):
+        some, remarks = stored(root, tasks or None)
+        results_here += some
+        for remark in remarks:
+            warnings.warn(remark, stacklevel=2)
+    for task in tasks:
+        if not any(result.task == task for result in results_here):
+            find(task, home=folders)  # an unknown one is said
+    return Results(results_here)
+
+
+def listed(names: Names) -> tuple[str, ...]:
+    """A name, several with commas between them as the command line takes them, or a list of either."""
+    texts = (names,) if isinstance(names, str) else tuple(names)
+    return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())

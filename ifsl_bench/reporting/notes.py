@@ -1,0 +1,234 @@
+"""Notes in words under a task's table. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from ifsl_bench.analysis.aggregate import PAPER, PARTIAL, Row, held_fixed, holding_choices, names_of
+from ifsl_bench.analysis.comparison import p_value
+from ifsl_bench.analysis.rank_intervals import Difference
+from ifsl_bench.analysis.ranking import Ranking
+from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.plugin.registry import owners
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
+from ifsl_bench.store.consistency import solve_notes
+from ifsl_bench.store.schema import Result, SessionResult
+from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.text_format import numbers_in_words, seeds_in_words
+
+BACKBONES = "ifsl_bench.backbones"  # the group of entry points
+OF_SESSIONS = {  # column -> what it is
+    "acc": "Avg.: the mean accuracy after each session, A_0 to A_T",
+    "pd": "PD: A_0 minus A_T",
+    "base": "base, novel and their harmonic mean: after the last",
+    "gacc": "gAcc: like Avg., of accuracies averaged over weights of the base session",
+    "gain": "lazy: the same base classifier (A_0), which never answers with a novel class; gain: how far Avg. is above "
+    "that",
+    "state": "bytes/class: what is carried on for each novel class",
+}
+HIDDEN = "validation sequences have hidden base classes in place of novel ones"
+
+
+def of_calibration(task: Task) -> str:
+    """Says what calibrated numbers are."""
+    return f"cal.: with one bias on all novel logits, found on validation {task.kind.drawn}."
+
+
+def _what_is_measured(result: Result) -> str:
+    if isinstance(result, SessionResult):
+        orders, sequences = result.counts().orders, len(result.episodes)
+        if orders == 1:
+            return "one order of the novel classes, so there are no intervals"
+        return f"mean ± 95% interval over {orders:,} orders of the novel classes ({sequences:,} sequences)"
+    return f"mean ± 95% interval over {len(result.episodes):,} episodes"
+
+
+def notes_of(
+    board: Board, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
+) -> list[str]:
+    """The notes that a reader of the task's table needs, a line each.
+
+    Args:
+        plus_minus: where the table has the ± that papers print.
+        shown: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
+    """
+    notes, measured = [], (*board.rows, *board.others)
+    called = dict(zip(measured, names_of(measured), strict=True))
+    single = bool(board.rows) and board.rows[0].single
+    if board.rows:
+        first = board.rows[0].results[0]
+        notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
+        if isinstance(first, SessionResult):
+            notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
+        if isinstance(first, SessionResult) and not single:
+            notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
+        if board.task.hides("val"):
+            notes.append(f"{HIDDEN.capitalize()}.")
+    usual, kind = board.task.evaluation.episodes, board.task.kind
+    if many := [called[row] for row in measured if len(row.results[0].episodes) > usual]:
+        notes.append(
+            f"Over more {kind.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
+            f"{kind.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are "
+            "the same."
+        )
+    if any(row.one_pretraining for row in board.rows) and not single:
+        notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
+    tried_on = f"validation {kind.drawn}"
+    tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
+    notes += [
+        f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
+        for setting, trials in sorted(tuned.items())
+    ]
+    if many := [f"{called[row]} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
+        notes.append(f"Settings of our grid tried on the {tried_on} of each seed, by row: {', '.join(many)}.")
+    if edges := [f"{called[row]}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
+        notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
+    notes += [f"{remark[0].upper()}{remark[1:]}." for remark in holding_choices(board.rows)]
+    if any(row.partial for row in board.rows):
+        notes.append(f"{PARTIAL.capitalize()}.")
+    if looking := [row.full_name for row in measured if row.transductive]:
+        notes.append(f"Transductive, seeing an episode's queries all at once, and ranked apart: {', '.join(looking)}.")
+    for state, what in (("yes", "has seen"), ("may", "may have seen")):
+        if rows := [row.full_name for row in measured if row.novel_seen == state]:
+            notes.append(
+                f"On a backbone that {what} images of the novel classes when it was pretrained elsewhere, and ranked "
+                f"apart: {', '.join(rows)}."
+            )
+    if measured and (corpora := board.task.pretraining.pretrained_on):
+        notes.append(f"That the backbone has seen {corpora} and nothing else is the word of whoever gave its weights.")
+    notes += solve_notes({row.full_name: row.solves for row in measured})
+    notes += [
+        f"{row.full_name} takes nearly every base query for one of a novel class: its novel logits are larger "
+        "throughout, as where features are not centred (docs/data.md)."
+        for row in board.rows
+        if _overrun(row)
+    ]
+    backbone = board.task.pretraining.backbone
+    installed = any(owners(BACKBONES, name) for name in (backbone, backbone.partition(":")[0]))
+    if measured and backbone not in (NO_BACKBONE, INCLUDED) and not installed:
+        notes.append(f"No backbone {backbone!r} is installed here: these rows cannot be made again on this machine.")
+    above = "the rows above" if board.rows or board.papers else "results on the whole"
+    apart: dict[str, list[str]] = {}
+    for row in board.others:
+        if reason := board.apart(row):
+            apart.setdefault(reason, []).append(row.full_name)
+    for reason, names in _alike(apart).items():
+        are = "is" if len(names) == 1 else "are"
+        notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
+    if board.papers and not board.task.sessions:
+        notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
+        notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in board.papers if paper.remark]
+    return notes + [f"{remark}." for remark in board.remarks]
+
+
+def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Merges reasons for standing apart that differ in their brackets alone."""
+    merged: dict[str, list[str]] = {}
+    kinds = Counter(reason.partition(" (")[0] for reason in apart)
+    for reason, names in apart.items():
+        kind = reason.partition(" (")[0]
+        merged.setdefault(kind if kinds[kind] > 1 else reason, []).extend(names)
+    return merged
+
+
+def _overrun(row: Row) -> bool:
+    """True if joint prediction loses nine tenths of the base queries that are right among the base classes."""
+    if "delta_a" not in row.metrics:
+        return False
+    joint, alone = (float(row.by_seed(metric).mean()) for metric in ("base_joint", "base_alone"))
+    return alone >= 20 and joint < 0.1 * alone  # percent
+
+
+def notes_of_ranks(board: Board, to_best: bool = True) -> list[str]:
+    """The further notes that a reader of the ranked table needs, with its column "to the best" or without."""
+    ranking, places = board.ranking, board.places
+    notes = []
+    if ranking.family:
+        seeds = numbers_in_words(ranking.seeds)
+        notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
+    reasons: dict[str, list[str]] = {}
+    for place in places:
+        if place.provisional:
+            reasons.setdefault(place.reason, []).append(place.row.full_name)
+
+    def which(rows: list[str]) -> str:
+        if len(rows) > 1 and len(rows) >= len(places) - 1:
+            return "all rows" if len(rows) == len(places) else "all others"
+        return ", ".join(rows)
+
+    if reasons:
+        reasons_text = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
+        notes.append(f"Provisional, without a rank. {reasons_text[0].upper()}{reasons_text[1:]}.")
+    few = [place.row.full_name for place in places if place.gap and place.common_seeds < 2 and not place.row.single]
+    if few and to_best:
+        notes.append(
+            f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
+            f"over {board.task.kind.units} alone, of these trained models and not of the methods."
+        )
+    return notes
+
+
+def standings(board: Board, labels: Sequence[str]) -> list[list[str]]:
+    """The :func:`standing` of each row; one line for several rows that nothing is ranked with."""
+    reasons = {place.reason for place in board.ranking.places}
+    if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
+        reason = reasons.pop()
+        needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
+        return [[one_line(f"All rows are provisional ({reason}){needs}. A difference: "
+                          f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}")]]  # fmt: skip
+    return [standing(board, label) for label in labels]
+
+
+def standing(board: Board, label: str) -> list[str]:
+    """A row's rank, and its paired differences to the best row, to the nearest, and to its namesake of elsewhere."""
+    mine, ranking = board.row(label), board.ranking
+    if mine is None or mine not in board.rows:
+        return [f"{label} is not comparable with the stored rows."] if mine else []
+    (place,) = (place for place in board.places if place.row is mine)
+    places = [place for place in board.places if place.row is not mine]
+    if not places:
+        return [f"{label} is the only measured row on these {board.task.kind.drawn}."]
+    rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
+    best = next((place.row for place in places if not place.provisional), places[0].row)
+    away = [place.row for place in places if place.row.label != label]
+    nearest = min(away, key=lambda row: abs(ranking.of(mine, row).difference(mine, row).mean), default=best)
+    kin = "" if board.setting == PAPER else f" of those ranked with it ({board.setting})"
+    targets = (
+        [(f"best other row{kin}, the nearest", best)]
+        if nearest is best
+        else [(f"best other row{kin}", best), (f"nearest row{kin}", nearest)]
+    )
+    lines = [f"{label}: {rank}", *(f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in targets)]
+    lines += [_again(ranking, mine, p.row) for p in places if p.row.label == label and p.row is not best]
+    return [one_line(line) for line in lines]
+
+
+def _again(ranking: Ranking, mine: Row, row: Row) -> str:
+    """The difference of a row to its namesake."""
+    gap, common = _paired(ranking, mine, row)
+    if common and gap.mean == gap.interval == 0:
+        return f"  {row.full_name} has the same accuracy in every {mine.units[:-1]} ({seeds_in_words(common)})"
+    return f"  against the row of the same name, {_difference(ranking, mine, row)}"
+
+
+def _paired(ranking: Ranking, mine: Row, row: Row) -> tuple[Difference, tuple[int, ...]]:
+    """The difference of two rows and the seeds that it is over, in the ranking that they are in."""
+    part = ranking.of(mine, row)
+    return part.difference(mine, row), part.common(mine, row)
+
+
+def _difference(ranking: Ranking, mine: Row, row: Row) -> str:
+    """The difference of two rows, with their numbers on its seeds where a table has other numbers."""
+    gap, common = _paired(ranking, mine, row)
+    ours, theirs = ranking.of(mine, row).means(mine, row)
+    level = f"{theirs:.2f} on {seeds_in_words(common or row.seeds)}"
+    if common and set(common) != set(mine.seeds):
+        level += f", where {mine.label} has {ours:.2f}"
+    over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {mine.units} and seeds"
+    if not common:
+        over += "; the two have no seed in common"
+    if math.isnan(gap.interval):
+        return f"{row.full_name} with {level}: {gap.mean:+.2f} points on one {mine.units.removesuffix('s')}"
+    return f"{row.full_name} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, {over}"

@@ -1,0 +1,257 @@
+"""The page as one HTML file that needs nothing else. Imports no torch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib import resources
+from itertools import takewhile
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from ifsl_bench._version import __version__
+from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.variants import split
+from ifsl_bench.reporting.claims import edges_of, heading_of_claim
+from ifsl_bench.reporting.columns import Entry, plus_minus
+from ifsl_bench.reporting.leaderboard import RULE
+from ifsl_bench.reporting.page.gather import Page, PageBoard, PageRow
+from ifsl_bench.reporting.page.row_pairs import RowPair
+from ifsl_bench.reporting.table import Cell, Table
+
+SCRIPTS = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
+PROTOCOLS = {"episodes": "in one group", "sessions": "in sessions"}  # how novel classes come
+PHOTOGRAPHS = ("tiny-features", "tiny-pack", "mini-imagenet-held-out", "mini-imagenet-sessions")
+PICTURES = {**dict.fromkeys(PHOTOGRAPHS, "photographs"), "glyphs": "letters"}
+# The columns that are shown before more are asked for, in this order; the others come last.
+ALWAYS = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "gain", "to the best", "base", "novel", "Delta", "Delta_a",
+          "Delta_b", "seeds", "source")  # fmt: skip
+# Of these, what a narrow screen is not shown until it asks for more.
+WIDE = ("base", "novel", "Delta_a", "Delta_b", "seeds", "source")
+
+
+def page_html(page: Page) -> str:
+    """The page: the same bytes for the same results, whenever and wherever it is made."""
+    import jinja2
+
+    loader = jinja2.FunctionLoader(_asset)
+    environment = jinja2.Environment(
+        autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    scripts = [_asset("plotly-basic.min.js"), *map(_asset, SCRIPTS)]
+    rule = RULE.format("Acc. or Avg.", "episodes or orders")
+    return environment.get_template("report.html.j2").render(
+        boards=page.boards,
+        rows=page.rows,
+        overviews=[
+            (name, protocol, *overview)
+            for name in settings_of(page)
+            for protocol in PROTOCOLS
+            if len((overview := _overview(page, name, protocol))[0]) > 1
+        ],
+        protocols=PROTOCOLS,
+        protocol_of=_protocol,
+        settings={name: _setting_text(name) for name in settings_of(page)},
+        version=__version__,
+        counts=_counts(page),
+        claims=page.claims,
+        number_of={(row.task, row.label): at for at, row in enumerate(page.rows) if row.source == STORED}.get,
+        plus_minus=plus_minus,
+        edges_of=edges_of,
+        heading_of_claim=heading_of_claim,
+        rule=rule.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
+        style=_asset("style.css"),
+        data=script_json(_data(page)),
+        scripts=scripts,
+        policy=_policy(scripts),
+        classes_of=_classes,
+        columns_of=_columns,
+        flags_of=_flags,
+        breakable=lambda name: Markup(re.sub(r"([.=@])", r"\1<wbr>", str(escape(name)))),  # for narrow columns
+        note_markup=_note_markup,
+        symbols=_asset("marks.svg"),
+    )
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand in a ``<script>`` element: nothing in it ends the element or begins a comment."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
+def settings_of(page: Page) -> list[str]:
+    """The settings that some task has, methods as published first."""
+    return list(dict.fromkeys(sorted((board.setting for board in page.boards), key=lambda s: (s != PAPER, s))))
+
+
+def _setting_text(setting: str) -> str:
+    """Spells a setting out."""
+    trials = setting.removeprefix("tuned-")
+    return {PAPER: "as published", EVERY: "the same in all"}.get(
+        setting, f"best of {trials} trials" if trials.isdigit() else setting
+    )
+
+
+def _protocol(task: Task) -> str:
+    return "sessions" if task.sessions else "episodes"
+
+
+def _choices(page: Page) -> dict[str, tuple[str, str]]:
+    """The texts of menus for each task: its data set; and its shots, with all else that its neighbours lack."""
+    alike: dict[tuple[str, str], dict[str, Task]] = {}
+    for board in page.boards:
+        alike.setdefault((_protocol(board.task), board.task.dataset.name), {})[board.task.name] = board.task
+    measured = {row.task for row in page.rows if row.origin}
+    texts = {}
+    for (_, data), tasks in alike.items():
+        about = PICTURES.get(data, "" if measured & tasks.keys() else "published")
+        words = {name: (task.title or name).replace(",", " ,").split() for name, task in tasks.items()}
+        same = len([*takewhile(lambda here: len({*here}) == 1, zip(*words.values(), strict=False))])
+        for name, text in words.items():
+            own = " ".join(text[same:]).replace(" ,", ",").lstrip(", ")
+            texts[name] = (f"{data} ({about})" if about else data, own or name)
+    return texts
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("ifsl_bench.reporting.page").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """The content security policy: our scripts, by their hashes, and nothing from anywhere else."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _counts(page: Page) -> dict[str, int]:
+    measured = [row for row in page.rows if row.origin]
+    return {
+        "results": sum(len(row.seeds) for row in measured),
+        "rows": len(measured),
+        "tasks": len({row.task for row in measured}),
+        "published": sum(not (row.origin or row.source == COMPUTED) for row in page.rows),
+    }
+
+
+def _note_markup(note: str) -> Markup:
+    """A note, with what stands in backticks as code."""
+    parts = [escape(part) for part in note.split("`")]
+    if len(parts) % 2 == 0:  # somebody's name has one
+        return escape(note)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def _columns(table: Table[Entry]) -> list[int]:
+    """The places of a table's columns in the order of the page, without those that say nothing of any row."""
+    headings, cells = table.headings(), table.cells()
+    filled = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
+    return sorted(filled, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
+
+
+def _classes(heading: str, cell: Cell | None = None) -> Markup:
+    """The attribute with the CSS classes of a column's heading or cell.
+
+    "more" where readers ask for it, "wide" on wide screens alone. Most columns are numbers: their headings have "n",
+    and cells of the others "t".
+    """
+    text = heading in ("method", "source")
+    kinds = {
+        "more": heading not in ALWAYS,
+        "wide": heading in WIDE,
+        "n": not (text or cell),
+        "t": text and cell is not None,
+        "best": cell is not None and cell.bold,
+    }
+    names = " ".join(kind for kind, holds in kinds.items() if holds)
+    return Markup(f' class="{names}"' if " " in names else f" class={names}" if names else "")
+
+
+def _flags(entry: Entry) -> str:
+    """The flags that a row is filtered by."""
+    row, place = entry.measured, entry.place
+    flags = {
+        "published": entry.kind == "published",
+        "options": row is not None and row.has_options,
+        "provisional": row is not None and (place is None or place.provisional),
+    }
+    return " ".join(name for name, holds in flags.items() if holds)
+
+
+def _overview(
+    page: Page, setting: str, protocol: str
+) -> tuple[list[str], list[tuple[PageRow, list[tuple[int, str, str]]]]]:
+    """The tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
+
+    A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
+    Tasks whose protocols are changed are left out where there are others: few methods were measured on them.
+    """
+    boards = [b for b in page.boards if (b.setting, _protocol(b.task)) == (setting, protocol) and _ranked(b)]
+    boards = [board for board in boards if not split(board.task.name)[1].parts()] or boards
+    cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
+    for board in boards:
+        for number, (entry, ranks) in _ranked(board).items():
+            cell = number, f"{entry.values['acc'].mean:.2f}", ranks
+            row = page.rows[number]
+            cells_by_row.setdefault((row.label, row.source), {}).setdefault(board.task.name, cell)
+    tasks = [board.task.name for board in boards]
+    lines = [
+        # A name says where a row is from on the tasks where another one shares its label.
+        (
+            max((page.rows[cell[0]] for cell in cells.values()), key=lambda row: len(row.name)),
+            [cells.get(task, (-1, "", "")) for task in tasks],
+        )
+        for cells in cells_by_row.values()
+    ]
+    return tasks, lines
+
+
+def _ranked(board: PageBoard) -> dict[int, tuple[Entry, str]]:
+    """The rows with ranks by their number, in the table's order."""
+    both = zip(board.rows, board.table.rows, strict=True)
+    return {number: (entry, str(entry.place.ranks)) for number, entry in both if entry.place and entry.place.ranks}
+
+
+def _data(page: Page) -> dict[str, Any]:
+    """The data of the scripts. Texts that many results share, as commands and digests are, stand there once."""
+    texts: dict[str, int] = {}
+
+    def pooled(facts: Mapping[str, str]) -> list[tuple[int, int]]:
+        return [(texts.setdefault(k, len(texts)), texts.setdefault(v, len(texts))) for k, v in facts.items()]
+
+    def compact(pair: RowPair) -> list[float]:
+        seeds = texts.setdefault(", ".join(map(str, pair.seeds)), len(texts))
+        return [pair.a, pair.b, pair.mean, pair.interval, pair.p, int(pair.significant), seeds, int(pair.models_fixed)]
+
+    rows = []
+    for row in page.rows:
+        entry = asdict(row) | {"setting": _setting_text(row.setting)}
+        if row.origin:
+            entry["origin"] = [pooled(row.origin.shared), [pooled(seed) for seed in row.origin.seeds]]
+        rows.append({name: value for name, value in entry.items() if value not in (None, "", [], {})})
+    choices = _choices(page)
+    boards = [
+        {
+            "protocol": _protocol(board.task), "data": board.task.dataset.name, "shots": board.task.shots,
+            "task": board.task.name, "choices": choices[board.task.name],
+            "setting": board.setting, "said": _setting_text(board.setting), "rows": board.rows,
+            "queries": board.queries, "ranked": list(_ranked(board)),
+            "pairs": {name: [compact(pair) for pair in pairs] for name, pairs in board.pairs.items()},
+        }
+        for board in page.boards
+    ]  # fmt: skip
+    citations = [[citation.text, citation.bibtex] for citation in page.citations]
+    return {"rows": rows, "boards": boards, "citations": citations, "texts": list(texts)}

@@ -1,0 +1,73 @@
+"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever is drawn beside them.
+
+The colours are those of Okabe and Ito (2008, "Color Universal Design"), told apart with each of the usual colour
+vision deficiencies, with grey for their black, which a dark page would hide, and without their yellow, which a white
+one would. Neighbours differ in marker and dash too, which serve who prints without colour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from ifsl_bench.plugin.display_names import rows
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E6E6E")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # Matplotlib's names
+DASHES = ("solid", "dashed", "dotted", "dashdot")  # Matplotlib's names
+
+
+@dataclass(frozen=True)
+class Look:
+    """The look of a method: a colour as ``#rrggbb``, and the names of a marker and a dash as Matplotlib has them."""
+
+    colour: str
+    marker: str
+    dash: str
+    # whether this is of a further row of the method beside another one, whose marks are drawn otherwise
+    further: bool = False
+
+
+def look_of(label: str) -> Look:
+    """The look of a row by its label; options, tuning and calibration do not change it.
+
+    Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its
+    name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
+    share one.
+    """
+    method, ours = method_of(label), list(rows())  # each its own pair of colour and marker
+    if method in ours:
+        index = ours.index(method)
+    else:
+        free = len(COLOURS) * len(MARKERS) - len(ours)
+        index = len(ours) + int.from_bytes(sha256(method.encode()).digest()[:4]) % free
+    turn, colour = divmod(index, len(COLOURS))
+    return Look(COLOURS[colour], MARKERS[(colour + turn) % len(MARKERS)], DASHES[(colour + turn) % len(DASHES)])
+
+
+def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[Look]:
+    """The looks of rows that are drawn beside each other, no two of one method alike.
+
+    One row of each method has the method's own: the plain one, if it is there. Each of the others has its colour, and
+    another marker and dash.
+
+    Args:
+        second: which rows have the label of another one, which comes first; by default none.
+    """
+    plain = [not (second and second[i]) and label == method_of(label) for i, label in enumerate(labels)]
+    looks, seen = [look_of(label) for label in labels], dict.fromkeys(map(method_of, labels), 0)
+    for i in sorted(range(len(labels)), key=lambda i: (not plain[i], bool(second and second[i]))):
+        if n := seen[method_of(labels[i])]:
+            marker, dash = MARKERS.index(looks[i].marker) + n, DASHES.index(looks[i].dash) + n
+            looks[i] = replace(
+                looks[i], marker=MARKERS[marker % len(MARKERS)], dash=DASHES[dash % len(DASHES)], further=True
+            )
+        seen[method_of(labels[i])] = n + 1
+    return looks
+
+
+def method_of(label: str) -> str:
+    """The method's part of a row's label, without options, tuning and calibration."""
+    return re.split(r"[.@ ]|\+cal\b", label, maxsplit=1)[0]

@@ -1,0 +1,93 @@
+"""The description of a task that ``ifsl-bench tasks NAME`` prints. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ifsl_bench.analysis.task_results import Board, load_board
+from ifsl_bench.backbones.contract import corpora_of, is_frozen
+from ifsl_bench.data.preparing.catalogue import state_of
+from ifsl_bench.data.preparing.metadata import outline_of
+from ifsl_bench.protocols.tasks.contamination import MARKS, seen
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, SessionSpec, Task
+from ifsl_bench.reporting.notes import HIDDEN
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+
+PROTOCOLS = {
+    "separate": "the novel classes of meta-training are a pool of their own",
+    "shared": "the novel classes of meta-training are base classes, which an episode hides from the base classifier",
+}
+
+
+def task_facts(task: Task, folders: Home) -> dict[str, str]:
+    """Names and texts: the data, what an episode is, the three stages, and what is measured on it."""
+    return {name: text for name, text in _facts(task, folders) if text}
+
+
+def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
+    data = task.dataset.name
+    yield "task", f"{task.name}: {task.title}"
+    yield "variant of", task.variant_of and f"{task.variant_of}; rows of the two are not compared"
+    yield "data", f"{data}: {state_of(folders, data)}"
+    if task.novel_from:
+        yield "novel data", f"{task.novel_from}: {state_of(folders, task.novel_from)}"
+    if task.kind.has_base:
+        yield "base", _base_classes(task, folders)
+    yield ("sessions", _sessions(task, task.sessions)) if task.sessions else ("episode", _episode(task))
+    yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
+    yield "backbone", _backbone(task)
+    yield "seen", MARKS[seen(corpora_of(task.pretraining), task.novel_data, task.base_order)]
+    stage = task.meta_training
+    yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
+    counts = task.evaluation
+    what = "sequences" if task.sessions else "episodes"
+    hidden = f"; {HIDDEN}" if task.hides("val") else ""
+    yield "evaluation", f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {what}{hidden}"
+    yield "definition", task.hash
+    yield "digest", task.digest or ""
+    board = load_board(task, folders.results)
+    yield "results", _results(board)
+    yield "run", f"ifsl-bench run --method imprint --task {task.name}"
+    yield "cite", f"ifsl-bench cite {task.name}"
+
+
+def _base_classes(task: Task, folders: Home) -> str:
+    try:
+        count = outline_of(task, folders, lacking=True).base_classes
+    except UserError:
+        count = 0
+    return f"{count} classes" if count else "as many classes as its data have"
+
+
+def _episode(task: Task) -> str:
+    episode, shots = task.episode, f"{task.shots} shot{'s' * (task.shots > 1)}"
+    novel = f"{episode.ways} ways, {shots}; {episode.ways * episode.novel_queries} novel queries"
+    return f"{novel}, {f'{episode.base_queries} base queries' if task.kind.has_base else 'no base classes'}"
+
+
+def _sessions(task: Task, spec: SessionSpec) -> str:
+    drawn = "the order and supports of the published list"
+    if not spec.published:
+        drawn = f"{spec.orders:,} orders of the novel classes, {spec.supports:,} support sets each"
+    return f"{spec.count} sessions of {spec.ways} ways, {task.shots} shot{'s' * (task.shots > 1)}; {drawn}"
+
+
+def _backbone(task: Task) -> str:
+    name, spec = task.pretraining.backbone, task.pretraining
+    if name == NO_BACKBONE:
+        return "none: the data are features, and a base classifier is trained on them"
+    if name == INCLUDED:
+        return "included: features and base classifiers come with the package"
+    if is_frozen(spec):
+        seen_by = f", pretrained on {spec.pretrained_on}, as its user says" if spec.pretrained_on else ""
+        return f"{name}, frozen{seen_by}; a base classifier is trained on its features"
+    own = "one for each training seed" if spec.seed is None else "the same for all training seeds"
+    return f"{name}, pretrained on the base classes for {spec.steps:,} steps, {own}"
+
+
+def _results(board: Board) -> str:
+    measured = len({(row.label, row.origin) for row in (*board.rows, *board.others)})
+    counts = {"measured": measured, "published": len(board.papers)}
+    text = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)
+    return f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if text else "none yet"

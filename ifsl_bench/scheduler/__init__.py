@@ -1,1 +1,0 @@
-"""The stages of many jobs, each once, by as many workers as there are."""

@@ -1,0 +1,116 @@
+"""Inner optimisation for few-shot learners, batched over episodes and differentiable in all an objective depends on.
+
+    solution = minimise(objective, solver, v0, args, adjoint)
+
+Objective, solver, adjoint and the adjoint's linear solver are chosen independently:
+
+    minimise(f, LBFGS(), v0, args)                                            # exact implicit gradients
+    minimise(f, LBFGS(), v0, args, Implicit(Neumann(steps=20, damping=0.1)))  # recurrent back-propagation
+    minimise(f, GradientDescent(1.0, steps=20), v0, args, Unroll())           # truncated back-propagation in time
+
+`f(v, args)` returns one value per episode, [E]; v0 (a tensor or a tree of tensors) has the leading dimension E; args
+is a tree of everything f depends on, and nothing outside it receives a gradient. `solution.value` is the minimiser;
+`solution.converged`, `.steps`, `.gradient_norm` and `.objective` report the solve of each episode and are meant to be
+stored with a result; `solution.adjoint` reports the backward pass after `backward()`.
+
+Two objectives of few-shot episodes come with closed forms and with coordinates in which their size is that of the
+support set: `SoftmaxRegression` (convex; `DualNewton()` solves thousands of episodes a second) and `TanhNetwork`
+(`LBFGS()` with v0 = None works in its dual numbers). `fold` turns an attractor into the centres and precisions they
+take:
+
+    c, p = fold(u, log_gamma, weight_decay=1e-5, rows=N)
+    args = Regression(features, labels, base_logits.logsumexp(-1), c, p)
+    solution = minimise(SoftmaxRegression(), DualNewton(), None, args, Implicit(Neumann()))
+    novel = query @ solution.value[..., :-1].mT + solution.value[..., None, :, -1]      # [E, Q, N]
+
+A `Learner` puts these together for the episodes of a method; see `episode_problems`. On a CPU single episodes are
+solved by code that Numba compiles (`numba_*.py`), on one core each and in double precision: a torch operation on the
+numbers of one episode costs several times what it computes. `numba_backend` passes tensors to it.
+
+Names are imported when first used: linear methods need no networks, and compiled code needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ifsl_bench.utils.cosine import unit as unit
+
+    from .adjoint import Adjoint as Adjoint
+    from .adjoint import Implicit as Implicit
+    from .adjoint import Unroll as Unroll
+    from .attractor_prior import Memory as Memory
+    from .attractor_prior import attention as attention
+    from .attractor_prior import fold as fold
+    from .attractor_prior import ridge as ridge
+    from .coordinates import Space as Space
+    from .episode_problems import STRONG_WEIGHT_DECAYS as STRONG_WEIGHT_DECAYS
+    from .episode_problems import WEIGHT_DECAY as WEIGHT_DECAY
+    from .episode_problems import WEIGHT_DECAYS as WEIGHT_DECAYS
+    from .episode_problems import Converged as Converged
+    from .episode_problems import Learner as Learner
+    from .episode_problems import LinearLearner as LinearLearner
+    from .episode_problems import Meta as Meta
+    from .episode_problems import Part as Part
+    from .episode_problems import Unrolled as Unrolled
+    from .episode_problems import fixed_class as fixed_class
+    from .episode_problems import learner_of as learner_of
+    from .episode_problems import statistics as statistics
+    from .gradient_descent import GradientDescent as GradientDescent
+    from .gradient_descent import largest_curvature as largest_curvature
+    from .lbfgs import LBFGS as LBFGS
+    from .linear import AdjointReport as AdjointReport
+    from .linear import ConjugateGradient as ConjugateGradient
+    from .linear import LinearOutcome as LinearOutcome
+    from .linear import LinearSolver as LinearSolver
+    from .linear import Neumann as Neumann
+    from .linear import Operator as Operator
+    from .network import TanhNetwork as TanhNetwork
+    from .network_learner import NetworkLearner as NetworkLearner
+    from .network_space import Network as Network
+    from .network_space import NetworkArgs as NetworkArgs
+    from .objective import FunctionObjective as FunctionObjective
+    from .objective import Objective as Objective
+    from .outcome import Outcome as Outcome
+    from .outcome import Solution as Solution
+    from .outcome import Solver as Solver
+    from .outcome import measured as measured
+    from .regression import DualNewton as DualNewton
+    from .regression import SoftmaxRegression as SoftmaxRegression
+    from .softmax import Regression as Regression
+    from .solve import minimise as minimise
+
+_MODULES = {
+    "adjoint": ("Adjoint", "Implicit", "Unroll"),
+    "attractor_prior": ("Memory", "attention", "fold", "ridge"),
+    "coordinates": ("Space",),
+    "episode_problems": (
+        *("STRONG_WEIGHT_DECAYS", "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "Learner", "LinearLearner", "Meta"),
+        *("Part", "Unrolled", "fixed_class", "learner_of", "statistics"),
+    ),
+    "lbfgs": ("LBFGS",),
+    "linear": ("AdjointReport", "ConjugateGradient", "LinearOutcome", "LinearSolver", "Neumann", "Operator"),
+    "solve": ("minimise",),
+    "network": ("TanhNetwork",),
+    "network_learner": ("NetworkLearner",),
+    "network_space": ("Network", "NetworkArgs"),
+    "objective": ("FunctionObjective", "Objective"),
+    "outcome": ("Outcome", "Solution", "Solver", "measured"),
+    "regression": ("DualNewton", "SoftmaxRegression"),
+    "softmax": ("Regression",),
+    "gradient_descent": ("GradientDescent", "largest_curvature"),
+    "ifsl_bench.utils.cosine": ("unit",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULE_OF[name]
+    value = getattr(import_module(module if "." in module else f"{__name__}.{module}"), name)
+    globals()[name] = value  # a submodule of the same name, such as minimise, must not replace it
+    return value

@@ -1,0 +1,60 @@
+"""R, the attractor, as the centres and precisions that episodic objectives take; the parts that centres are made of.
+
+    R = (1/M) sum_k sum_d exp(log_gamma_d) (V_kd - u_kd)^2        over the M rows of V: novel classes, or hidden units
+
+Ren, Liao, Fetaya & Zemel, Incremental Few-Shot Learning with Attention Attractor Networks, NeurIPS 2019; the mean
+over rows is the released code's, the paper writes a sum.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.utils.cosine import unit
+
+
+def fold(u: Tensor, log_gamma: Tensor, weight_decay: float, rows: int) -> tuple[Tensor, Tensor]:
+    """R + weight_decay/2 |V|^2 as 1/2 sum p (V - c)^2 + constant: centres c like u, precisions p like log_gamma.
+
+    u [..., N, D+1] (any leading shape), log_gamma [D+1]; rows is M.
+    """
+    pull = 2 / rows * log_gamma.exp()
+    precisions = pull + weight_decay
+    return u * (pull / precisions), precisions
+
+
+def ridge(rows: int, size: int, weight_decay: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """No attractor: centres 0 [rows, size] and precisions weight_decay [size], in the type and place of `like`."""
+    return like.new_zeros(rows, size), like.new_full((size,), weight_decay)
+
+
+def attention(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """softmax_j(tau unit(query).unit(key_j)): queries [E, M, D], keys [K, D] -> [E, M, K].
+
+    hidden [E, K] bool: base classes with no share in the episode's attention.
+    """
+    logits = tau * (unit(queries) @ unit(keys).mT)
+    if hidden is not None:
+        logits = logits.masked_fill(hidden[:, None], -torch.inf)
+    return logits.softmax(-1)
+
+
+class Memory(nn.Module):
+    """f_phi: base weights [K, D] -> one attractor for each base class and output size, through one tanh layer.
+
+    Weights truncated normal with deviation 0.01, biases zero, as in the released code.
+    """
+
+    def __init__(self, features: int, outputs: tuple[int, ...], hidden: int = 50) -> None:
+        super().__init__()
+        self.inner = nn.Linear(features, hidden)
+        self.outer = nn.ModuleList(nn.Linear(hidden, size) for size in outputs)
+        for layer in (self.inner, *self.outer):
+            assert isinstance(layer, nn.Linear)
+            nn.init.trunc_normal_(layer.weight, std=0.01, a=-0.02, b=0.02)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, weight: Tensor) -> list[Tensor]:
+        h = torch.tanh(self.inner(weight))  # [K, hidden]
+        return [layer(h) for layer in self.outer]

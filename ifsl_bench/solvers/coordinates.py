@@ -1,0 +1,149 @@
+"""Coordinates for a quasi-Newton method: the unknowns as they are, or an objective's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.objective import Objective, value_and_gradient
+from ifsl_bench.solvers.tree import Tree, dot, pack, tensors, tree_map, unpack
+
+
+class Space(Protocol):
+    """Coordinates z [E, P]: R^P with the metric M, so <a, b> = a . M b.
+
+    Gradients are given as representers in that metric. The large form has M = 1; a reduced form has M = its kernels.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def penalised(self) -> bool:
+        """True where <z, z> / 2 is the penalty in the objective."""
+
+    def initial(self) -> Tensor:
+        """The start, z [E, P]."""
+
+    def image(self, z: Tensor) -> Tensor:
+        """The metric times z."""
+
+    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The value [E], the gradient [E, P], and its norm in the large form [E]."""
+
+    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The Hessian at z, a function of p and M p."""
+
+    def expand(self, z: Tensor) -> Tree:
+        """The unknowns in the large form."""
+
+    def take(self, index: Tensor) -> Space | None:
+        """The space of some episodes alone; None where the arguments cannot be split."""
+
+    def whitened(self) -> Whitened:
+        """Coordinates of the same points whose metric is the Euclidean one."""
+
+    def double(self, index: Tensor) -> Space | None:
+        """The space of some episodes in float64; None where that is no use."""
+
+
+class Whitened(Protocol):
+    """Coordinates w [E, P] in which |w| is the length of z in the metric of its `Space`."""
+
+    def into(self, z: Tensor) -> Tensor:
+        """w for z."""
+
+    def back(self, w: Tensor) -> Tensor:
+        """z for w."""
+
+    def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The value [E], and pieces that make the gradient [E, P] side by side."""
+
+    def norm(self, g: Tensor) -> Tensor:
+        """The norm of a gradient g [E, P] in the large form: [E]."""
+
+    def take(self, index: Tensor) -> Whitened | None:
+        """The coordinates of some episodes alone; None where the arguments cannot be split."""
+
+
+def coordinates(objective: Objective, v0: Tree, args: Tree) -> Space:
+    """The coordinates to search in: the objective's own, or the large form.
+
+    Raises:
+        ValueError: no v0 where the objective has no start of its own.
+    """
+    if (own := objective.space(v0, args)) is not None:
+        return own
+    if v0 is None:
+        raise ValueError(f"{type(objective).__name__} has no start of its own: give v0")
+    return LargeSpace(objective, v0, args)
+
+
+@dataclass(frozen=True)
+class LargeSpace:
+    """The unknowns as they are, side by side, with the Euclidean metric."""
+
+    objective: Objective
+    v0: Tree
+    args: Tree
+    penalised: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return tensors(self.v0)[0].dtype
+
+    def initial(self) -> Tensor:
+        return pack(self.v0).detach().clone()
+
+    def image(self, z: Tensor) -> Tensor:
+        return z
+
+    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value, slope = value_and_gradient(self.objective, unpack(z, self.v0), self.args)
+        flat = pack(slope)
+        return value, flat, dot(flat, flat).sqrt()
+
+    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        product = self.objective.hessian(unpack(z, self.v0), self.args).product
+        return lambda p, _: pack(product(unpack(p, self.v0)))
+
+    def expand(self, z: Tensor) -> Tree:
+        return unpack(z, self.v0)
+
+    def take(self, index: Tensor) -> LargeSpace | None:
+        if (args := self.objective.take(self.args, index)) is None:
+            return None
+        return LargeSpace(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
+
+    def whitened(self) -> Whitened:
+        return _Plain(self)
+
+    def double(self, index: Tensor) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A `LargeSpace`, which is white as it is."""
+
+    space: LargeSpace
+
+    def into(self, z: Tensor) -> Tensor:
+        return z
+
+    def back(self, w: Tensor) -> Tensor:
+        return w
+
+    def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        value, slope, _ = self.space.evaluate(w, w)
+        return value, (slope,)
+
+    def norm(self, g: Tensor) -> Tensor:
+        return dot(g, g).sqrt()
+
+    def take(self, index: Tensor) -> _Plain | None:
+        return None if (part := self.space.take(index)) is None else _Plain(part)

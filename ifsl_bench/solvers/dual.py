@@ -1,0 +1,246 @@
+"""Newton's method for softmax regression in its S x N dual numbers.
+
+At the optimum V = C + P^-1 A X with A = (Y - pi) / S, [N, S]; docs/solve.md derives what follows from it. Rasmussen
+& Williams (Gaussian Processes for Machine Learning, algorithm 3.3) factorise N + 1 matrices S x S a step. For matrices
+this small a batched factorisation is slower than everything else together, so the Newton system (1 + M K) s = -r is
+solved by conjugate gradients in the metric of K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.iterate import State, chosen, iterate, patience
+from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
+from ifsl_bench.solvers.softmax import (  # fmt: skip
+    Regression,
+    cross_entropy,
+    floored,
+    kernel,
+    misfit,
+    one_hot,
+    residual,
+    scores,
+)
+from ifsl_bench.solvers.tree import column, dot, doubled
+
+FORCING = 1e-2  # what is left of a Newton step's system, where there are enough steps for that
+LOOK = 4  # Newton steps before the first look at how far the episodes have come
+
+
+def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
+    """Solves all episodes at once, as `DualNewton` says."""
+    outcome = _solve(args, tolerance, max_steps, inner_steps)
+    if args.features.dtype == torch.float64 or (count := int((~outcome.converged).sum())) == 0:
+        return outcome
+    if not bool(args.precisions.min() > 0):
+        return outcome
+    # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
+    rows = chosen(~outcome.converged, count)
+    hard = doubled(args.take(rows))
+    return outcome.put(rows, _solve(hard, min(tolerance or 1.0, 1e-9), max_steps, inner_steps))
+
+
+def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
+    """w [E, N, S] with (1 + M K) w = b, M being the Hessian of the cross-entropy for probabilities pi [E, N, S] and
+    K [E, S, S] a kernel; and the steps it took [E]."""
+    image = b @ k
+    w, _, steps = _conjugate(k, pi, b, image, dot(b, image), tolerance, max_steps, look=patience(k))
+    return w, steps.long()
+
+
+@dataclass
+class _State(State):
+    outputs: ClassVar = ("a", "f", "steps", "converged")
+    common: ClassVar = ("limit", "between", "count")
+
+    # What does not change.
+    k: Tensor  # [E, S, S]
+    labels: Tensor  # [E, 1, S]
+    hot: Tensor  # [E, N+1, S] labels as booleans, the fixed class last
+    first: Tensor  # [E] the gradient's squared norm at the centres; below `share` and below `close` it is small enough
+    share: Tensor
+    close: Tensor
+    largest: Tensor  # [E] of the kernel's diagonal
+    limit: Tensor  # [] how much further than is safe a line search goes
+    between: Tensor  # [3] in this share of the way, in logarithms
+    # What does.
+    a: Tensor  # [E, N, S] the dual numbers
+    f: Tensor  # [E, N+1, S] scores, the fixed class last
+    p: Tensor  # [E, N+1, S] probabilities
+    r: Tensor  # [E, N, S] the representer of the gradient: grad L = r X
+    r_image: Tensor  # [E, N, S] r K
+    length: Tensor  # [E] the gradient's squared norm in the metric, and its least so far
+    best: Tensor
+    steps: Tensor  # [E]
+    idle: Tensor  # [E] steps in vain
+    converged: Tensor  # [E] bool
+    active: Tensor  # [E] bool
+    count: int = 0
+
+
+def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
+    x, labels, rest, centres, precisions = args
+    dtype = x.dtype
+    inverse_p = 1 / floored(precisions)
+    k = kernel(x, inverse_p)  # [E, S, S]
+    start = scores(centres, x)  # [E, N, S]
+    episodes, ways, size = start.shape
+    hot = one_hot(labels, ways + 1)  # [E, N+1, S], the fixed class last
+    f = torch.cat([start, rest[:, None]], 1)
+    p = f.softmax(1)
+    r = misfit(p, hot) / -size
+    r_image = r @ k
+    first = dot(r, r_image)
+    eps, largest = torch.finfo(dtype).eps, k.diagonal(dim1=1, dim2=2).amax(1)
+    # A start that is already a solution up to rounding has no gradient to shrink.
+    target = hot[:, :-1].to(dtype) / size
+    relative = relative_tolerance(tolerance, dtype, 1e-6, 1e-9)
+    share = relative**2 * torch.maximum(first, eps**2 * dot(target, target @ k))
+    near = 1e-6 if dtype == torch.float64 else 1e-3  # a tenth of how far a support score may be from its minimum's
+    close = near**2 / largest.clamp_min(torch.finfo(dtype).tiny)
+    converged = first <= torch.minimum(share, close)
+    active = ~converged
+    if dtype != torch.float64:
+        # Rows so near to each other that K does not tell them apart: leave the episode to float64.
+        active, converged = active & (clear := ~_blurred(k)), converged & clear
+
+    def step(s: _State) -> _State:
+        d, rho, _ = _conjugate(
+            s.k, s.p[:, :-1], -s.r, -s.r_image, s.length, FORCING, min(inner_steps, max(1, 2 * s.count))
+        )
+        d_image, solved = d @ s.k, rho <= 0.09 * s.length
+        t, p = _line_search(s, d, d_image)
+        t = column(t * s.active, d)
+        a = torch.addcmul(s.a, t, d)
+        f = torch.cat([torch.addcmul(s.f[:, :-1], t, d_image), s.f[:, -1:]], 1)
+        p = torch.where(column(s.active, p), p, s.p)
+        r = a - misfit(p, s.hot) / size
+        r_image = r @ s.k
+        length = dot(r, r_image)
+        moved = t[:, 0, 0] * d_image.abs().amax((1, 2))
+        arrived = s.active & (length <= s.share) & ((length <= s.close) | ((moved <= near) & solved))
+        converged, active, idle, best = s.converged | arrived, s.active & ~arrived, s.idle, s.best
+        if s.count >= 8:
+            # Rounding may end progress before the tolerance does: three steps that neither shrink the gradient nor
+            # move a score by more than its rounding are enough. (Early on the gradient may grow while L falls.)
+            still = moved <= 4 * eps * s.largest * a.abs().sum(2).amax(1)
+            idle = (idle + 1) * (still & (length >= 0.25 * best))
+            best = torch.minimum(best, length)
+            active = active & (idle < 3)
+        return replace(
+            s, a=a, f=f, p=p, r=r, r_image=r_image, length=length, best=best, steps=s.steps + s.active, idle=idle,
+            converged=converged, active=active, count=s.count + 1,
+        )  # fmt: skip
+
+    none = torch.zeros(episodes, dtype=torch.long, device=x.device)
+    s = _State(
+        k, labels[:, None], hot, first, share, close, largest, k.new_tensor(16.0), k.new_tensor([1.0, 0.5, 0.0]),
+        torch.zeros_like(start), f, p, r, r_image, first, first,
+        none, none, converged, active,
+    )  # fmt: skip
+    s = iterate(step, s, max_steps, lambda s: (s, s.active), lambda _: step, first=LOOK)
+    v, norm, value, remainder, off = at(s.a, s.f[:, :-1], k, start, inverse_p, args)
+    sound = (remainder <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)
+    return Outcome(v, s.converged & sound, s.steps, norm, value)
+
+
+def _conjugate(
+    k: Tensor, pi: Tensor, b: Tensor, b_image: Tensor, square: Tensor, tolerance: float, count: int, look: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """w [E, N, S] with (1 + M K) w = b after `count` steps of conjugate gradients in the metric of K, the square of
+    what is left of b [E], and the steps that episodes took [E] until that was `tolerance` of b.
+
+    `krylov.conjugate_gradient` for an operator that is at least 1: the curvature along a direction is at least the
+    residual's square. Steps of episodes that are done have no length, and what that is costs no look; look: after so
+    many steps it is looked whether all are done. b_image is b K, and `square` its product with b.
+    """
+    shares = pi / pi.shape[2]
+    residual, p, image = b, b, b_image
+    least = (tolerance**2 * square).clamp_min(torch.finfo(pi.dtype).tiny)
+    rho, zero = square.maximum(least), torch.zeros_like(least)
+    w, steps = torch.zeros_like(b), zero
+    for i in range(1, count + 1):
+        h = shares * image
+        h = p + torch.addcmul(h, pi, h.sum(1, keepdim=True), value=-1)
+        going = rho > least
+        length = column(torch.where(going, rho / dot(h, image).maximum(rho), zero), p)
+        w = torch.addcmul(w, length, p)
+        residual = torch.addcmul(residual, length, h, value=-1)
+        residual_image = residual @ k
+        before, rho = rho, dot(residual, residual_image).maximum(least)
+        steps = steps + going if look else steps
+        if i == count or (look and i % look == 0 and not bool(going.any())):
+            break
+        ratio = column(rho / before, p)
+        p, image = torch.addcmul(residual, ratio, p), torch.addcmul(residual_image, ratio, image)
+    return w, rho, steps
+
+
+def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]:
+    """The step along d [E, N, S], whose image moves the scores, and the probabilities there.
+
+    From a step that is safe (docs/solve.md), Newton's method on the slope goes on, at most 16 times as far. That is
+    too far where scores saturate, so points between the two are looked at as well: the furthest is taken where L has
+    certainly fallen.
+    """
+    move = torch.nn.functional.pad(d_image, (0, 0, 0, 1))  # [E, N+1, S]
+    least, most = torch.aminmax(move, dim=1)
+    reach = (most - least).amax(1, keepdim=True)  # [E, 1]
+    safe = torch.where(reach < 1, torch.ones_like(reach), reach.log1p() / reach)
+    # How much further the label's score goes than another: what the labels and the probabilities have in common in
+    # the slope is gone before it is added up.
+    gains = (move.gather(1, s.labels) - move)[:, None]
+    fixed_slope, fixed_curvature, size = dot(s.a, d_image)[:, None], dot(d, d_image)[:, None], move.shape[2]
+
+    def weighted(t: Tensor) -> Tensor:
+        """Gains by their probability at steps t [E, T]: [E, T, N+1, S]."""
+        return torch.addcmul(s.f[:, None], t[:, :, None, None], move[:, None]).softmax(2) * gains
+
+    fitted = weighted(safe)
+    sums = fitted.sum(2)  # [E, 1, S]
+    slope = torch.addcmul(fixed_slope, safe, fixed_curvature) - sums.sum(2) / size
+    curvature = fixed_curvature + dot(fitted, gains - sums[:, :, None])[:, None] / size
+    further = torch.fmin(1 - slope / (curvature * safe), s.limit)  # [E, 1]
+    steps = safe * further**s.between  # [E, T]
+    slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - weighted(steps).sum((2, 3)) / size
+    # By convexity L falls by -slope t at least up to the safe step, and rises by slope' (t' - t) at most from there.
+    good = slopes * (steps - safe) <= -0.5 * slope * safe
+    t = steps.gather(1, good.to(torch.uint8).argmax(1, keepdim=True))
+    return t[:, 0], torch.addcmul(s.f, t[:, :, None], move).softmax(1)
+
+
+def _blurred(k: Tensor) -> Tensor:
+    """Marks episodes where rounding of K [E, S, S] is not small beside the distance of some two rows: [E]."""
+    own = k.diagonal(dim1=1, dim2=2)
+    distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
+    distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    return distance.amin((1, 2)) < 100 * torch.finfo(k.dtype).eps * own.amax(1)
+
+
+def at(
+    a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: Regression
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The end of a search, for dual numbers a and scores f [E, N, S]: V [E, N, D+1]; [E] each the gradient's norm at V,
+    L, the square of the gradient in the norm of P^-1, and how far V is off f.
+
+    A search adds its scores up step by step, and where rows are nearly equal its dual numbers may run away along what K
+    does not see. What counts is where V is, so this looks afresh: at the gradient itself, whose length cannot come
+    out negative, and at the scores of V. Infinitely off are dual numbers that no minimum has: there
+    |a| = |target - pi / S| <= 1 / S.
+    """
+    x, labels, rest, centres, _ = args
+    ways, size = a.shape[1:]
+    a_image = a @ k
+    r = a + residual(start + a_image, rest, labels)
+    both, ones = torch.cat([a, r], 1) @ x, r.sum(2)  # [E, 2N, D]: one pass over the features for V and the gradient
+    v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
+    squares, square = both[:, ways:].square().sum(1), ones.square().sum(1)  # [E, D], [E]
+    norm, remainder = (squares.sum(1) + square).sqrt(), squares @ inverse_p[:-1] + square * inverse_p[-1]
+    value = cross_entropy(f, rest, labels).mean(1) + dot(a, a_image) / 2
+    off = (scores(v, x) - f).abs().amax((1, 2))
+    return v, norm, value, remainder, torch.where(a.abs().amax((1, 2)) <= 2 / size, off, torch.inf)

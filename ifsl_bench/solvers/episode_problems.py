@@ -1,0 +1,225 @@
+"""The learners of incremental few-shot episodes: fast weights beside a fixed base classifier, solved and applied.
+
+A `Learner` says what the fast weights are, a `Meta` how they are found and how gradients pass through the solve:
+
+    learner = LinearLearner(ways, features)
+    c, p = fold(u, log_gamma, WEIGHT_DECAY, learner.parts[0].rows)
+    solved = Converged(Neumann()).solve(learner, (x, labels, rest), [(c, p)])
+    novel = learner.logits(solved.weights, query)  # [E, Q, N]
+
+Shapes: E episodes at once, S support rows, Q queries, D features, K base classes, N novel classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.adjoint import Implicit, Unroll
+from ifsl_bench.solvers.gradient_descent import GradientDescent, largest_curvature
+from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
+from ifsl_bench.solvers.objective import Objective
+from ifsl_bench.solvers.outcome import Solution, Solver
+from ifsl_bench.solvers.regression import DualNewton, SoftmaxRegression
+from ifsl_bench.solvers.softmax import Regression
+from ifsl_bench.solvers.solve import minimise
+from ifsl_bench.solvers.tree import Tree, tree_map
+from ifsl_bench.utils.cosine import products
+
+WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
+WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, -1))  # 1e-13 ... 1e-1, to choose from
+STRONG_WEIGHT_DECAYS = (
+    0.316,
+    1.0,
+    3.16,
+    10.0,
+)  # in sessions, where one chosen for episodes takes too many base queries
+
+Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, rest [E, S]
+Pull = tuple[Tensor, Tensor]  # centres [(E,) rows or 1, size] and precisions [size], see `fold`
+
+
+def fixed_class(base_logits: Tensor, hidden: Tensor, earlier: Tensor | None = None) -> Tensor:
+    """The classes whose logits are fixed as one class: the logsumexp of their logits, [E, S].
+
+    Args:
+        base_logits: [E, S, K].
+        hidden: [E, K] bool; a hidden class is left out. -inf where none is left.
+        earlier: [E, S, (t - 1) N] of the novel classes of earlier sessions; None where there are none.
+    """
+    if bool(hidden.any()):
+        base_logits = base_logits.masked_fill(hidden[:, None], -torch.inf)
+    met = base_logits if earlier is None else torch.cat([base_logits, earlier], -1)
+    return met.logsumexp(-1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Fast weights under one regulariser, a mean over `rows` rows of `size` numbers.
+
+    common: one centre serves all rows; else each novel class has its own.
+    """
+
+    rows: int
+    size: int
+    common: bool = False
+
+
+class Learner(ABC):
+    """The model learned in an episode: its objective, a solver that suits it, and the parts of the fast weights."""
+
+    parts: tuple[Part, ...]
+    objective: Objective
+    convex: bool
+
+    @abstractmethod
+    def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
+        """The solver for the minimum. In training it may be less exact."""
+
+    def past_saddles(self, solver: Solver) -> Solver:
+        """The solver, where the gradient of a minimum is asked for and that of another stationary point will not do."""
+        return solver
+
+    def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
+        """Objective and solver of a search that goes on from `there`, to which gradient steps from `start` have led.
+
+        What is convex has one minimum, wherever they led.
+        """
+        return self.objective, self.solver(args.features.dtype)
+
+    @abstractmethod
+    def join(self, parts: Sequence[Tensor]) -> Tree:
+        """Fast weights, [E, rows, size] for each part, as the objective takes them."""
+
+    @abstractmethod
+    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
+        """The arguments of the objective, from the centres and precisions of each part."""
+
+    @abstractmethod
+    def logits(self, v: Tree, x: Tensor) -> Tensor:
+        """Novel logits [E, Q, N] of x [E, Q, D] with the fast weights v."""
+
+    def start(self) -> list[Tensor]:
+        """Initial fast weights uniform(-0.01, 0.01), [rows, size] for each part: the same always and everywhere."""
+        generator = torch.Generator().manual_seed(0)
+        draws = (torch.rand(p.rows, p.size, generator=generator, dtype=torch.float64) for p in self.parts)
+        return [0.02 * draw - 0.01 for draw in draws]
+
+
+@dataclass(frozen=True)
+class LinearLearner(Learner):
+    """h(x) = W x + b. One part: [W, b], N rows of D+1. Convex."""
+
+    ways: int
+    features: int
+    objective: Objective = field(default_factory=SoftmaxRegression)
+    convex: bool = True
+
+    def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
+        return DualNewton()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
+        return (Part(self.ways, self.features + 1),)
+
+    def join(self, parts: Sequence[Tensor]) -> Tree:
+        return parts[0]
+
+    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
+        return Regression(*support, *pulls[0])
+
+    def logits(self, v: Tree, x: Tensor) -> Tensor:
+        return products(x, v[..., :-1], v[..., -1])
+
+
+class Solved(NamedTuple):
+    """Fast weights, and how they were found."""
+
+    weights: Tree  # see `Learner.logits`
+    statistics: dict[str, Tensor]  # [E] each: how each solve went
+    adjoint: AdjointReport  # filled in by the backward pass
+
+
+@dataclass(frozen=True)
+class Converged:
+    """Solved to convergence; gradients by implicit differentiation with a linear solver."""
+
+    linear: LinearSolver = field(default_factory=ConjugateGradient)
+
+    def solve(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
+        training: bool = False,
+    ) -> Solved:  # fmt: skip
+        args = learner.arguments(support, pulls)
+        solver = learner.solver(support[0].dtype, training)
+        if training and not isinstance(self.linear, Neumann):  # a series is damped by more than it curves down there
+            solver = learner.past_saddles(solver)
+        solution = minimise(learner.objective, solver, None, args, Implicit(self.linear))
+        return Solved(solution.value, statistics(solution), solution.adjoint)
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """`steps` gradient steps from fixed initial values, differentiated through (truncated back-propagation in time).
+
+    An episode's step is `rate`, or 1.8 / lambda_max where that is less, lambda_max being the largest curvature of its
+    objective at the start; the statistics report it. converge: outside training go on from there to the minimum (which
+    for a convex learner does not depend on the start).
+    """
+
+    steps: int = 20
+    rate: float = 1.0
+    converge: bool = True
+
+    def solve(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
+        training: bool = False,
+    ) -> Solved:  # fmt: skip
+        args, objective = learner.arguments(support, pulls), learner.objective
+        episodes = support[0].shape[0]
+        v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
+        objective.check(tree_map(Tensor.detach, args))
+        with torch.no_grad():
+            rate = 1.8 / largest_curvature(objective, v0, args)  # [E]
+            rate = rate.nan_to_num(self.rate).clamp(torch.finfo(rate.dtype).tiny, self.rate)
+        descent = GradientDescent(rate, self.steps)
+        on = self.converge and not training
+        if on:
+            there, fixed = v0, tree_map(Tensor.detach, args)
+            with torch.no_grad():
+                if not learner.convex:
+                    there = minimise(objective, descent, v0, fixed, Unroll()).value
+                goal, solver = learner.onward(fixed, v0, there)
+            solution = minimise(goal, solver, None, args)
+        else:
+            solution = minimise(objective, descent, v0, args, Unroll())
+        return Solved(solution.value, {**statistics(solution), "step_rate": rate}, solution.adjoint)
+
+
+Meta = (
+    Converged | Unrolled
+)  # finds the fast weights, from a start where it is unrolled, and passes gradients through that
+
+
+def statistics(solution: Solution) -> dict[str, Tensor]:
+    """The statistics of a solve that a result keeps, [E] each."""
+    norm = solution.gradient_norm
+    return {
+        "solver_steps": solution.steps.to(norm.dtype),
+        "solver_unconverged": (~solution.converged).to(norm.dtype),
+        "gradient_norm": norm,
+    }
+
+
+def learner_of(name: Literal["lr", "mlp"], ways: int, features: int) -> Learner:
+    """Return the learner that an option names: ``lr``, convex, or ``mlp``, the tanh network."""
+    if name == "lr":
+        return LinearLearner(ways, features)
+    from ifsl_bench.solvers.network_learner import NetworkLearner
+
+    return NetworkLearner(ways, features)

@@ -1,0 +1,214 @@
+"""Self-adjoint operators, and linear solvers for the adjoint: u = H^-1 v, exactly or in the manner of a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.krylov import self_adjoint_solve
+from ifsl_bench.solvers.option_ranges import check_options
+from ifsl_bench.solvers.tree import Tree, column, dot, pack, rebuild, tensors, unpack
+
+_COUNTED = ("diverged", "failed", "indefinite")
+ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
+
+
+@dataclass(frozen=True)
+class LinearOutcome:
+    """The answer of a linear solve and how it went, episode by episode."""
+
+    value: Tree
+    residual: Tensor  # [E], measured at the answer: relative to the right-hand side, or where that says little to u
+    steps: Tensor  # [E]
+    failed: Tensor  # [E] bool: the residual is too large
+    indefinite: Tensor  # [E] bool: H curves downwards somewhere
+
+
+class Operator:
+    """H, on trees with the leading dimension E, each episode with its own. An author needs `product`, d -> H d, alone;
+    a subclass overrides what the structure of its H makes cheaper."""
+
+    def __init__(self, product: Callable[[Tree], Tree]) -> None:
+        self.product = product
+
+    def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """Solves for H^-1 rhs by conjugate gradients, or MINRES where H is indefinite; tolerance None: the default."""
+        b = pack(rhs)
+        if tolerance is None:
+            tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
+        x, steps, indefinite = self_adjoint_solve(
+            lambda p, _: pack(self.product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
+        )
+        wrong = b - pack(self.product(unpack(x, rhs)))
+        share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
+        return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
+
+    def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+        """The sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E]."""
+        terms = tensors(rhs)
+        totals = [term.clone() for term in terms]
+        keep = 1 - damping
+        length = before = squares(terms)
+        for step in range(steps):
+            products = tensors(self.product(rebuild(rhs, terms)))
+            terms = [torch.add(keep * term, h, alpha=-rate) for term, h in zip(terms, products, strict=True)]
+            for total, term in zip(totals, terms, strict=True):
+                total += term
+            if step >= steps - 2:
+                before, length = length, squares(terms)
+        return rebuild(rhs, [rate * total for total in totals]), ~length.isfinite() | ((length > before) & (steps > 1))
+
+    def shifted(self, shift: float) -> Operator:
+        """The operator H + shift."""
+
+        def product(d: Tree) -> Tree:
+            pairs = zip(tensors(self.product(d)), tensors(d), strict=True)
+            return rebuild(d, [torch.add(h, part, alpha=shift) for h, part in pairs])
+
+        return Operator(product) if shift else self
+
+    def largest(self, like: Tree, steps: int) -> Tensor:
+        """An estimate (from below) of the largest absolute eigenvalue, by power iteration: [E]."""
+        z = pack(like)
+        generator = torch.Generator().manual_seed(0)
+        d = torch.randn(z.shape[1], generator=generator, dtype=z.dtype).to(z.device).expand_as(z)
+        size = torch.ones_like(z[:, 0])
+        for _ in range(steps):
+            d = d / d.norm(dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+            h = pack(self.product(unpack(d, like))).detach()
+            # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
+            size, d = h.norm(dim=1), h
+        return size
+
+
+@dataclass
+class AdjointReport:
+    """Statistics of the backward pass, which fills them in.
+
+    diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance; indefinite:
+    episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum. These are counted
+    where the episodes are: the first look at one makes a device wait, once for all three.
+    """
+
+    episodes: int = 0
+    residual: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
+    steps: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
+    _counts: dict[str, int | Tensor] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0), repr=False)
+
+    @property
+    def diverged(self) -> int:
+        return self._read("diverged")
+
+    @property
+    def failed(self) -> int:
+        return self._read("failed")
+
+    @property
+    def indefinite(self) -> int:
+        return self._read("indefinite")
+
+    def count(self, **more: Tensor | int) -> None:
+        """Adds to the counts: a number, or the episodes that are marked [E] bool."""
+        for name, value in more.items():
+            self._counts[name] = self._counts[name] + (value.sum() if isinstance(value, Tensor) else value)
+
+    def count_all_failed(self, where: Tensor | bool) -> None:
+        """Counts every episode as failed where that is true []."""
+        if where is not False:
+            self._counts["failed"] = torch.where(torch.as_tensor(where), self.episodes, self._counts["failed"])
+
+    def take(self, outcome: LinearOutcome) -> Tree:
+        """Notes how a linear solve went, and returns its answer."""
+        self.episodes += outcome.failed.shape[0]
+        self.count(failed=outcome.failed, indefinite=outcome.indefinite)
+        self.residual, self.steps = outcome.residual, outcome.steps
+        return outcome.value
+
+    def _read(self, name: str) -> int:
+        waiting = {key: value for key, value in self._counts.items() if isinstance(value, Tensor)}
+        if waiting:
+            self._counts |= dict(zip(waiting, torch.stack([*waiting.values()]).tolist(), strict=True))
+        return int(self._counts[name])
+
+
+class LinearSolver(Protocol):
+    """Solves H u = v."""
+
+    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
+        """u for v = rhs, with the statistics written to the report."""
+
+
+@dataclass(frozen=True)
+class ConjugateGradient:
+    """Exact to a relative residual of `tol` (default: 1e-10, or as far as float32 goes).
+
+    Where H turns out to be indefinite, the point is no minimum: the episode is counted, and solved by MINRES.
+
+    Softmax regression and the tanh network are solved in float64 whatever the precision of the arguments. An episode
+    has failed where the residual measured at the answer is too large (see `LinearOutcome`): near-singular Hessians.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    tol: float | None = None
+    max_steps: int = 500
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("tol",), counts=("max_steps",))
+
+    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
+        return report.take(operator.inverse(rhs, self.tol, self.max_steps))
+
+
+@dataclass(frozen=True)
+class Neumann:
+    """Recurrent back-propagation: a truncated, damped Neumann series (Liao et al. 2018; Ren et al. 2019).
+
+    With F(V) = V - rate grad L(V) and J = dF/dV:  v_0 = v, g = v;  `steps` times  v <- J^T v - damping v, g <- g + v;
+    u = rate g. As steps grow it tends to (H + damping / rate)^-1 v, so it is biased where the damping is not small
+    beside H, and it diverges once H has an eigenvalue above (2 - damping) / rate, or one below -damping / rate. An
+    episode counts as diverged when the last term is longer than the one before it, or not finite.
+
+    A sum that grows is no estimate of anything: it grows with the power `steps` of an eigenvalue, and one such gradient
+    stays in Adam's second moment for a thousand steps. A diverged episode gets (H + damping / rate)^-1 v itself, by
+    `Operator.inverse`, to which the series of its neighbours tend. Its gradient then has the size of theirs, which that
+    of H^-1 v has not, and no episode is left out.
+    """
+
+    steps: int = 20
+    damping: float = 0.1
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("rate",), counts=("steps",))
+        if not 0 <= self.damping < 1:
+            raise ValueError(f"Neumann(damping={self.damping}): it must be at least 0 and below 1")
+
+    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
+        u, diverged = operator.series(rhs, self.steps, self.damping, self.rate)
+        report.episodes += diverged.shape[0]
+        grown = int(diverged.sum())
+        report.count(diverged=grown)
+        report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
+        if grown:
+            limit = self._limit(operator, rhs, diverged, report)
+            pairs = zip(tensors(u), tensors(limit), strict=True)
+            u = rebuild(rhs, [torch.where(column(diverged, a), b, a) for a, b in pairs])
+        return u
+
+    def _limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
+        """(H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
+        some = rebuild(rhs, [torch.where(column(rows, v), v, 0.0) for v in tensors(rhs)])
+        outcome = operator.shifted(self.damping / self.rate).inverse(some, None, 1000)
+        report.count(failed=outcome.failed & rows, indefinite=outcome.indefinite & rows)
+        return outcome.value
+
+
+def squares(parts: list[Tensor]) -> Tensor:
+    """Squared length of each episode's vector, held in parts [E, ...]: [E]."""
+    return torch.stack([dot(part, part) for part in parts]).sum(0)

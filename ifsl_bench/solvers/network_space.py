@@ -1,0 +1,241 @@
+"""The coordinates in which the search for a tanh network runs: its dual numbers; see `network`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.softmax import (
+    cross_entropy,
+    floored,
+    indicator,
+    kernel,
+    per_episode,
+    probabilities,
+    residual,
+    scores,
+    spread,
+    weigh,
+)  # fmt: skip
+from ifsl_bench.solvers.tree import Tree, dot, doubled, tree_map
+from ifsl_bench.solvers.whitened import WhitenedNetwork
+
+Curvature = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class Network(NamedTuple):
+    """The unknowns."""
+
+    output: Tensor  # [E, N, H+1] W and b
+    skip: Tensor  # [E, N, D] W_3
+    hidden: Tensor  # [E, H, D+1] W_2 and b_2
+
+
+class NetworkArgs(NamedTuple):
+    """The arguments of `TanhNetwork`. Centres may lack E or have a one for N or H; all but labels may receive
+    gradients."""
+
+    features: Tensor  # [E, S, D]
+    labels: Tensor  # [E, S], 0..N-1
+    rest: Tensor  # [E, S] logsumexp of the fixed logits, -inf where there are none
+    output_centres: Tensor  # [(E,) N, H+1]
+    output_precisions: Tensor  # [H+1]
+    skip_centres: Tensor  # [(E,) N, D]
+    skip_precisions: Tensor  # [D]
+    hidden_centres: Tensor  # [(E,) 1 or H, D+1]
+    hidden_precisions: Tensor  # [D+1]
+
+    def take(self, index: Tensor) -> NetworkArgs:
+        """The arguments of some episodes alone."""
+        features, labels, rest, *pulls = self
+        centres = [per_episode(c, index, 3) for c in pulls[::2]]
+        both = [part for pull in zip(centres, pulls[1::2], strict=True) for part in pull]
+        return NetworkArgs(features[index], labels[index], rest[index], *both)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a tanh network, and the start of a search for it; see `TanhNetwork`."""
+
+    ways: int
+    hidden: int = 40
+    start_spread: float = 0.1
+    seed: int = 0
+    begin: Network | None = None
+
+
+@dataclass(frozen=True)
+class DualSpace:
+    """z [E, P] = (B, beta, [W b] - centre) side by side, with the metric (K_2, K_3, P_1) in which <z, z> is the
+    penalty."""
+
+    shape: Shape
+    args: NetworkArgs
+    inverse_1: Tensor  # [H+1]
+    inverse_2: Tensor  # [D+1]
+    inverse_3: Tensor  # [D]
+    kernel_2: Tensor  # [E, S, S] over [X 1] P_2^-1 [X 1]^T
+    kernel_3: Tensor  # [E, S, S] over X P_3^-1 X^T
+    gram: Tensor  # [E, S, S] over X X^T, for the norm of the gradient in the large form
+    hidden_0: Tensor  # [E, H, S] hidden inputs at the centre
+    skip_0: Tensor  # [E, N, S] skip scores at the centre
+    target: Tensor  # [E, N, S] labels as zeros and 1/S
+
+    penalised: ClassVar[bool] = True
+
+    @staticmethod
+    def of(shape: Shape, args: NetworkArgs) -> DualSpace:
+        x = args.features
+        inverse_1, inverse_2 = 1 / floored(args.output_precisions), 1 / floored(args.hidden_precisions)
+        inverse_3 = 1 / floored(args.skip_precisions)
+        return DualSpace(
+            shape, args, inverse_1, inverse_2, inverse_3,
+            kernel(x, inverse_2), (x * inverse_3) @ x.mT, x @ x.mT,
+            scores(args.hidden_centres, x).expand(-1, shape.hidden, -1),
+            args.skip_centres @ x.mT,
+            indicator(args.labels, shape.ways, x.dtype) / x.shape[1],
+        )  # fmt: skip
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.gram.dtype
+
+    def parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z [E, P] as B [E, H, S], beta [E, N, S] and [E, N, H+1]."""
+        count, h, n = self.args.features.shape[1], self.shape.hidden, self.shape.ways
+        b, beta, output = z.split([h * count, n * count, n * (h + 1)], 1)
+        return b.view(-1, h, count), beta.view(-1, n, count), output.view(-1, n, h + 1)
+
+    def join(self, b: Tensor, beta: Tensor, output: Tensor) -> Tensor:
+        return torch.cat([b.flatten(1), beta.flatten(1), output.flatten(1)], 1)
+
+    def initial(self) -> Tensor:
+        """The point with the activations of `shape.begin` on the support set and the least penalty; without one,
+        fixed functions of each support row, so that the order of the support set plays no part."""
+        args, h, n = self.args, self.shape.hidden, self.shape.ways
+        x = args.features
+        if (v := tree_map(lambda leaf: leaf.to(x), self.shape.begin)) is not None:
+            b = (scores(v.hidden, x) - self.hidden_0) @ _pseudo_inverse(self.kernel_2)
+            beta = (v.skip @ x.mT - self.skip_0) @ _pseudo_inverse(self.kernel_3)
+            return self.join(b, beta, v.output - args.output_centres)
+        tiny = torch.finfo(x.dtype).tiny
+        directions = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
+        planes, output = draws(h, n, x.shape[2], self.shape.seed)
+        turned = planes.to(x, non_blocking=True) @ directions.mT
+        waves = torch.sin(3 * turned)  # [E, H+N, S], other for all but equal rows
+        # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
+        hidden, skip = (
+            k.diagonal(dim1=1, dim2=2).mean(1).clamp_min(tiny)[:, None, None] for k in (self.kernel_2, self.kernel_3)
+        )
+        size = self.shape.start_spread
+        output = size * output.to(x, non_blocking=True).expand(len(x), -1, -1)
+        return self.join(size * waves[:, :h] / hidden, size * waves[:, h:] / skip, output)
+
+    def image(self, z: Tensor) -> Tensor:
+        b, beta, output = self.parts(z)
+        return self.join(b @ self.kernel_2, beta @ self.kernel_3, output / self.inverse_1)
+
+    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        args = self.args
+        a, skip, _ = self.parts(image)
+        b, beta, moved = self.parts(z)
+        output = args.output_centres + moved
+        t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
+        f = self.skip_0 + skip + scores(output, t.mT)  # [E, N, S]
+        value = dot(z, image) / 2 + cross_entropy(f, args.rest, args.labels).mean(1)
+        df = residual(f, args.rest, args.labels)
+        da = (output[..., :-1].mT @ df) * (1 - t.square())
+        r_b, r_beta = b + da, beta + df
+        r_output = moved + self.inverse_1 * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
+        ones, large = r_b.sum(2), r_output / self.inverse_1
+        square = dot(r_b, r_b @ self.gram) + dot(ones, ones) + dot(r_beta, r_beta @ self.gram) + dot(large, large)
+        return value, self.join(r_b, r_beta, r_output), square.clamp_min(0).sqrt()
+
+    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        return self.with_penalty(_curvature(*self._activations(z), self.args))
+
+    def _activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
+        a, skip, _ = self.parts(self.image(z))
+        output = self.args.output_centres + self.parts(z)[2]
+        t = torch.tanh(self.hidden_0 + a)
+        return t, self.skip_0 + skip + scores(output, t.mT), output
+
+    def with_penalty(self, curvature: Curvature) -> Callable[[Tensor, Tensor], Tensor]:
+        """The map from p and M p to (1 + C' M) p, for C the Hessian of the loss between the activations."""
+
+        def product(p: Tensor, image: Tensor) -> Tensor:
+            a, f, _ = self.parts(image)
+            da, df, output = curvature(a, f, self.parts(p)[2])
+            return p + self.join(da, df, self.inverse_1 * output)
+
+        return product
+
+    def whitened(self) -> WhitenedNetwork:
+        args = self.args
+        return WhitenedNetwork.of(
+            (self.kernel_2, self.kernel_3), self.gram, self.hidden_0, self.skip_0, args.rest, args.labels,
+            args.output_centres, self.inverse_1,
+        )  # fmt: skip
+
+    def take(self, index: Tensor) -> DualSpace:
+        return DualSpace.of(self.shape, self.args.take(index))
+
+    def double(self, index: Tensor) -> DualSpace:
+        begin = tree_map(lambda leaf: leaf[index], self.shape.begin)
+        return DualSpace.of(replace(self.shape, begin=begin), doubled(self.args.take(index)))
+
+    def expand(self, z: Tensor, centred: bool = True) -> Network:
+        b, beta, output = self.parts(z)
+        x, args = self.args.features, self.args
+        skip, hidden = self.inverse_3 * (beta @ x), self.inverse_2 * spread(b, x)
+        if not centred:
+            return Network(output, skip, hidden)
+        return Network(output + args.output_centres, skip + args.skip_centres, hidden + args.hidden_centres)
+
+
+def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """tanh of the hidden layer [E, H, S], and the scores [E, N, S]."""
+    t = torch.tanh(scores(v.hidden, x))
+    return t, scores(v.output, t.mT) + v.skip @ x.mT
+
+
+def activation_curvature(v: Tree, args: Tree) -> Curvature:
+    """The Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]) at v."""
+    return _curvature(*activations(v, args.features), v.output, args)
+
+
+def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
+    """`activation_curvature` for activations t, scores f and weights [W b]."""
+    df, pi = residual(f, args.rest, args.labels), probabilities(f, args.rest)
+    shares, w = pi / pi.shape[2], output[..., :-1]
+    slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
+    bend = -2 * t * back
+
+    def product(a: Tensor, skip: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dt = slope * a
+        df2 = weigh(pi, shares, w @ dt + scores(output, t.mT) + skip)  # [E, N, S]
+        da = (w.mT @ df2 + output[..., :-1].mT @ df) * slope + bend * dt
+        return da, df2, torch.cat([df2 @ t.mT + df @ dt.mT, df2.sum(2, keepdim=True)], 2)
+
+    return product
+
+
+@lru_cache(maxsize=8)
+def draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Normal numbers [H+N, D] and half of such [N, H+1], in double precision: the same always and everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    planes = torch.randn(hidden + ways, features, generator=generator, dtype=torch.float64)
+    return planes, 0.5 * torch.randn(ways, hidden + 1, generator=generator, dtype=torch.float64)
+
+
+def _pseudo_inverse(k: Tensor) -> Tensor:
+    """Pseudo-inverses of positive semidefinite matrices [E, S, S], singular where support rows are equal; zero for
+    infinite ones."""
+    k = torch.where(k.isfinite().all(2).all(1)[:, None, None], k, 0)
+    return torch.linalg.pinv(k, rtol=10 * k.shape[1] * torch.finfo(k.dtype).eps, hermitian=True)

@@ -1,0 +1,225 @@
+"""Tensors in and out of the compiled kernels: softmax regression and the tanh network on a CPU.
+
+Unknowns go as flat arrays [E, P] in double precision, in the order of `pack`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.linear import LinearOutcome
+from ifsl_bench.solvers.outcome import Outcome
+from ifsl_bench.solvers.softmax import Regression
+from ifsl_bench.solvers.tree import Tree, pack, tensors, unpack
+from ifsl_bench.utils.threads import kernel_threads
+
+Flat = np.ndarray[Any, np.dtype[np.float64]]
+_enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
+
+
+def serves(like: Tensor) -> bool:
+    """True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off."""
+    # torch.func hands in tensors that have no data.
+    return like.device.type == "cpu" and _enabled.get() and not torch._C._are_functorch_transforms_active()
+
+
+def at_hand(like: Tensor) -> bool:
+    """True where kernels serve and are loaded: what solves nothing should neither load nor compile them."""
+    return "ifsl_bench.solvers.numba_compiling" in sys.modules and serves(like)
+
+
+@contextmanager
+def batched(every: bool = True) -> Iterator[None]:
+    """Has a CPU solve all episodes at once in torch, as other devices do; or, with False, by kernels."""
+    token = _enabled.set(not every)
+    try:
+        yield
+    finally:
+        _enabled.reset(token)
+
+
+def each(kernel: Any, count: int, *arguments: Any) -> None:
+    """Calls kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
+    from ifsl_bench.solvers import numba_threads as threads
+
+    threads.each(kernel, count, kernel_threads(), *arguments)
+
+
+@dataclass(frozen=True)
+class Problems:
+    """E episodes of one kind of problem.
+
+    Attributes:
+        kernels: the module with `solve`, `inverse`, `series`, `curvature`, `descend` and `ascend`.
+        arguments: what all of them take first: x, labels, rest, centres, precisions and the sizes.
+        like: unknowns of that shape, for their shapes alone.
+
+    Raises:
+        ValueError: shapes or labels with which kernels, which look at no bounds, would read or write elsewhere.
+    """
+
+    kernels: Any
+    arguments: tuple[Any, ...]
+    like: Tree
+
+    def __post_init__(self) -> None:
+        x, labels, rest, centres, precisions, ways, *_ = self.arguments
+        unknowns = sum(leaf.shape[1:].numel() for leaf in tensors(self.like))
+        fits = labels.shape == rest.shape == x.shape[:2] and precisions.shape == (unknowns,)
+        fits = fits and x.shape[2] + 1 == tensors(self.like)[-1].shape[-1]
+        if not fits or centres.shape not in ((1, unknowns), (len(x), unknowns)):
+            raise ValueError("the shapes of a support set, its centres and precisions do not fit together")
+        if labels.size and not 0 <= labels.min() <= labels.max() < ways:
+            raise ValueError(f"support labels must lie in 0..{ways - 1}")
+
+    @property
+    def count(self) -> int:
+        return len(self.arguments[0])
+
+    @property
+    def unknowns(self) -> int:
+        return len(self.arguments[4])
+
+    def each(self, name: str, *more: Any) -> None:
+        x, labels, rest, centres, *others = self.arguments
+        words = (single_words(x), labels, single_words(rest), single_words(centres))
+        each(getattr(self.kernels, name), self.count, *words, *others, *more)
+
+    def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
+        """The outcome of `solve` with these options."""
+        v, (norm, value) = np.empty((self.count, self.unknowns)), np.empty((2, self.count))
+        steps, converged = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
+        self.each("solve", *options, v, norm, value, steps, converged)
+        counts = (torch.from_numpy(x) for x in (converged, steps))
+        return Outcome(self.tree(v, dtype), *counts, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
+
+    def inverse(self, v: Tree, rhs: Tree, tolerance: float, most: int, accurate: float) -> LinearOutcome:
+        u, share = np.empty((self.count, self.unknowns)), np.empty(self.count)
+        steps, indefinite = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
+        self.each("inverse", flat(v), flat(rhs), tolerance, most, u, share, steps, indefinite)
+        residual = torch.from_numpy(share)
+        value = self.tree(u, pack(rhs).dtype)
+        failed = ~(residual <= accurate)
+        return LinearOutcome(value, residual, torch.from_numpy(steps), failed, torch.from_numpy(indefinite))
+
+    def series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+        """The Neumann series, and which have grown [E]."""
+        u, diverged = np.empty((self.count, self.unknowns)), np.empty(self.count, np.bool_)
+        self.each("series", flat(v), flat(rhs), steps, damping, rate, u, diverged)
+        return self.tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
+
+    def curvature(self, v: Tree, start: Tensor, steps: int) -> Tensor:
+        largest = np.empty(self.count)
+        self.each("curvature", flat(v), start.double().numpy(), steps, largest)
+        return torch.from_numpy(largest).to(pack(v).dtype)
+
+    def tree(self, unknowns: Flat, dtype: torch.dtype) -> Tree:
+        return unpack(torch.from_numpy(unknowns).to(dtype), self.like)
+
+
+def single_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The words in which kernels take numbers of either precision, see `ifsl_bench.solvers.numba_vectors.doubled`."""
+    return array if array.dtype == np.float32 else array.astype(np.float64, copy=False).view(np.float32)
+
+
+def flat(tree: Tree) -> Flat:
+    """The leaves side by side, [E, P], in double precision."""
+    return pack(tree).detach().double().contiguous().numpy()
+
+
+def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Flat]:
+    """Centres [(E,) rows or 1, size] and precisions [size], each for so many rows, as [E or 1, P] and [P]."""
+    whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
+    count = max(len(c) for c in whole)
+    middle = whole[0] if len(whole) == 1 else torch.cat([c.expand(count, -1) for c in whole], 1)
+    return middle, np.concatenate([np.tile(_floored(p.detach().double().numpy()), rows) for p, rows in precisions])
+
+
+def _floored(precisions: Flat) -> Flat:
+    """Precisions fit to be divided by, as `softmax.floored` has them."""
+    largest = precisions.max()
+    return np.where(precisions > 0, precisions, 1e-6 * largest if largest > 0 else 1e-6)
+
+
+def regressions(args: Regression) -> Problems:
+    """The episodes of args as the kernels take them."""
+    x, labels, rest, centres, precisions = args
+    ways = centres.shape[-2]
+    middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
+    from ifsl_bench.solvers import numba_regression as regression
+
+    return Problems(regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
+
+
+def networks(args: Any, like: Any) -> Problems:
+    """The episodes of args, a `NetworkArgs`, as the kernels take them; like: a `Network`, for its shapes alone."""
+    x, labels, rest, *parts = args
+    ways, units = like.output.shape[1], like.hidden.shape[1]
+    rows = (ways, ways, units)
+    middle, precisions = pulls(list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True)))
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
+    from ifsl_bench.solvers import numba_network as network
+
+    return Problems(network, (*arrays, precisions, ways, units), like)
+
+
+@lru_cache(maxsize=8)
+def normal(count: int) -> Flat:
+    """The numbers that `search.aside` and `escape.below` draw."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+
+
+class _Descent(torch.autograd.Function):
+    """Gradient steps of a fixed size, and back through them; the trailing inputs are the leaves of args."""
+
+    @staticmethod
+    def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, *args: Tensor) -> Tensor:
+        start, end = flat(v0), np.empty((problems.count, problems.unknowns))
+        problems.each("descend", start, rate, steps, end)
+        ctx.problems, ctx.start, ctx.rate, ctx.steps = problems, start, rate, steps
+        ctx.save_for_backward(*args)
+        return torch.from_numpy(end).to(args[0].dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        args = ctx.saved_tensors
+        problems: Problems = ctx.problems
+        rows = problems.arguments[0].shape[1]
+        grads = np.empty((problems.count, 3, max(problems.unknowns, rows)))
+        problems.each("ascend", ctx.start, ctx.rate, ctx.steps, slope.double().contiguous().numpy(), grads)
+        centres, precisions, rest = torch.from_numpy(grads).unbind(1)
+        by_leaf: list[Tensor | None] = [None, None, rest[:, :rows]]
+        trees = (tensors(unpack(g[:, : problems.unknowns], problems.like)) for g in (centres, precisions))
+        for c, p in zip(*trees, strict=True):
+            by_leaf += [c, p]
+        return (None,) * 4 + tuple(
+            None if g is None else (g.sum((0, 1)) if x.dim() == 1 else g.sum_to_size(x.shape)).to(x.dtype)
+            for g, x in zip(by_leaf, args, strict=True)
+        )
+
+
+def descend(
+    problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, slowly: Callable[..., Tree]
+) -> Tree:
+    """The point `steps` gradient steps from v0, once differentiable; args: a `Regression` or a `NetworkArgs`.
+
+    slowly(v0, args, rate, steps) is the same in torch, for gradients in features, start or rate.
+    """
+    rate_learns = isinstance(rate, Tensor) and rate.requires_grad
+    if rate_learns or args[0].requires_grad or any(leaf.requires_grad for leaf in tensors(v0)):
+        return slowly(v0, args, rate, steps)
+    rates = torch.as_tensor(rate, dtype=torch.float64).expand(problems.count).contiguous().numpy()
+    return unpack(_Descent.apply(problems, v0, rates, steps, *args), v0)

@@ -1,0 +1,87 @@
+"""Compilation of Python functions of arrays, and the place of their machine code.
+
+Importing this imports numba. Machine code goes to the folder that
+`ifsl_bench.solvers.numba_code_cache` has prepared, if any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import event
+from numba.extending import intrinsic
+
+from ifsl_bench.solvers.numba_code_cache import announce, code_folder
+from ifsl_bench.utils.tempnames import tagged
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
+Kernel = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+FOLDER = code_folder()
+
+
+class _Announcer(event.Listener):
+    """Hears of what is compiled, not of what is loaded."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):
+            announce(FOLDER is not None)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Announcer())
+
+Decorator = Callable[[F], F]
+_exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, "no_cfunc_wrapper": True}
+
+
+def _name_apart(dispatcher: Any) -> None:
+    """Gives machine code a name that no other process gives: numba counts from 1, so that of two processes which
+    compile one function for other arguments, or other processors, one's index would name the other's code."""
+    file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if (numbered := getattr(file, "_data_name", None)) is not None:
+        file._data_name = lambda number: tagged(numbered(number).removesuffix(".nbc"), ".nbc")
+
+
+def compiled(function: F) -> F:
+    """Compiles what is called from outside: its machine code is kept."""
+    settings = vars(numba.config)
+    before = settings["CACHE_DIR"]
+    settings["CACHE_DIR"] = str(FOLDER or "")
+    try:
+        dispatcher = njit(cache=FOLDER is not None, **_exact)(function)
+        _name_apart(dispatcher)
+        return cast(F, dispatcher)
+    finally:
+        settings["CACHE_DIR"] = before  # functions that others compile are kept where they want
+
+
+# For parts of compiled functions. Operations stay in their order; only a product and a sum may become one.
+inlined: Decorator = cast(Any, njit(**_exact))
+# The same for parts with many arguments, without what lets Python call them, which takes a while to compile: a call
+# from Python would end the process.
+part: Decorator = cast(Any, njit(**_exact | {"no_cpython_wrapper": True}))
+# For sums over elements, which may be added up in any order, and so by vectors.
+summing: Decorator = cast(Any, njit(**_exact | {"fastmath": {"contract", "reassoc", "nsz"}}))
+
+
+@cast(Any, intrinsic)
+def power_of_two(typing: Any, bits: Any) -> Any:
+    """2^k from the bits of k + 1.5 * 2^52, for k from -1022 to 1023."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole = ir.IntType(64)
+        number = builder.bitcast(arguments[0], whole)
+        shifted = builder.shl(number, ir.Constant(whole, 52))
+        return builder.bitcast(builder.add(shifted, ir.Constant(whole, 1023 << 52)), ir.DoubleType())
+
+    return types.float64(types.float64), generate

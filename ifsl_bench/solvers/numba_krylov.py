@@ -1,0 +1,114 @@
+"""Linear systems with an operator that is self-adjoint in a metric; the rules are those of `ifsl_bench.solvers.krylov`.
+
+`apply(data, d, d_image, out)` is the operator and `metric(data, d, out)` the metric, on flat arrays [P]; data is
+whatever these two need.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, Kernel, inlined
+from ifsl_bench.solvers.numba_vectors import inner
+
+
+def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
+    """The method with this operator and this metric."""
+
+    @inlined
+    def solve(
+        data: Any, rhs: Array, rhs_image: Array, tolerance: float,
+        most: int, watch: bool, x: Array, x_image: Array, room: Array,
+    ) -> tuple[float, int, bool]:  # fmt: skip
+        """x and its image with A x = rhs; the share of rhs that is left, the steps, and whether A curves downwards.
+
+        Afterwards rhs and its image hold the residual, and the first row of room [3, P] the latest direction, along
+        which A curves downwards if it does. watch: look for that.
+        """
+        d, d_image, h = room[0], room[1], room[2]
+        n = rhs.shape[0]
+        for i in range(n):
+            x[i], x_image[i] = 0.0, 0.0
+            d[i], d_image[i] = rhs[i], rhs_image[i]
+        rho = first = inner(rhs, rhs_image)
+        goal = rho * tolerance**2
+        steps, size = 0, 0.0
+        while steps < most and rho > 0:
+            apply(data, d, d_image, h)
+            curvature = inner(h, d_image)
+            if watch:
+                # Beyond what its rounding could be; and where A is semidefinite, zero means that A d is zero too.
+                own, square = inner(h, h), inner(d, d)
+                size = max(size, own / max(square, TINY))  # of A, squared, from below
+                noise = 4 * EPS * math.sqrt(size * square * inner(d_image, d_image))
+                if curvature < -noise or (curvature <= noise and own > 64 * EPS * size * square):
+                    return math.sqrt(abs(rho) / max(first, TINY)), steps, True
+            if not curvature > 0:
+                break
+            steps += 1
+            length = rho / curvature
+            for i in range(n):
+                x[i] += length * d[i]
+                x_image[i] += length * d_image[i]
+                rhs[i] -= length * h[i]
+            metric(data, rhs, rhs_image)
+            new = inner(rhs, rhs_image)
+            ratio = new / rho
+            rho = new
+            if not new > goal:
+                break
+            for i in range(n):
+                d[i] = rhs[i] + ratio * d[i]
+                d_image[i] = rhs_image[i] + ratio * d_image[i]
+        return math.sqrt(abs(rho) / max(first, TINY)), steps, False
+
+    return solve
+
+
+def minres(apply: Kernel, metric: Kernel) -> Kernel:
+    """The method with this operator and this metric."""
+
+    @inlined
+    def solve(
+        data: Any, rhs: Array, rhs_image: Array, tolerance: float,
+        most: int, x: Array,
+    ) -> int:  # fmt: skip
+        """x with A x = rhs, A definite or not, and the steps (Paige & Saunders 1975)."""
+        n = rhs.shape[0]
+        room = np.zeros((8, n))
+        w, w_before, v, v_before, v_image, h, h_image = room[0], room[1], room[2], room[3], room[4], room[5], room[6]
+        beta = math.sqrt(max(inner(rhs, rhs_image), 0.0))
+        goal, residual, c, s, d, e = tolerance * beta, beta, -1.0, 0.0, 0.0, 0.0
+        over = 1.0 / max(beta, TINY)
+        for i in range(n):
+            x[i] = 0.0
+            v[i], v_image[i] = rhs[i] * over, rhs_image[i] * over
+        beta, steps = 0.0, 0
+        while steps < most and residual > goal:
+            # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
+            apply(data, v, v_image, h)
+            alpha = inner(h, v_image)
+            for i in range(n):
+                h[i] -= alpha * v[i] + beta * v_before[i]
+            metric(data, h, h_image)
+            beta = math.sqrt(max(inner(h, h_image), 0.0))
+            # One more column of the tridiagonal matrix, rotated to triangular form.
+            above, diagonal = c * d + s * alpha, s * d - c * alpha
+            far_above, e, d = e, s * beta, -c * beta
+            length = max(math.sqrt(diagonal * diagonal + beta * beta), TINY)
+            c, s = diagonal / length, beta / length
+            for i in range(n):
+                new = (v[i] - far_above * w_before[i] - above * w[i]) / length
+                w_before[i], w[i] = w[i], new
+                x[i] += c * residual * new
+            steps += 1
+            residual = s * residual
+            over = 1.0 / max(beta, TINY)
+            for i in range(n):
+                v_before[i], v[i], v_image[i] = v[i], h[i] * over, h_image[i] * over
+        return steps
+
+    return solve

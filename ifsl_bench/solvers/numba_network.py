@@ -1,0 +1,281 @@
+"""The tanh network, one episode after the other: the solve, and the solves of its gradients.
+
+See `regression` for what episodes are given, and for what all functions of many episodes have in common, and
+`network_space` for the order of the unknowns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ifsl_bench.solvers.numba_compiling import TINY, Array, compiled, part
+from ifsl_bench.solvers.numba_network_space import (
+    add_stacked,
+    begin_at,
+    below,
+    curve,
+    forward,
+    kernels,
+    metric,
+    search,
+    solve_definite,
+    solve_indefinite,
+    split,
+    stacked,
+    width_of,
+)
+from ifsl_bench.solvers.numba_newton import ascent, descent, neumann, power_iteration
+from ifsl_bench.solvers.numba_softmax import pull_fixed, rows_of
+from ifsl_bench.solvers.numba_vectors import add, doubled, put
+
+
+@compiled
+def solve(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, starts: Array, planes: Array, draws: Array, aside: Array, spread: float, tolerance: Array, gap: float,
+    max_steps: int, history: int, max_trials: int, escapes: int, v: Array, norms: Array, values: Array, steps: Array,
+    converged: Array,
+) -> None:  # fmt: skip
+    """A minimum v [E, P]; norm of the gradient, value, steps and whether it is stationary, [E] each.
+
+    starts [E, H S + N S + N (H+1)] to search from in dual numbers, or none of them: then from fixed functions of the
+    support rows, made of planes [H+N, D] and draws [N, H+1]. tolerance [E].
+    """
+    size, outer = x.shape[1], ways * (units + 1)
+    rank, width = (units + ways) * size, width_of(v.shape[1], units, ways)
+    count = rank + outer
+    z, room, pairs, more = np.empty(count), np.empty((8, count)), np.empty((4, history, count)), np.empty((9, count))
+    act, t, f = np.empty((units + ways, size)), np.empty((units, size)), np.empty((ways, size))
+    p, df, w, b = np.empty((ways + 1, size)), np.empty((ways, size)), np.empty((ways, units)), np.empty(ways)
+    output, back, spare = np.empty((ways, units + 1)), np.empty((units, size)), np.empty(size)
+    fixed = np.empty(size)
+    centre, matrix, start = np.empty(v.shape[1]), np.empty((units + ways, width)), np.empty((units + ways, size))
+    wide, moved, dw, db = (
+        np.empty((2 * (units + ways), size)), np.empty((units + ways, size)), np.empty((ways, units)), np.empty(ways),
+    )  # fmt: skip
+    change = np.empty((ways, units + 1))
+    for e in range(begin, end):
+        rows = rows_of(x[e], width)
+        hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
+        gram = np.dot(rows, rows.T) - 1.0
+        doubled(centres[e if centres.shape[0] > 1 else 0], centre)
+        doubled(rest[e], fixed)
+        stacked(centre, units, ways, matrix)
+        np.dot(matrix, rows.T, start)
+        space = (
+            hidden, skip, precisions[:outer], t, p, df, gram, start, centre[:outer], fixed, labels[e], act, f, w, b,
+            spare, back, output,
+        )  # fmt: skip
+        if starts.shape[0] == 0:
+            begin_at(rows, planes, draws, spread, hidden, skip, z)
+        else:
+            put(starts[e], z)
+        good, taken, size_there, value, goal = search(
+            space, z, -1.0, tolerance[e], gap, max_steps, max_trials, aside, pairs, room
+        )
+        if escapes > 0:
+            net = (hidden, skip, precisions[:outer], t, p, df, w, wide, moved, change, dw, db, spare)
+            for _ in range(escapes):
+                if not good or not below(space, net, z, value, aside, more):
+                    break
+                good, further, size_there, value, _ = search(
+                    space, z, goal, 0.0, gap, max_steps, max_trials, aside, pairs, room
+                )
+                taken += further
+        converged[e], steps[e], norms[e], values[e] = good, taken, size_there, value
+        np.dot(z[:rank].reshape(units + ways, size), rows, matrix)
+        for k in range(units + ways):
+            for d in range(width):
+                matrix[k, d] *= inverse_2[d] if k < units else inverse_3[d]
+        for i in range(outer):
+            centre[i] += z[rank + i]
+        add_stacked(matrix, units, ways, centre)
+        put(centre, v[e])
+
+
+@part
+def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Array, ways: int, units: int) -> tuple:
+    """The data of an episode that `at` and `product` take."""
+    size, both = x.shape[0], units + ways
+    width = width_of(precisions.shape[0], units, ways)
+    room, fixed = np.empty((6 * both, size)), np.empty(size)
+    doubled(rest, fixed)
+    return (
+        rows_of(x, width), fixed, labels, centres, precisions, room[:both], room[both : 2 * both],
+        room[2 * both : 4 * both], np.empty((units, size)), np.empty((ways, size)), np.empty((ways + 1, size)),
+        np.empty((ways, size)), np.empty((ways, units)), np.empty(ways), np.empty((ways, units)), np.empty(ways),
+        np.empty((ways, units + 1)), np.empty((both, width)), np.empty(size),
+    )  # fmt: skip
+
+
+@part
+def at(data: tuple, v: Array, gradient: Array) -> None:
+    """The gradient at v [P], and what `product` needs of it."""
+    rows, rest, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
+    units, ways, size = t.shape[0], f.shape[0], f.shape[1]
+    outer = ways * (units + 1)
+    stacked(v, units, ways, matrix)
+    np.dot(matrix, rows.T, act)
+    split(v[:outer].reshape(ways, units + 1), w, b)
+    forward(act, w, b, rest, labels, t, f, p, df, spare)
+    np.dot(w.T, df, moved[:units])
+    flat, flat_t = moved[:units].reshape(-1), t.reshape(-1)
+    for i in range(units * size):
+        flat[i] *= 1.0 - flat_t[i] * flat_t[i]
+    for k in range(ways):
+        for i in range(size):
+            moved[units + k, i] = df[k, i]
+    np.dot(moved, rows, matrix)
+    for i in range(v.shape[0]):
+        gradient[i] = precisions[i] * (v[i] - centres[i])
+    add_stacked(matrix, units, ways, gradient)
+    np.dot(df, t.T, dw)
+    for k in range(ways):
+        mass = 0.0
+        for i in range(size):
+            mass += df[k, i]
+        for i in range(units):
+            gradient[k * (units + 1) + i] += dw[k, i]
+        gradient[k * (units + 1) + units] += mass
+
+
+@part
+def product(data: tuple, d: Array, out: Array) -> None:
+    """The Hessian times d [P], at the v that `at` was last asked about."""
+    rows, _, _, _, precisions, act, moved, room, t, _, p, df, w, _, dw, db, output, matrix, spare = data
+    units, ways = t.shape[0], df.shape[0]
+    outer = ways * (units + 1)
+    stacked(d, units, ways, matrix)
+    np.dot(matrix, rows.T, act)
+    split(d[:outer].reshape(ways, units + 1), dw, db)
+    curve(act, dw, db, t, p, df, w, room, moved, output, spare)
+    np.dot(moved, rows, matrix)
+    for i in range(d.shape[0]):
+        out[i] = precisions[i] * d[i]
+    add_stacked(matrix, units, ways, out)
+    add(out[:outer], 1.0, output.reshape(-1))
+
+
+@part
+def pull(data: tuple, out: Array) -> None:
+    """See `ascent`; for the direction that `product` was last asked about."""
+    units, ways = data[8].shape[0], data[9].shape[0]
+    pull_fixed(data[10], data[7][2 * units + ways :], out)
+
+
+_series, _curvature, _descend, _ascend = (
+    neumann(product),
+    power_iteration(product),
+    descent(at),
+    ascent(at, product, pull),
+)
+
+
+@compiled
+def inverse(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rhs: Array, tolerance: float, most: int, u: Array, share: Array, steps: Array,
+    indefinite: Array,
+) -> None:  # fmt: skip
+    """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
+    norm of the precisions where the objective curves as the penalty; the steps, and whether H is indefinite.
+
+    u = P^-1 rhs + P^-1 J^T z with (1 + C' M) z = -C' J P^-1 rhs, by conjugate gradients, or MINRES, in the metric M.
+    """
+    size, count = x.shape[1], v.shape[1]
+    rank, outer = (units + ways) * size, ways * (units + 1)
+    gradient, room = np.empty(count), np.empty((7, rank + outer))
+    for e in range(begin, end):
+        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways, units)  # the centres play no part
+        rows, _, _, _, _, act, moved, wide, t, _, p, df, w, _, dw, db, output, matrix, spare = data
+        hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
+        at(data, v[e], gradient)
+        net = (hidden, skip, precisions[:outer], t, p, df, w, wide, moved, output, dw, db, spare)
+        for i in range(count):
+            u[e, i] = rhs[e, i] / precisions[i]
+        stacked(u[e], units, ways, matrix)
+        np.dot(matrix, rows.T, act)
+        split(u[e, :outer].reshape(ways, units + 1), dw, db)
+        curve(act, dw, db, t, p, df, w, wide, moved, output, spare)
+        b, b_image, z, z_image = room[0], room[1], room[2], room[3]
+        for i in range(rank):
+            b[i] = -moved.reshape(-1)[i]
+        for i in range(outer):
+            b[rank + i] = -output.reshape(-1)[i] / precisions[i]
+        first = b.copy()
+        metric(net, b, b_image)
+        _, steps[e], indefinite[e] = solve_definite(net, b, b_image, tolerance, most, True, z, z_image, room[4:7])
+        if indefinite[e]:
+            put(first, b)
+            metric(net, b, b_image)
+            steps[e] += solve_indefinite(net, b, b_image, tolerance, most, z)
+        np.dot(z[:rank].reshape(units + ways, size), rows, matrix)
+        for k in range(units + ways):
+            for d in range(rows.shape[1]):
+                matrix[k, d] *= inverse_2[d] if k < units else inverse_3[d]
+        add(u[e, :outer], 1.0, z[rank:])
+        add_stacked(matrix, units, ways, u[e])
+        product(data, u[e], gradient)
+        wrong, own = 0.0, 0.0
+        for i in range(count):
+            wrong += (gradient[i] - rhs[e, i]) ** 2 / precisions[i]
+            own += precisions[i] * u[e, i] ** 2
+        share[e] = math.sqrt(wrong / max(own, TINY))
+
+
+@compiled
+def series(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rhs: Array, steps: int, damping: float, rate: float, u: Array, diverged: Array,
+) -> None:  # fmt: skip
+    """The Neumann series for rhs [E, P] at v [E, P]; see `ifsl_bench.solvers.linear.Neumann`."""
+    room = np.empty((2, v.shape[1]))
+    for e in range(begin, end):
+        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways, units)  # the centres play no part
+        at(data, v[e], room[0])
+        diverged[e] = _series(data, rhs[e], steps, damping, rate, u[e], room)
+
+
+@compiled
+def curvature(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, start: Array, steps: int, sizes: Array,
+) -> None:  # fmt: skip
+    """See `ifsl_bench.solvers.gradient_descent.largest_curvature`; sizes [E]."""
+    room = np.empty((2, v.shape[1]))
+    for e in range(begin, end):
+        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways, units)  # the centres play no part
+        at(data, v[e], room[0])
+        sizes[e] = _curvature(data, start, steps, room)
+
+
+@compiled
+def descend(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rate: Array, steps: int, ends: Array,
+) -> None:  # fmt: skip
+    """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
+    path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
+    for e in range(begin, end):
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
+        data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
+        put(v[e], path[0])
+        _descend(data, rate[e], path, gradient)
+        put(path[steps], ends[e])
+
+
+@compiled
+def ascend(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rate: Array, steps: int, slope: Array, grads: Array,
+) -> None:  # fmt: skip
+    """Carries cotangents slope [E, P] of its end back through `descend`, in grads [E, 3, max(P, S)]; see `ascent`."""
+    path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
+    for e in range(begin, end):
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
+        data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
+        put(v[e], path[0])
+        _descend(data, rate[e], path, room[0])
+        _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

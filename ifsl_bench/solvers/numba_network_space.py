@@ -1,0 +1,280 @@
+"""One episode of the tanh network in dual numbers: the coordinates its search and its linear solves run in.
+
+The formulas are those of docs/solve.md, the rules those of `ifsl_bench.solvers.network_space`. The unknowns themselves
+are a flat array of P numbers: W and b [N, H+1], W_3 [N, D], W_2 and b_2 [H, D+1]. Inside, W_2 and W_3 are one matrix
+[H+N, D+1], W_3 with a last column of zeros: activations are one product.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ifsl_bench.solvers.numba_compiling import TINY, Array, part
+from ifsl_bench.solvers.numba_krylov import conjugate_gradient, minres
+from ifsl_bench.solvers.numba_lbfgs import lbfgs
+from ifsl_bench.solvers.numba_softmax import cross_entropy, misfit, scaled, softmax, weigh
+from ifsl_bench.solvers.numba_vectors import add, inner, put, tanh
+
+LENGTHS = (4.0, 1.0, 0.25, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-10, 2.0**-12)  # as in `ifsl_bench.solvers.saddle_escape`
+PRODUCTS = 200
+
+
+@part
+def width_of(unknowns: int, units: int, ways: int) -> int:
+    """D + 1 of so many unknowns: N (H + 1) of the output, N D of the skip and H (D + 1) of the hidden layer."""
+    return (unknowns - ways * units) // (units + ways)
+
+
+@part
+def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
+    """W_2, b_2 and W_3 of a flat array, in one matrix [H+N, D+1]."""
+    width = out.shape[1]
+    skip, hidden = ways * (units + 1), ways * (units + width)
+    for i in range(units):
+        for d in range(width):
+            out[i, d] = flat[hidden + i * width + d]
+    for k in range(ways):
+        for d in range(width - 1):
+            out[units + k, d] = flat[skip + k * (width - 1) + d]
+        out[units + k, width - 1] = 0.0
+
+
+@part
+def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
+    """Adds a matrix [H+N, D+1] to W_2, b_2 and W_3 in a flat array."""
+    width = matrix.shape[1]
+    skip, hidden = ways * (units + 1), ways * (units + width)
+    for i in range(units):
+        for d in range(width):
+            flat[hidden + i * width + d] += matrix[i, d]
+    for k in range(ways):
+        for d in range(width - 1):
+            flat[skip + k * (width - 1) + d] += matrix[units + k, d]
+
+
+@part
+def split(output: Array, w: Array, b: Array) -> None:
+    """[W b] [N, H+1] as W [N, H] and b [N]."""
+    for k in range(w.shape[0]):
+        for i in range(w.shape[1]):
+            w[k, i] = output[k, i]
+        b[k] = output[k, w.shape[1]]
+
+
+@part
+def forward(
+    act: Array, w: Array, b: Array, rest: Array, labels: Array, t: Array, f: Array, p: Array, df: Array, spare: Array
+) -> None:
+    """Takes activations act [H+N, S] (hidden inputs above skip scores) to tanh t [H, S], scores f [N, S], probabilities
+    p [N+1, S] and the derivative of the mean cross-entropy in the scores, df [N, S]."""
+    units, ways, size = t.shape[0], f.shape[0], f.shape[1]
+    tanh(act[:units].reshape(-1), t.reshape(-1))
+    np.dot(w, t, f)
+    for k in range(ways):
+        for i in range(size):
+            f[k, i] += act[units + k, i] + b[k]
+    softmax(f, rest, p, spare)
+    misfit(p, labels, df, spare)
+
+
+@part
+def curve(
+    moved: Array, dw: Array, db: Array, t: Array, p: Array, df: Array, w: Array, room: Array, out: Array, output: Array,
+    spare: Array,
+) -> None:  # fmt: skip
+    """The Hessian of the mean cross-entropy between activations and [W b]: of a change `moved` [H+N, S], dw [N, H], db
+    [N], in out [H+N, S] and output [N, H+1]. room [2 H + 2 N, S]; its last N rows hold the change of the scores."""
+    units, size, ways = t.shape[0], t.shape[1], df.shape[0]
+    dt, back, more, ds = (
+        room[:units],
+        room[units : 2 * units],
+        room[2 * units : 2 * units + ways],
+        room[2 * units + ways :],
+    )
+    flat_t, flat_dt, flat_move = t.reshape(-1), dt.reshape(-1), moved[:units].reshape(-1)
+    for i in range(units * size):
+        flat_dt[i] = (1.0 - flat_t[i] * flat_t[i]) * flat_move[i]
+    np.dot(w, dt, ds)
+    np.dot(dw, t, more)
+    for k in range(ways):
+        for i in range(size):
+            ds[k, i] += more[k, i] + moved[units + k, i] + db[k]
+    df2 = out[units:]
+    weigh(p, ds, df2, spare)
+    first, second = np.empty((ways, units)), np.empty((ways, units))
+    np.dot(df2, t.T, first)
+    np.dot(df, dt.T, second)
+    for k in range(ways):
+        mass = 0.0
+        for i in range(size):
+            mass += df2[k, i]
+        for i in range(units):
+            output[k, i] = first[k, i] + second[k, i]
+        output[k, units] = mass
+    above = out[:units]
+    np.dot(w.T, df2, above)
+    np.dot(dw.T, df, back)
+    flat, flat_back = above.reshape(-1), back.reshape(-1)
+    for i in range(units * size):
+        flat[i] = (flat[i] + flat_back[i]) * (1.0 - flat_t[i] * flat_t[i])
+    np.dot(w.T, df, back)
+    for i in range(units * size):
+        flat[i] -= 2.0 * flat_t[i] * flat_back[i] * flat_dt[i]
+
+
+# The search: z holds B [H, S], beta [N, S] and o [N, H+1], in the metric (K_2, K_3, P_1).
+
+
+@part
+def metric(data: tuple, d: Array, out: Array) -> None:
+    """M d. Data of a search (`evaluate`) and of the Hessian (`apply`) both begin with K_2, K_3, P_1, t, p, df."""
+    hidden, skip, precisions = data[0], data[1], data[2]
+    units, ways, size = data[3].shape[0], data[5].shape[0], hidden.shape[0]
+    middle, end = units * size, (units + ways) * size
+    np.dot(d[:middle].reshape(units, size), hidden, out[:middle].reshape(units, size))
+    np.dot(d[middle:end].reshape(ways, size), skip, out[middle:end].reshape(ways, size))
+    for i in range(precisions.shape[0]):
+        out[end + i] = precisions[i] * d[end + i]
+
+
+@part
+def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
+    """The value and, as a representer in the metric, the gradient."""
+    _, _, precisions, t, p, df, _, start, centres, rest, labels, act, f, w, b, spare, back, output = space
+    units, ways, size = t.shape[0], f.shape[0], f.shape[1]
+    end = (units + ways) * size
+    flat, begin = act.reshape(-1), start.reshape(-1)
+    for i in range(end):
+        flat[i] = begin[i] + z_image[i]
+    flat = output.reshape(-1)
+    for i in range(flat.shape[0]):
+        flat[i] = centres[i] + z[end + i]
+    split(output, w, b)
+    forward(act, w, b, rest, labels, t, f, p, df, spare)
+    value = cross_entropy(f, rest, labels, p) + inner(z, z_image) / 2
+    np.dot(w.T, df, back)
+    above, flat_t = back.reshape(-1), t.reshape(-1)
+    for i in range(units * size):
+        gradient[i] = z[i] + above[i] * (1.0 - flat_t[i] * flat_t[i])
+    below = df.reshape(-1)
+    for i in range(ways * size):
+        gradient[units * size + i] = z[units * size + i] + below[i]
+    np.dot(df, t.T, w)
+    for k in range(ways):
+        mass = 0.0
+        for i in range(size):
+            mass += df[k, i]
+        at = k * (units + 1)
+        for i in range(units):
+            gradient[end + at + i] = z[end + at + i] + w[k, i] / precisions[at + i]
+        gradient[end + at + units] = z[end + at + units] + mass / precisions[at + units]
+    return value
+
+
+@part
+def norm(space: tuple, gradient: Array) -> float:
+    """The norm of the gradient in the large form."""
+    precisions, t, gram, f = space[2], space[3], space[6], space[12]
+    units, ways, size = t.shape[0], f.shape[0], f.shape[1]
+    rows, end = units + ways, (units + ways) * size
+    duals = gradient[:end].reshape(rows, size)
+    square = inner(gradient[:end], np.dot(duals, gram).reshape(-1))
+    for k in range(units):
+        mass = 0.0
+        for i in range(size):
+            mass += duals[k, i]
+        square += mass * mass
+    for i in range(precisions.shape[0]):
+        square += (gradient[end + i] * precisions[i]) ** 2
+    return math.sqrt(max(square, 0.0)) if math.isfinite(square) else math.inf
+
+
+@part
+def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
+    """(1 + C' M) d; net: the metric's kernels and precisions [N (H+1)], where the Hessian is (t, p, df, W), room."""
+    _, _, precisions, t, p, df, w, room, moved, output, dw, db, spare = net
+    units, ways, size = t.shape[0], df.shape[0], df.shape[1]
+    end = (units + ways) * size
+    split(d[end:].reshape(ways, units + 1), dw, db)
+    curve(d_image[:end].reshape(units + ways, size), dw, db, t, p, df, w, room, moved, output, spare)
+    flat, last = moved.reshape(-1), output.reshape(-1)
+    for i in range(end):
+        out[i] = d[i] + flat[i]
+    for i in range(precisions.shape[0]):
+        out[end + i] = d[end + i] + last[i] / precisions[i]
+
+
+search = lbfgs(metric, evaluate, norm)
+solve_definite, solve_indefinite = conjugate_gradient(apply, metric), minres(apply, metric)
+
+
+@part
+def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Array, Array, Array, Array]:
+    """K_2, K_3 [S, S], and the inverse precisions of one unit's [W_2 b_2] and one class's W_3, with a zero, [D+1]."""
+    width = rows.shape[1]
+    skip, hidden = ways * (units + 1), ways * (units + width)
+    inverse_2, inverse_3 = np.empty(width), np.zeros(width)
+    for d in range(width):
+        inverse_2[d] = 1.0 / precisions[hidden + d]
+    for d in range(width - 1):
+        inverse_3[d] = 1.0 / precisions[skip + d]
+    return np.dot(scaled(rows, inverse_2), rows.T), np.dot(scaled(rows, inverse_3), rows.T), inverse_2, inverse_3
+
+
+@part
+def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array) -> None:
+    """Fixed functions of each support row, so that their order plays no part; see `DualSpace.initial`."""
+    size, width, units = rows.shape[0], rows.shape[1], planes.shape[0] - draws.shape[0]
+    direction = np.empty((size, width - 1))
+    for i in range(size):
+        square = 0.0
+        for d in range(width - 1):
+            square += rows[i, d] ** 2
+        over = 1.0 / max(math.sqrt(square), TINY)
+        for d in range(width - 1):
+            direction[i, d] = rows[i, d] * over
+    waves = np.dot(planes, direction.T)
+    first, second = 0.0, 0.0
+    for i in range(size):
+        first, second = first + hidden[i, i] / size, second + skip[i, i] / size
+    for k in range(planes.shape[0]):
+        # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
+        factor = spread / max(first if k < units else second, TINY)
+        for i in range(size):
+            z[k * size + i] = factor * math.sin(3 * waves[k, i])
+    at = planes.shape[0] * size
+    for k in range(draws.shape[0]):
+        for i in range(draws.shape[1]):
+            z[at + k * draws.shape[1] + i] = spread * draws[k, i]
+
+
+@part
+def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: Array) -> bool:
+    """Moves z to where the objective is lower, if it curves downwards at this stationary point; whether it did. See
+    `ifsl_bench.solvers.saddle_escape.below`; room [9, P]."""
+    z_image, b, b_image, x, x_image, best = room[0], room[1], room[2], room[3], room[4], room[5]
+    n = z.shape[0]
+    metric(space, z, z_image)
+    evaluate(space, z, z_image, b)
+    split(space[17], space[13], space[14])  # W, where `evaluate` has left something else
+    put(draw, b)
+    metric(net, b, b_image)
+    _, _, down = solve_definite(net, b, b_image, 1e-3, PRODUCTS, True, x, x_image, room[6:9])
+    if not down:
+        return False
+    d, d_image = room[6], room[7]
+    metric(net, d, d_image)
+    unit = (1 + math.sqrt(max(inner(z, z_image), 0.0))) / math.sqrt(max(inner(d, d_image), TINY))
+    lowest, at = value, 0.0
+    for length in LENGTHS:
+        for sign in (1.0, -1.0):
+            t = sign * length * unit
+            for i in range(n):
+                x[i], x_image[i] = z[i] + t * d[i], z_image[i] + t * d_image[i]
+            height = evaluate(space, x, x_image, best)
+            if height < lowest:
+                lowest, at = height, t
+    add(z, at, d)
+    return lowest < value

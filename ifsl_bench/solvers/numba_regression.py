@@ -1,0 +1,382 @@
+"""Softmax regression, one episode after the other: the solve, and the linear solves of its gradients.
+
+The rules are those of `ifsl_bench.solvers.dual` and the formulas those of docs/solve.md. Everything is computed in
+double precision, whatever the precision of the features, and from the support set of one episode alone: its numbers
+stay in the cache, no episode waits for another, and none is changed by its neighbours.
+
+An episode's arguments are x [S, D], labels [S], rest [S], centres [P] and precisions [P] of the unknowns V [N, D+1], a
+flat array of P = N (D+1) numbers. Functions of many episodes have them with a leading dimension E, which is 1 where all
+share the centres, and write to their last arguments. There x, rest and centres are of either precision, as
+`vectors.doubled` reads them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, compiled, part
+from ifsl_bench.solvers.numba_krylov import conjugate_gradient
+from ifsl_bench.solvers.numba_newton import ascent, descent, neumann, power_iteration
+from ifsl_bench.solvers.numba_softmax import cross_entropy, misfit, pull_fixed, rows_of, scaled, softmax, weigh
+from ifsl_bench.solvers.numba_vectors import add, doubled, inner, largest, put, total
+
+NEAR = 1e-6  # a tenth of how far a support score may be from its value at the minimum
+
+
+@part
+def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
+    """(1 + M K) d for flat d [N x S] and its image d K; system: K, the probabilities, and room [S]."""
+    _, p, spare = system
+    ways, size = p.shape[0] - 1, p.shape[1]
+    weigh(p, image.reshape(ways, size), out.reshape(ways, size), spare)
+    add(out, 1.0, d)
+
+
+@part
+def metric(system: tuple, d: Array, out: Array) -> None:
+    """d K."""
+    k, p, _ = system
+    ways, size = p.shape[0] - 1, p.shape[1]
+    np.dot(d.reshape(ways, size), k, out.reshape(ways, size))
+
+
+solve_system = conjugate_gradient(apply, metric)
+
+
+@part
+def search(
+    f: Array, rest: Array, labels: Array, a: Array, d: Array, d_image: Array, slope: float, p: Array, moved: Array,
+    gains: Array, spare: Array,
+) -> float:  # fmt: skip
+    """A step length where the slope has fallen to a tenth; p and the scores `moved` are left there. See
+    `ifsl_bench.solvers.line_search.root_of_slope`; gains [N+1, S] and spare [2, S] are room to compute in."""
+    ways, size = f.shape
+    room, sums = spare[0], spare[1]
+    reach = 0.0
+    for i in range(size):
+        room[i], sums[i] = 0.0, 0.0
+    for k in range(ways):
+        for i in range(size):
+            room[i] = d_image[k, i] if d_image[k, i] > room[i] else room[i]
+            sums[i] = d_image[k, i] if d_image[k, i] < sums[i] else sums[i]
+    for i in range(size):
+        reach = max(reach, room[i] - sums[i])
+    t = 1.0 if reach < 1 else math.log1p(reach) / reach
+    fixed_slope, fixed_curvature = inner(a.reshape(-1), d_image.reshape(-1)), inner(d.reshape(-1), d_image.reshape(-1))
+    # How much further the label's score goes than another: what the labels and the probabilities have in common in the
+    # slope is gone before it is added up.
+    for i in range(size):
+        gains[ways, i] = d_image[labels[i], i]
+    for k in range(ways):
+        for i in range(size):
+            gains[k, i] = gains[ways, i] - d_image[k, i]
+    low, high, g_low = 0.0, math.inf, 0.0
+    for trial in range(31):
+        for k in range(ways):
+            for i in range(size):
+                moved[k, i] = f[k, i] + t * d_image[k, i]
+        softmax(moved, rest, p, room)
+        if trial == 30:
+            break
+        for i in range(size):
+            sums[i], room[i] = 0.0, 0.0
+        for k in range(ways + 1):
+            for i in range(size):
+                part = p[k, i] * gains[k, i]
+                sums[i] += part
+                room[i] += part * gains[k, i]
+        g = fixed_slope + t * fixed_curvature - total(sums) / size
+        if abs(g) <= -0.1 * slope and (g * (t - low) <= -g_low * low or t * reach <= 1):
+            break
+        h = fixed_curvature + (total(room) - inner(sums, sums)) / size
+        if g < 0:
+            low, g_low = t, g
+        else:
+            high = t
+        new = t - g / h if h != 0 else math.inf
+        bound = 16 * t if high == math.inf else high
+        if trial % 3 == 2 or not (low < new and new < bound):
+            if high == math.inf:
+                new = 4 * t
+            elif high < 4 * low:
+                new = (low + high) / 2
+            else:
+                new = math.sqrt(low * high) if low > 0 else high / 4
+        t = low if trial == 29 else new
+    return t
+
+
+@part
+def newton(
+    k: Array, start: Array, rest: Array, labels: Array, tolerance: float, max_steps: int, inner_steps: int, a: Array,
+    f: Array, p: Array,
+) -> tuple[bool, int, float]:  # fmt: skip
+    """Dual numbers a, scores f [N, S] and probabilities p [N+1, S] at the minimum; whether they are, the steps, and the
+    square of a length that the gradient certainly lost. See `ifsl_bench.solvers.regression.DualNewton`."""
+    ways, size = start.shape
+    room, cg = np.empty((6, ways, size)), np.empty((3, ways * size))
+    gains, spare = np.empty((ways + 1, size)), np.empty((2, size))
+    r, r_image, s, s_image, moved = room[0], room[1], room[2], room[3], room[4]
+    flat, flat_image, duals, step, step_image = (
+        r.reshape(-1), r_image.reshape(-1), a.reshape(-1), s.reshape(-1), s_image.reshape(-1),
+    )  # fmt: skip
+    minus, minus_image = np.empty(ways * size), np.empty(ways * size)
+    system = (k, p, spare[0])
+    for i in range(ways):
+        put(start[i], f[i])
+    duals[:] = 0.0
+    softmax(f, rest, p, spare[0])
+    misfit(p, labels, r, spare[0])
+    np.dot(r, k, r_image)
+    first = length = best = inner(flat, flat_image)
+    widest, across = 0.0, 0.0
+    for i in range(size):
+        widest = max(widest, k[i, i])
+        for j in range(size):
+            if labels[i] == labels[j]:
+                across += k[i, j]
+    # A start that is already a solution up to rounding has no gradient to shrink.
+    share = tolerance**2 * max(first, EPS**2 * across / size**2)
+    close = NEAR**2 / max(widest, TINY)
+    steps = idle = 0
+    converged = length <= min(share, close)
+    while not converged and steps < max_steps and idle < 3 and math.isfinite(length):
+        # Superlinear forcing; the first direction is the gradient, for the Hessian at the centres says little.
+        force = 0.3 * min(1.0, 3 * min(length / first, 1.0) ** 0.25)
+        for i in range(ways * size):
+            minus[i], minus_image[i] = -flat[i], -flat_image[i]
+        remainder, _, _ = solve_system(
+            system, minus, minus_image, force, inner_steps if steps else 1, False, step, step_image, cg
+        )
+        t = search(f, rest, labels, a, s, s_image, inner(flat, step_image), p, moved, gains, spare)
+        for i in range(ways):
+            put(moved[i], f[i])
+        add(duals, t, step)
+        misfit(p, labels, r, spare[0])
+        add(flat, 1.0, duals)
+        np.dot(r, k, r_image)
+        length = inner(flat, flat_image)
+        steps += 1
+        went = t * largest(step_image)
+        converged = length <= share and (length <= close or (went <= NEAR and remainder <= 0.3))
+        if steps > 8:
+            # Rounding may end progress before the tolerance does. (Early on the gradient may grow while L falls.)
+            heaviest = 0.0
+            for i in range(ways):
+                total = 0.0
+                for j in range(size):
+                    total += abs(a[i, j])
+                heaviest = max(heaviest, total)
+            still = went <= 4 * EPS * widest * heaviest
+            idle = idle + 1 if still and length >= 0.25 * best else 0
+            best = min(best, length)
+    return converged, steps, max(1e4 * share, 1e-8 * first)
+
+
+@compiled
+def solve(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    tolerance: float, max_steps: int, inner_steps: int, v: Array, norm: Array, value: Array, steps: Array,
+    converged: Array,
+) -> None:  # fmt: skip
+    """Episodes `begin` to `end` - 1: the minimum v [E, P], the gradient's norm and the value there, the steps and
+    whether it is one, [E] each."""
+    size, features = x.shape[1], precisions.shape[0] // ways
+    inverse = 1.0 / precisions[:features]
+    a, f, p = np.empty((ways, size)), np.empty((ways, size)), np.empty((ways + 1, size))
+    k, image, start, scores = (
+        np.empty((size, size)),
+        np.empty((ways, size)),
+        np.empty((ways, size)),
+        np.empty((ways, size)),
+    )
+    duals, both = np.empty((2 * ways, size)), np.empty((2 * ways, features))
+    rest_row, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
+    for e in range(begin, end):
+        rows = rows_of(x[e], features)
+        np.dot(scaled(rows, inverse), rows.T, k)
+        doubled(centres[e if centres.shape[0] > 1 else 0], there.reshape(-1))
+        np.dot(there, rows.T, start)
+        doubled(rest[e], rest_row)
+        good, steps[e], goal = newton(k, start, rest_row, labels[e], tolerance, max_steps, inner_steps, a, f, p)
+        # A search adds its scores up step by step. What counts is where V is, so this looks afresh.
+        np.dot(a, k, image)
+        for i in range(ways):
+            for j in range(size):
+                start[i, j] += image[i, j]
+        softmax(start, rest_row, p, two)
+        misfit(p, labels[e], duals[ways:], two)
+        for i in range(ways):
+            for j in range(size):
+                duals[i, j] = a[i, j]
+                duals[ways + i, j] += a[i, j]
+        np.dot(duals, rows, both)
+        square = remainder = 0.0
+        for i in range(ways):
+            for d in range(features):
+                there[i, d] += inverse[d] * both[i, d]
+                v[e, i * features + d] = there[i, d]
+                square += both[ways + i, d] ** 2
+                remainder += both[ways + i, d] ** 2 * inverse[d]
+        np.dot(there, rows.T, scores)
+        off = far = 0.0
+        for i in range(ways):
+            for j in range(size):
+                off, far = max(off, abs(scores[i, j] - f[i, j])), max(far, abs(a[i, j]))
+        loss = cross_entropy(start, rest_row, labels[e], p)
+        norm[e], value[e] = math.sqrt(square), loss + inner(a.reshape(-1), image.reshape(-1)) / 2
+        # Infinitely off are dual numbers that no minimum has: there |a| = |target - pi / S| <= 1 / S.
+        converged[e] = good and remainder <= goal and off <= 10 * NEAR and far <= 2.0 / size
+
+
+@part
+def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Array, ways: int) -> tuple:
+    """The data of an episode that `at` and `product` take."""
+    size = x.shape[0]
+    wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
+    fixed = np.empty(size)
+    doubled(rest, fixed)
+    return (
+        rows_of(x, precisions.shape[0] // ways), fixed, labels, centres, precisions, wide, np.empty((ways + 1, size)),
+        np.empty(size),
+    )  # fmt: skip
+
+
+@part
+def at(data: tuple, v: Array, gradient: Array) -> None:
+    """The gradient at v [P], and the probabilities there for what follows."""
+    rows, rest, labels, centres, precisions, wide, p, spare = data
+    ways = wide.shape[1]
+    shape = (ways, rows.shape[1])
+    np.dot(v.reshape(shape), rows.T, wide[0])
+    softmax(wide[0], rest, p, spare)
+    misfit(p, labels, wide[1], spare)
+    np.dot(wide[1], rows, gradient.reshape(shape))
+    for i in range(v.shape[0]):
+        gradient[i] += precisions[i] * (v[i] - centres[i])
+
+
+@part
+def product(data: tuple, d: Array, out: Array) -> None:
+    """The Hessian times d [P], at the v that `at` was last asked about."""
+    rows, _, _, _, precisions, wide, p, spare = data
+    shape = (wide.shape[1], rows.shape[1])
+    np.dot(d.reshape(shape), rows.T, wide[2])
+    weigh(p, wide[2], wide[3], spare)
+    np.dot(wide[3], rows, out.reshape(shape))
+    for i in range(d.shape[0]):
+        out[i] += precisions[i] * d[i]
+
+
+@part
+def pull(data: tuple, out: Array) -> None:
+    """See `ascent`; for the direction that `product` was last asked about."""
+    pull_fixed(data[6], data[5][2], out)
+
+
+_series, _curvature, _descend, _ascend = (
+    neumann(product),
+    power_iteration(product),
+    descent(at),
+    ascent(at, product, pull),
+)
+
+
+@compiled
+def inverse(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
+    rhs: Array, tolerance: float, most: int, u: Array, share: Array, steps: Array, indefinite: Array,
+) -> None:  # fmt: skip
+    """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
+    norm of the precisions, the steps, and False: the problem is convex.
+
+    u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs, by conjugate gradients in the metric of K.
+    """
+    size, features = x.shape[1], precisions.shape[0] // ways
+    count = ways * features
+    reciprocal = 1.0 / precisions
+    k, room, slope = np.empty((size, size)), np.empty((5, ways * size)), np.empty(count)
+    for e in range(begin, end):
+        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways)  # the centres play no part
+        rows, _, _, _, _, wide, p, spare = data
+        at(data, v[e], slope)
+        np.dot(scaled(rows, reciprocal[:features]), rows.T, k)
+        for i in range(count):
+            slope[i] = reciprocal[i] * rhs[e, i]
+        np.dot(slope.reshape(ways, features), rows.T, wide[2])
+        weigh(p, wide[2], wide[3], spare)
+        b, b_image, w, w_image = wide[3].reshape(-1), wide[1].reshape(-1), room[0], room[1]
+        system = (k, p, spare)
+        metric(system, b, b_image)
+        _, steps[e], _ = solve_system(system, b, b_image, tolerance, most, False, w, w_image, room[2:])
+        np.dot(w.reshape(ways, size), rows, slope.reshape(ways, features))
+        for i in range(count):
+            u[e, i] = reciprocal[i] * (rhs[e, i] - slope[i])
+        # What is left of H u = rhs bounds u's error.
+        np.dot(u[e].reshape(ways, features), rows.T, wide[2])
+        weigh(p, wide[2], wide[3], spare)
+        add(wide[3].reshape(-1), -1.0, w)
+        np.dot(wide[3], rows, slope.reshape(ways, features))
+        wrong, own = 0.0, 0.0
+        for i in range(count):
+            wrong += reciprocal[i] * slope[i] ** 2
+            own += precisions[i] * u[e, i] ** 2
+        share[e], indefinite[e] = math.sqrt(wrong / max(own, TINY)), False
+
+
+@compiled
+def series(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
+    rhs: Array, steps: int, damping: float, rate: float, u: Array, diverged: Array,
+) -> None:  # fmt: skip
+    """The Neumann series for rhs [E, P] at v [E, P]; see `ifsl_bench.solvers.linear.Neumann`."""
+    room = np.empty((2, v.shape[1]))
+    for e in range(begin, end):
+        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways)  # the centres play no part
+        at(data, v[e], room[0])
+        diverged[e] = _series(data, rhs[e], steps, damping, rate, u[e], room)
+
+
+@compiled
+def curvature(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
+    start: Array, steps: int, sizes: Array,
+) -> None:  # fmt: skip
+    """See `ifsl_bench.solvers.gradient_descent.largest_curvature`; sizes [E]."""
+    room = np.empty((2, v.shape[1]))
+    for e in range(begin, end):
+        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways)  # the centres play no part
+        at(data, v[e], room[0])
+        sizes[e] = _curvature(data, start, steps, room)
+
+
+@compiled
+def descend(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
+    rate: Array, steps: int, ends: Array,
+) -> None:  # fmt: skip
+    """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
+    path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
+    for e in range(begin, end):
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
+        data = opened(x[e], rest[e], labels[e], here, precisions, ways)
+        put(v[e], path[0])
+        _descend(data, rate[e], path, gradient)
+        put(path[steps], ends[e])
+
+
+@compiled
+def ascend(
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
+    rate: Array, steps: int, slope: Array, grads: Array,
+) -> None:  # fmt: skip
+    """Carries cotangents slope [E, P] of its end back through `descend`, in grads [E, 3, max(P, S)]; see `ascent`."""
+    path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
+    for e in range(begin, end):
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
+        data = opened(x[e], rest[e], labels[e], here, precisions, ways)
+        put(v[e], path[0])
+        _descend(data, rate[e], path, room[0])
+        _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

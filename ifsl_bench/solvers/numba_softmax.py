@@ -1,0 +1,125 @@
+"""Support rows, and the softmax over novel classes beside the fixed one; the formulas are those of docs/solve.md.
+
+S support rows, N novel classes, D features. Probabilities p [N+1, S] have the fixed class last. `spare` [S] is room to
+compute in.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ifsl_bench.solvers.numba_compiling import Array, inlined
+from ifsl_bench.solvers.numba_vectors import doubled, exponential
+
+
+@inlined
+def rows_of(x: Array, width: int) -> Array:
+    """x [S, D] of either precision with a column of ones, [S, width] in double precision."""
+    size = x.shape[0]
+    out = np.empty((size, width))
+    for i in range(size):
+        doubled(x[i], out[i, : width - 1])
+        out[i, width - 1] = 1.0
+    return out
+
+
+@inlined
+def scaled(x: Array, factors: Array) -> Array:
+    """x [S, D+1] with its columns multiplied by factors [D+1]."""
+    out = np.empty_like(x)
+    for i in range(x.shape[0]):
+        for d in range(x.shape[1]):
+            out[i, d] = x[i, d] * factors[d]
+    return out
+
+
+@inlined
+def softmax(f: Array, rest: Array, p: Array, spare: Array) -> None:
+    """The softmax over the N scores f [N, S] and the fixed class, whose share comes last in p [N+1, S]; spare [S]."""
+    ways, size = f.shape
+    for i in range(size):
+        spare[i] = rest[i]
+    for k in range(ways):
+        for i in range(size):
+            spare[i] = f[k, i] if f[k, i] > spare[i] else spare[i]
+    for k in range(ways):
+        for i in range(size):
+            p[k, i] = exponential(f[k, i] - spare[i])
+    for i in range(size):
+        p[ways, i] = exponential(rest[i] - spare[i])
+        spare[i] = p[ways, i]
+    for k in range(ways):
+        for i in range(size):
+            spare[i] += p[k, i]
+    for i in range(size):
+        spare[i] = 1.0 / spare[i]
+    for k in range(ways + 1):
+        for i in range(size):
+            p[k, i] *= spare[i]
+
+
+@inlined
+def misfit(p: Array, labels: Array, out: Array, spare: Array) -> None:
+    """(pi - y) / S [N, S]. A label's own is the sum of the other probabilities: 1 - p would have lost its digits where
+    scores saturate."""
+    ways, size = out.shape
+    share = 1.0 / size
+    for i in range(size):
+        spare[i] = p[ways, i]
+    for k in range(ways):
+        for i in range(size):
+            spare[i] += 0.0 if k == labels[i] else p[k, i]
+            out[k, i] = p[k, i] * share
+    for i in range(size):
+        out[labels[i], i] = -spare[i] * share
+
+
+@inlined
+def weigh(p: Array, d: Array, out: Array, spare: Array) -> None:
+    """M d [N, S], M being the Hessian of the mean cross-entropy in the scores for probabilities p [N+1, S]."""
+    ways, size = d.shape
+    share = 1.0 / size
+    for i in range(size):
+        spare[i] = p[0, i] * d[0, i]
+    for k in range(1, ways):
+        for i in range(size):
+            spare[i] += p[k, i] * d[k, i]
+    for k in range(ways):
+        for i in range(size):
+            out[k, i] = share * p[k, i] * (d[k, i] - spare[i])
+
+
+@inlined
+def cross_entropy(f: Array, rest: Array, labels: Array, p: Array) -> float:
+    """The mean over rows, for scores f [N, S] and the probabilities p that they have."""
+    ways, size = f.shape
+    loss = 0.0
+    for i in range(size):
+        others = p[ways, i]
+        for k in range(ways):
+            if k != labels[i]:
+                others += p[k, i]
+        if others < 0.5:
+            loss -= math.log1p(-others)  # which keeps the digits of a small loss
+        elif p[labels[i], i] > 1e-290:
+            loss -= math.log(p[labels[i], i])
+        else:
+            top = rest[i]
+            for k in range(ways):
+                top = max(top, f[k, i])
+            total = math.exp(rest[i] - top)
+            for k in range(ways):
+                total += math.exp(f[k, i] - top)
+            loss += top - f[labels[i], i] + math.log(total)
+    return loss / size
+
+
+@inlined
+def pull_fixed(p: Array, moved: Array, out: Array) -> None:
+    """Adds to out [S] what -<u, gradient> changes with the fixed logits, u changing the scores by `moved` [N, S]."""
+    ways, size = moved.shape
+    for k in range(ways):
+        for i in range(size):
+            out[i] += p[k, i] * moved[k, i] * p[ways, i] / size

@@ -1,0 +1,146 @@
+"""Objectives to minimise: one value per episode, and whatever closed forms the author cares to give.
+
+A plugin author needs `value` alone; gradients, Hessian products and the derivative of the gradient with respect to the
+arguments then come from autograd. Each closed form given instead makes the solve cheaper and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.iterate import iterate
+from ifsl_bench.solvers.linear import Operator
+from ifsl_bench.solvers.tree import Tree, column, leaves, rebuild, tensors, tree_map
+
+
+class Objective(ABC):
+    """L(v; args) [E]. v: a tree of tensors with leading dimension E. args: a tree of everything else L depends on.
+
+    Whatever should receive a gradient must be in `args`: a tensor captured by the objective is a constant.
+    """
+
+    @abstractmethod
+    def value(self, v: Tree, args: Tree) -> Tensor:
+        """The objective of each episode, [E]. An episode's value must not depend on other episodes' unknowns."""
+
+    def gradient(self, v: Tree, args: Tree) -> Tree:
+        """dL/dv, differentiable in v and args while gradients are enabled."""
+        recorded = torch.is_grad_enabled()
+        with torch.enable_grad():
+            point = tree_map(lambda leaf: leaf if leaf.requires_grad else leaf.detach().requires_grad_(), v)
+            value = self.value(point, args)
+            if value.dim() != 1:
+                raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
+            slope = derivative([value.sum()], tensors(point), None, create_graph=recorded)
+        return rebuild(v, slope)
+
+    def hessian(self, v: Tree, args: Tree) -> Operator:
+        """d^2L/dv^2 at v, each episode with its own."""
+        with torch.enable_grad():
+            point = tree_map(lambda leaf: leaf.detach().requires_grad_(), v)
+            slope = tensors(self.gradient(point, tree_map(Tensor.detach, args)))
+
+        def product(d: Tree) -> Tree:
+            return rebuild(v, derivative(slope, tensors(point), tensors(d), retain_graph=True))
+
+        return Operator(product)
+
+    def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
+        """-u^T d(dL/dv)/dargs for the leaves of args marked in `needed`."""
+        flat = leaves(args)
+        with torch.enable_grad():
+            marked = {
+                i: leaf.detach().requires_grad_()
+                for i, (leaf, need) in enumerate(zip(flat, needed, strict=True))
+                if need and leaf is not None
+            }
+            inputs = [marked.get(i, leaf) for i, leaf in enumerate(flat)]
+            slope = tensors(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
+            grads = derivative(slope, [*marked.values()], [-part for part in tensors(u)])
+        by_place = dict(zip(marked, grads, strict=True))
+        return [by_place.get(i) for i in range(len(flat))]
+
+    def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        """The point `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
+
+        def step(v: Tree) -> Tree:
+            pairs = zip(tensors(v), tensors(self.gradient(v, args)), strict=True)
+            return rebuild(v, [old - _scaled(rate, g) for old, g in pairs])
+
+        return iterate(step, v, steps)
+
+    def take(self, args: Tree, index: Tensor) -> Tree | None:
+        """The arguments of the episodes in `index`; None where nobody knows which of them have a dimension E."""
+        return None
+
+    def check(self, args: Tree) -> None:  # noqa: B027 (nothing to check unless a subclass knows better)
+        """Raises ValueError for arguments that no solve can make sense of."""
+
+    def unbounded(self, args: Tree) -> bool | Tensor:
+        """True where the arguments alone show that there may be no minimum: no episode then counts as converged. A
+        tensor [] is where the arguments are, so that a device need not wait."""
+        return False
+
+    def space(self, v0: Tree, args: Tree) -> Any | None:
+        """A `Space` of the objective's own to search in from v0, or from its own start if v0 is None; else None."""
+        return None
+
+    def search(self, solver: Any, args: Tree) -> Any | None:
+        """An `Outcome` of a search of the objective's own, by the solver's rules and from its own start; else None."""
+        return None
+
+
+def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
+    return column(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
+
+
+class FunctionObjective(Objective):
+    """A plain function (v, args) -> [E] as an objective."""
+
+    def __init__(self, function: Callable[[Any, Any], Tensor]) -> None:
+        self.function = function
+
+    def value(self, v: Tree, args: Tree) -> Tensor:
+        return self.function(v, args)
+
+
+def derivative(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor] | None,
+    create_graph: bool = False,
+    retain_graph: bool = False,
+) -> list[Tensor]:
+    """weights^T d outputs / d inputs, with zeros where there is no dependence (which autograd calls an error)."""
+    dependent = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if not dependent:
+        return [torch.zeros_like(leaf) for leaf in inputs]
+    grads = torch.autograd.grad(
+        [outputs[i] for i in dependent],
+        list(inputs),
+        None if weights is None else [weights[i] for i in dependent],
+        create_graph=create_graph,
+        retain_graph=create_graph or retain_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return list(grads)
+
+
+def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tensor, Tree]:
+    """Value [E] and gradient without a graph, in one pass where the gradient comes from autograd."""
+    if type(objective).gradient is not Objective.gradient:
+        with torch.no_grad():
+            return objective.value(v, args), objective.gradient(v, args)
+    with torch.enable_grad():
+        point = tree_map(lambda leaf: leaf.detach().requires_grad_(), v)
+        value = objective.value(point, args)
+        if value.dim() != 1:
+            raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
+        slope = derivative([value.sum()], tensors(point), None)
+    return value.detach(), rebuild(v, slope)

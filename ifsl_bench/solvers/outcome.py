@@ -1,0 +1,67 @@
+"""The results of solvers and of `minimise`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers.linear import AdjointReport
+from ifsl_bench.solvers.objective import Objective, value_and_gradient
+from ifsl_bench.solvers.tree import Tree, dot, pack, rebuild, tensors
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A point and how it was reached, episode by episode."""
+
+    v: Tree
+    converged: Tensor  # [E] bool
+    steps: Tensor  # [E]
+    gradient_norm: Tensor  # [E], Euclidean, of the large form
+    objective: Tensor  # [E]
+
+    def put(self, rows: Tensor, part: Outcome) -> Outcome:
+        """The outcome with the episodes `rows` replaced by those of `part`, whose steps come on top."""
+        here = [*tensors(self.v), self.converged, self.steps, self.gradient_norm, self.objective]
+        new = [*tensors(part.v), part.converged, part.steps + self.steps[rows], part.gradient_norm, part.objective]
+        both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
+        return Outcome(rebuild(self.v, both[:-4]), *both[-4:])
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The result of `minimise`, episode by episode.
+
+    value: the minimiser, differentiable in args. converged [E] bool, steps [E], gradient_norm [E] (Euclidean),
+    objective [E]: constants. adjoint: filled in by the backward pass.
+    """
+
+    value: Any
+    converged: Tensor
+    steps: Tensor
+    gradient_norm: Tensor
+    objective: Tensor
+    adjoint: AdjointReport
+
+
+class Solver(Protocol):
+    """Minimises an objective from v0; a solver may have a start of its own and take v0 = None."""
+
+    def run(self, objective: Objective, v0: Any, args: Any) -> Outcome:
+        """Solves; called without a graph, on detached tensors, unless the adjoint is `Unroll`."""
+
+
+def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps: Tensor) -> Outcome:
+    """The outcome at v, with value and gradient norm evaluated there."""
+    value, slope = value_and_gradient(objective, v, args)
+    flat = pack(slope)
+    norm = dot(flat, flat).sqrt()
+    return Outcome(v, converged & norm.isfinite() & value.isfinite(), steps, norm, value)
+
+
+def relative_tolerance(tolerance: float | None, dtype: torch.dtype, single: float, double: float) -> float:
+    """The tolerance asked for, or the default of the precision."""
+    return tolerance if tolerance is not None else (double if dtype == torch.float64 else single)

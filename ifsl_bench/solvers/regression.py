@@ -1,0 +1,198 @@
+"""The convex case: softmax regression beside fixed extra logits, with a diagonal quadratic pull towards given centres.
+
+    L(V) = mean_i CE([fixed logits_i ; V x_i], y_i) + 1/2 sum_kd p_d (V_kd - c_kd)^2
+
+x_i ends in a one, the bias. Fixed logits enter through their logsumexp alone. Every vector of interest has the form
+P^-1 (.) + P^-1 X^T (.), so solves and implicit gradients happen in N x S numbers; see `dual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solvers import numba_backend as compiled
+from ifsl_bench.solvers.iterate import patience
+from ifsl_bench.solvers.linear import ACCURATE, LinearOutcome, Operator
+from ifsl_bench.solvers.objective import Objective
+from ifsl_bench.solvers.option_ranges import check_options
+from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
+from ifsl_bench.solvers.softmax import (
+    TINY,
+    Regression,
+    cross_entropy,
+    floored,
+    kernel,
+    probabilities,
+    residual,
+    rest_probability,
+    scores,
+    spread,
+    weigh,
+)  # fmt: skip
+from ifsl_bench.solvers.support_checks import Pull, check_arguments
+from ifsl_bench.solvers.tree import Tree, doubled
+
+FACTORISED = 256  # dual numbers up to which a device factorises a system
+
+
+class SoftmaxRegression(Objective):
+    """L above for V [E, N, D+1] (the bias last) and args a `Regression`."""
+
+    def value(self, v: Tree, args: Tree) -> Tensor:
+        f = scores(v, args.features)  # [E, N, S]
+        penalty = (args.precisions * (v - args.centres).square()).sum((1, 2))
+        return cross_entropy(f, args.rest, args.labels).mean(1) + penalty / 2
+
+    def gradient(self, v: Tree, args: Tree) -> Tree:
+        r = residual(scores(v, args.features), args.rest, args.labels)  # [E, N, S]
+        return args.precisions * (v - args.centres) + spread(r, args.features)
+
+    def hessian(self, v: Tree, args: Tree) -> Operator:
+        return RegressionHessian(v, args)
+
+    def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
+        x, labels, rest, centres, precisions = args
+        grads: list[Tensor | None] = [None] * 5
+        if needed[3]:
+            grads[3] = (precisions * u).sum_to_size(centres.shape)
+        if needed[4]:
+            grads[4] = (u * (centres - v)).sum((0, 1))
+        if needed[0] or needed[2]:
+            count = x.shape[1]
+            f = scores(v, x)
+            pi, pi_rest = probabilities(f, rest), rest_probability(f, rest)
+            xu = scores(u, x)  # [E, N, S]
+            if needed[2]:
+                grads[2] = (xu * pi).sum(1) * pi_rest / count
+            if needed[0]:
+                moved = weigh(pi, pi / count, xu)
+                grads[0] = -(residual(f, rest, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
+        return grads
+
+    def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        slowly = super().descend
+        if compiled.serves(args.features):
+            return compiled.descend(compiled.regressions(args), v, args, rate, steps, slowly)
+        return slowly(v, args, rate, steps)
+
+    def take(self, args: Tree, index: Tensor) -> Tree:
+        return args.take(index)
+
+    def check(self, args: Tree) -> None:
+        x, centres = args.features, args.centres
+        ways = centres.shape[-2] if centres.dim() > 1 else 1
+        pull = Pull("centres", centres, "precisions", args.precisions, ways, x.shape[2] + 1)
+        check_arguments(x, args.labels, args.rest, ways, [pull])
+
+    def unbounded(self, args: Tree) -> Tensor:
+        return args.precisions.min() <= 0
+
+
+class RegressionHessian(Operator):
+    """P + X^T M X at v, M [E, N x S, N x S] being the Hessian of the mean cross-entropy in the scores."""
+
+    def __init__(self, v: Tensor, args: Regression) -> None:
+        self.v, self.args = v, args
+
+    @cached_property
+    def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
+        args = self.args
+        pi = probabilities(scores(self.v, args.features), args.rest)  # [E, N, S]
+        shares = pi / pi.shape[2]
+        x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
+        transposed = x.mT
+        return lambda d: torch.addcmul(weigh(pi, shares, d @ transposed) @ x, args.precisions, d)
+
+    def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K, in
+        float64, for kernels of nearly equal rows are as good as singular."""
+        if compiled.serves(rhs):
+            return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
+        if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
+            return self._factorised(rhs)  # a dozen operations, in place of a dozen for each step
+        from ifsl_bench.solvers import dual
+
+        k, inverse_p, pi, b = self._reduced(rhs)
+        w, steps = dual.system(k, pi, b, tolerance or 1e-10, max_steps)
+        return self._checked(rhs, w, pi, inverse_p, steps)
+
+    def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+        if compiled.serves(rhs):
+            return compiled.regressions(self.args).series(self.v, rhs, steps, damping, rate)
+        return super().series(rhs, steps, damping, rate)
+
+    def shifted(self, shift: float) -> RegressionHessian:
+        return RegressionHessian(self.v, self.args._replace(precisions=self.args.precisions + shift))
+
+    def largest(self, like: Tree, steps: int) -> Tensor:
+        if compiled.serves(like):
+            problems = compiled.regressions(self.args)
+            return problems.curvature(self.v, torch.from_numpy(compiled.normal(problems.unknowns)), steps)
+        return super().largest(like, steps)
+
+    def _factorised(self, rhs: Tree) -> LinearOutcome:
+        """Solves the system of `inverse` by a factorisation, in float64."""
+        k, inverse_p, pi, b = self._reduced(rhs)
+        episodes, ways, count = pi.shape
+        m = -pi[:, :, None] * pi[:, None] / count  # [E, N, N, S]
+        m.diagonal(dim1=1, dim2=2).add_((pi / count).mT)
+        mk = (m[..., None] * k[:, None, None]).transpose(2, 3).reshape(episodes, ways * count, ways * count)
+        mk.diagonal(dim1=1, dim2=2).add_(1)
+        w = torch.linalg.solve_ex(mk, b.flatten(1)[:, :, None])[0].view(episodes, ways, count)
+        return self._checked(rhs, w, pi, inverse_p, torch.zeros_like(b[:, 0, 0]))
+
+    def _reduced(self, rhs: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
+        v, args, rhs = doubled((self.v, self.args, rhs))
+        x, inverse_p = args.features, 1 / floored(args.precisions)
+        pi = probabilities(scores(v, x), args.rest)
+        return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
+
+    def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
+        """Makes u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
+        x = self.args.features.double()
+        u = inverse_p * (rhs - spread(w, x))
+        gap = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
+        share = ((inverse_p * gap.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
+        inaccurate = ~(share <= ACCURATE)
+        return LinearOutcome(u.to(rhs.dtype), share, steps, inaccurate, torch.zeros_like(inaccurate))
+
+
+@dataclass(frozen=True)
+class DualNewton:
+    """The solver of `SoftmaxRegression`. Needs no v0, for the minimum is unique.
+
+    Stops when two things hold of |grad L| in the norm of P^-1. It is at most `tolerance` (default 1e-6 in float32, 1e-9
+    in float64) times what it was at the centres, so L - L* <= 1/2 |grad L|^2 is small beside what there was to gain.
+    And no support score is further from its value at the minimum than 0.01 (1e-5 in float64), for with a weak pull the
+    first test alone may leave scores far off: that is bounded by |grad L| sqrt(max_i K_ii), or, where rounding spoils
+    the bound, shown by a Newton step that moves no score. What float32 cannot solve is solved in float64, to 1e-9.
+
+    On a CPU compiled kernels solve one episode after the other, in float64 and to its tolerance (`learners.compiled`).
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    tolerance: float | None = None
+    max_steps: int = 100
+    inner_steps: int = 50
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps"))
+
+    def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        if not isinstance(objective, SoftmaxRegression):
+            raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
+        if compiled.serves(args.features):
+            tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
+            problems = compiled.regressions(args)
+            return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
+        from ifsl_bench.solvers import dual  # what the kernels do not serve
+
+        return dual.newton(args, self.tolerance, self.max_steps, self.inner_steps)

@@ -1,0 +1,186 @@
+"""Rows that papers print, ``results/published/*.json``. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from ifsl_bench.protocols.metrics import harmonic
+from ifsl_bench.protocols.tasks.contamination import MARKS
+from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.utils.files import read_json
+
+LISTED = "-published"  # what the name of a task that takes a list to the letter ends in
+ONE_ORDER = "one order of the classes, one support set"  # how a list departs from the task that it is of
+LETTERS = {
+    "t": "something was chosen on test images",
+    "i": "images of earlier sessions are kept",
+    "c": "the number of classes is known beforehand",
+    "p": "the pretraining has, or may have, seen the novel classes",
+}
+KINDS = {"paper": "paper", "readme": "authors' README", "log": "authors' log", "cited": "cited", "rerun": "rerun"}
+
+
+class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody's printed numbers of one sequence of sessions, in percent.
+
+    Attributes:
+        after: A_0 ... A_T.
+        base, novel: after each session; None where nothing is printed.
+        kind: one of :data:`KINDS`.
+        chosen_on_test: whether something, as an epoch, was chosen on test images; None, as for the next ones, where
+            no source says so.
+        images: those of earlier sessions that it keeps.
+        knows_classes: whether the number of classes is known beforehand.
+        novel_seen: whether the pretraining of the backbone has, or may have, seen the novel classes.
+        seeds: how many training seeds; None where nobody says.
+    """
+
+    after: list[float]
+    kind: Literal["paper", "readme", "log", "cited", "rerun"]
+    base: list[float | None] = []
+    novel: list[float | None] = []
+    backbone: str = ""
+    chosen_on_test: bool | None = None
+    images: str = ""
+    knows_classes: bool | None = None
+    novel_seen: Literal["no", "may", "yes"] | None = None
+    seeds: int | None = None
+    note: str = ""
+
+    @property
+    def flags(self) -> str:
+        """Says in words what sets it apart from a row that knows nothing beforehand."""
+        marks = [
+            "chosen on test images" if self.chosen_on_test else "",
+            f"keeps {self.images} images" if self.images else "",
+            "knows the number of classes" if self.knows_classes else "",
+            MARKS[self.novel_seen or "no"],
+        ]
+        return "; ".join(filter(None, marks))
+
+    @property
+    def remark(self) -> str:
+        """Says who prints it, with its backbone and :attr:`flags`."""
+        return "; ".join(filter(None, [KINDS[self.kind], self.backbone, self.flags]))
+
+    @property
+    def marks(self) -> str:
+        """The flags as letters of :data:`LETTERS`."""
+        holds = (self.chosen_on_test, bool(self.images), self.knows_classes, self.novel_seen in ("may", "yes"))
+        return "".join(letter for letter, held in zip(LETTERS, holds, strict=True) if held)
+
+    def values(self, queries: np.ndarray) -> dict[str, float]:
+        """The summary that measured rows have, as far as it follows; ``queries`` [T + 1] are of each session."""
+        acc = np.array(self.after)
+        lazy = acc[0] * queries[0] / queries.cumsum()
+        values = {"first": acc[0], "last": acc[-1], "acc": acc.mean(), "pd": acc[0] - acc[-1]}
+        values["gain"] = values["acc"] - lazy.mean()
+        if self.base and self.novel and self.base[-1] is not None and self.novel[-1] is not None:
+            base, novel = np.array([self.base[-1]]), np.array([self.novel[-1]])
+            values |= {"base": base[0], "novel": novel[0], "harmonic": harmonic(base, novel)[0]}
+        return {name: float(value) for name, value in values.items()}
+
+
+class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row as printed in a paper; never measured here, never in a significance test.
+
+    ``protocol`` says how its protocol differs from the task's, "" where it does not. ``band`` is by how many points of
+    accuracy a row measured here may differ and count as reproduced; None where nobody has said. ``sequence`` is there
+    in sessions alone.
+    """
+
+    label: str
+    values: dict[str, float]
+    source: str
+    protocol: str = ""
+    note: str = ""
+    band: float | None = None
+    sequence: PublishedSequence | None = None
+
+    @property
+    def remark(self) -> str:
+        """All that a reader should know of it."""
+        of_sequence = self.sequence.remark if self.sequence else ""
+        return "; ".join(part for part in (self.protocol, of_sequence, self.note) if part)
+
+
+class _PublishedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    title: str
+    source: str
+    columns: list[str] = []
+    rows: dict[str, dict[str, list[float]]] = {}
+    interval: str = "unknown"
+    protocol: str = ""
+    remark: str = ""
+    notes: dict[str, str] = {}  # label -> what to know of its rows
+    flags: dict[str, str] = {}  # "task label column" -> what is wrong with the number
+    bands: dict[str, dict[str, float]] = {}  # task -> label -> points of accuracy that count as reproduced
+    set: str = ""  # what commands call all of these rows and tasks together
+    bibtex: list[str] = []  # lines; of a paper that no method of the package is from
+    queries: dict[str, list[int]] = {}  # task -> test images of the classes of each session
+    sequences: dict[str, dict[str, PublishedSequence]] = {}  # task -> label -> what is printed
+
+
+def _files() -> list[tuple[str, _PublishedFile]]:
+    return _files_in(packaged_root() / "published")
+
+
+@cache
+def _files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
+    paths = sorted(folder.glob("*.json"))
+    return [(path.stem, msgspec.convert(read_json(path), _PublishedFile, strict=True)) for path in paths]
+
+
+def published_sets() -> dict[str, tuple[list[str], list[str]]]:
+    """Sets of published rows that commands know by a name: their labels, and the tasks that they are of."""
+    return {
+        file.set: (list(dict.fromkeys(label for rows in file.rows.values() for label in rows)), list(file.rows))
+        for _, file in _files()
+        if file.set
+    }
+
+
+def published_tasks() -> list[str]:
+    """The tasks for which papers print rows."""
+    return list(dict.fromkeys(task for _, file in _files() for task in (*file.rows, *file.sequences)))
+
+
+def published(task: str) -> list[PublishedRow]:
+    """Rows that papers print for a task, with the reference and what is doubtful about them.
+
+    Those of a list of sessions stand beside the task that deals its classes anew, too.
+    """
+    rows = []
+    for stem, file in _files():
+        for label, values in file.rows.get(task, {}).items():
+            flags = [file.flags.get(f"{task} {label} {column}", "") for column in file.columns]
+            note = "; ".join(part for part in (file.remark, file.notes.get(label, ""), *flags) if part)
+            named, band = dict(zip(file.columns, values, strict=False)), file.bands.get(task, {}).get(label)
+            rows.append(
+                PublishedRow(label=label, values=named, source=stem, protocol=file.protocol, note=note, band=band)
+            )
+        listed = task if task in file.sequences else task + LISTED
+        for label, sequence in file.sequences.get(listed, {}).items():
+            values_here = sequence.values(np.array(file.queries[listed]))
+            of_all = file.source.partition("; ")[2]  # such as "means of 10 runs"
+            note = "; ".join(filter(None, [of_all, sequence.note]))
+            rows.append(
+                PublishedRow(label=label, values=values_here, source=stem, note=note, sequence=sequence,
+                             protocol="" if listed == task else ONE_ORDER)
+            )  # fmt: skip
+    return rows
+
+
+def titles() -> dict[str, str]:
+    """The papers that rows are printed from, by the name that tables have as their source: title, and what was read."""
+    return {stem: f"{file.title}. {file.source}." for stem, file in _files()}
+
+
+def bibtex() -> dict[str, str]:
+    """The entries of papers that no method of the package is from, by the same names as :func:`titles`."""
+    return {stem: "\n".join(file.bibtex) for stem, file in _files() if file.bibtex}

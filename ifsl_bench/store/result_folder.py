@@ -1,0 +1,124 @@
+"""Folders of results: the one that comes with the package, and the user's own. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+
+from ifsl_bench.store.schema import Result, parse, path_of, read
+from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.files import disk_errors
+from ifsl_bench.utils.text_format import numbers_in_words
+
+CLAIMS = "claims.toml"  # in the folder of the package: what README and docs say of its rows
+LEFT_OUT = "left out: "  # how remarks on such files and rows begin
+
+
+def packaged_root() -> Path:
+    """The folder of the stored leaderboard that comes with the package."""
+    return Path(str(resources.files("ifsl_bench.results")))
+
+
+def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
+    """The results under ``root`` for these tasks (all where None), and a remark on each file that is left out.
+
+    A damaged file, or one that is not in its place (another task, label or seed than its path says), is left out. That
+    the summaries of the package's own files follow from their counts is not checked again: ``ifsl-bench check`` and the
+    tests do so, and it takes longer than all the rest.
+    """
+    if not root.is_dir():
+        return [], []
+    names = sorted(tasks) if tasks is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
+    results, remarks, paths = [], list[str](), list[Path]()
+    for name in (name for name in names if name != "published"):
+        try:
+            paths += sorted(path for path in (root / name).iterdir() if path.match("*.seed-*.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            remarks.append(f"{LEFT_OUT}{root / name} cannot be read ({error.strerror})")
+    reader = parse if root.resolve() == packaged_root().resolve() else read
+    for path in paths:
+        try:
+            result = reader(path)
+        except UserError as error:
+            remarks.append(f"{LEFT_OUT}{error}")
+            continue
+        if path != path_of(root, result):
+            remarks.append(
+                f"{LEFT_OUT}{path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
+            )
+        else:
+            results.append(result)
+    return results, remarks
+
+
+def own_record(results: Sequence[Result]) -> dict[str, str]:
+    """Tells in a list of one's results of one label on one task; they need not belong together, as a table's row."""
+    return {
+        "task": results[0].task,
+        "method": results[0].label,
+        "Acc.": f"{fmean(result.summary['acc']['mean'] for result in results):.2f}",
+        "seeds": numbers_in_words([result.seed for result in results]),
+        "measured": f"{max(map(measured, results)):%Y-%m-%d %H:%M}",
+    }
+
+
+def measured(result: Result) -> datetime:
+    """The time when a result was made, as it says; long ago where it says nothing that is a time."""
+    try:
+        time = datetime.fromisoformat(str(result.provenance.get("time", "")))
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def own_rows(
+    root: Path, tasks: Collection[str] = (), labels: Collection[str] = (), since: datetime | None = None
+) -> tuple[list[list[Result]], list[str]]:
+    """The results in a folder by task and label, each by seed, and a remark on each file that cannot be read.
+
+    Args:
+        tasks, labels: of these alone, where any are given.
+        since: only results that were made then or later.
+
+    Raises:
+        UserError: a task or label of which there are no results.
+    """
+    results, remarks = stored(root)
+    for kind, names, here in (
+        ("task", tasks, {result.task for result in results}),
+        ("row", labels, {result.label for result in results}),
+    ):
+        if odd := [name for name in names if name not in here]:
+            raise unknown(kind, odd[0], here, where=f"among the results in {root}", see="ifsl-bench results list")
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        is_named = (not tasks or result.task in tasks) and (not labels or result.label in labels)
+        if is_named and (since is None or measured(result) >= since):
+            groups.setdefault((result.task, result.label), []).append(result)
+    return [sorted(groups[key], key=lambda result: result.seed) for key in sorted(groups)], remarks
+
+
+def remove(paths: Sequence[Path]) -> None:
+    """Removes files of results, and folders of tasks that are empty then."""
+    for path in paths:
+        with disk_errors(path):
+            path.unlink(missing_ok=True)
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+
+
+def to_remove(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
+    """The files of a row, or of one of its seeds; raises :class:`UserError` where there is none."""
+    rows, _ = own_rows(root, [task], [label])
+    results = {result.seed: path_of(root, result) for row in rows for result in row}
+    if not results:
+        raise UserError(f"there are no results of {label} on {task} in {root}")
+    if seed is not None and seed not in results:
+        seeds = numbers_in_words(list(results))
+        raise UserError(f"{label} on {task} has results of seeds {seeds} in {root}, and none of seed {seed}")
+    return [results[seed]] if seed is not None else list(results.values())

@@ -1,0 +1,138 @@
+"""Training states on disk: tensors in a safetensors file, everything else in a JSON file that names it.
+
+Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
+any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
+tensors and one of itself, see :mod:`ifsl_bench.utils.checksummed_json`. Whoever saves holds the folder's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import disk_errors, mark_used, open_file, read_errors, write_bytes
+from ifsl_bench.utils.tempnames import PARTIAL
+
+_TENSORS = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are not ours
+
+
+@dataclass(frozen=True)
+class State:
+    """Tensors by name, and JSON-able facts about them."""
+
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+class CheckpointFolder:
+    """The latest state of one training, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.json = folder / "checkpoint.json"
+
+    def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces the state; returns the JSON part as :meth:`info` would."""
+        from safetensors.torch import save
+
+        # Copies in the plain order, since safetensors takes no parts of a common memory, and no other order.
+        copies = {
+            key: torch.clone(value.detach().cpu(), memory_format=torch.contiguous_format)
+            for key, value in tensors.items()
+        }
+        return self.put(save(copies), info)
+
+    def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces the state, given its tensors as the content of a safetensors file."""
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
+            name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
+            write_bytes(self.folder / name, content)
+            facts = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
+            whole = write_sealed(self.json, {**info, "tensors": facts})
+            for old in (*(self.folder / match[0] for match in previous), *self.folder.glob(f"{PARTIAL}*")):
+                with contextlib.suppress(OSError):
+                    old.unlink()
+        return whole
+
+    def info(self) -> dict[str, Any] | None:
+        """The JSON part, or None if nothing was saved yet.
+
+        Raises:
+            CorruptFile: damaged, or of another format version.
+            UserError: it may not be read.
+        """
+        try:
+            info = read_sealed(self.json)
+        except FileNotFoundError:
+            return None
+        check_kinds(self.json, info, {"tensors": dict})
+        check_kinds(self.json, info["tensors"], {"file": str, "sha256": str})
+        return info
+
+    def load(self) -> State | None:
+        """The latest state, or None if nothing was saved yet.
+
+        Raises:
+            CorruptFile: a file is missing, cut short or changed; names it. Without the lock, another process may just
+                have replaced it.
+            UserError: one may not be read.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        info = self.info()
+        if info is None:
+            return None
+        try:
+            state = State(load(self.content(info)), info)
+        except SafetensorError as error:
+            raise CorruptFile(f"{self.folder / info['tensors']['file']} holds no tensors ({error})") from error
+        mark_used(self.json)
+        return state
+
+    def content(self, info: dict[str, Any]) -> bytes:
+        """The file of tensors that :meth:`info` names; raises :class:`CorruptFile` where it is not what was written."""
+        path = self.folder / info["tensors"]["file"]
+        try:
+            with open_file(path) as file, read_errors(path):  # load_file opens no path that is not UTF-8
+                content = file.read()
+        except FileNotFoundError:
+            raise CorruptFile(f"{path} is missing, though {self.json.name} names it") from None
+        if hashlib.sha256(content).hexdigest() != info["tensors"]["sha256"]:
+            raise CorruptFile(f"{path} is not what was written: its checksum differs")
+        return content
+
+
+def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
+    """The JSON part of a training that ran to its end and records ``facts``; None where it is not there, or damaged.
+
+    It needs no lock, which a read-only folder does not grant.
+    """
+    try:
+        info = CheckpointFolder(folder).info()
+    except CorruptFile:
+        return None
+    ended = info is not None and info.get("finished") is True
+    return info if info and ended and all(info.get(key) == value for key, value in facts.items()) else None
+
+
+def begun(folder: Path, counter: str) -> int:
+    """Reads an unfinished training's own counter; 0 where there is no such training, or its state is damaged."""
+    try:
+        info = CheckpointFolder(folder).info()
+    except UserError:
+        return 0
+    count = info.get(counter) if info and info.get("finished") is not True else 0
+    return max(0, count) if type(count) is int else 0

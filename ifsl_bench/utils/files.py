@@ -1,0 +1,281 @@
+"""Files on disk: where they live, how they are written (atomically) and verified.
+
+Nothing is ever half-written under its final name: content goes to a temporary sibling, is flushed to the disk, and is
+renamed; see :mod:`ifsl_bench.utils.atomic_dir` for folders. A process killed at any point leaves at most a temporary
+file or folder whose name starts with ``.partial-``; those of a build are removed by the next one, the others by
+``ifsl-bench cache prune``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.limits import Limit
+from ifsl_bench.utils.tempnames import PARTIAL, tagged, what
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folders that ifsl_bench writes to.
+
+    Args:
+        cache: data sets, checkpoints and features; everything in it can be made again.
+        results: result files, which cannot.
+    """
+
+    cache: Path
+    results: Path
+
+    @classmethod
+    def locate(cls, home: str | Path | None = None, results: str | Path | None = None) -> Home:
+        """Explicit arguments first, then ``IFSL_BENCH_HOME``, then the platform's user folders.
+
+        Raises:
+            UserError: a folder below the home of a user that there is not.
+        """
+        import platformdirs
+
+        home = home or os.environ.get("IFSL_BENCH_HOME") or None
+        cache = _folder(home or platformdirs.user_cache_dir("ifsl_bench"))
+        if results:
+            return cls(cache, _folder(results))
+        return cls(cache, (cache if home else _folder(platformdirs.user_data_dir("ifsl_bench"))) / "results")
+
+    @property
+    def data(self) -> Path:
+        return self.cache / "data"
+
+    @property
+    def pretrained(self) -> Path:
+        return self.cache / "pretrained"
+
+    @property
+    def weights(self) -> Path:
+        """Weights of backbones that were pretrained elsewhere."""
+        return self.cache / "weights"
+
+    @property
+    def features(self) -> Path:
+        return self.cache / "features"
+
+    @property
+    def trained(self) -> Path:
+        return self.cache / "trained"
+
+    @property
+    def logs(self) -> Path:
+        """The logs of stages."""
+        return self.cache / "logs"
+
+    @property
+    def tasks(self) -> Path:
+        """Task files of the data sets that the user prepared from images of their own."""
+        return self.cache / "tasks"
+
+
+def _folder(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # of expanduser alone
+        raise UserError(f"{path}: no home folder is known for that user; give the whole path with --home") from error
+
+
+def check_out(path: Path) -> None:
+    """Raises :class:`UserError` where a file that ``--out`` names could not be written, before anything is computed."""
+    if os.path.isdir(path):
+        raise UserError(f"--out: {path} is a folder; name the file to write")
+    check_writable(path.absolute().parent, "--out")
+
+
+CHOSEN_BY = "--home or --results"  # the options by which most folders are chosen
+_ELSEWHERE = {  # what another folder would help
+    errno.ENOSPC: "the disk is full; free some space or choose",
+    errno.EDQUOT: "your disk quota is used up; free space or choose",
+    errno.EACCES: "no permission to write there; choose",
+    errno.EPERM: "no permission to write there; choose",
+    errno.EROFS: "the file system is read-only; choose",
+    errno.ENOTDIR: "part of the path is a file, not a folder; choose",
+    errno.EIO: "the disk fails (input/output error); choose",
+    errno.ENAMETOOLONG: "the name is too long for this file system; choose",
+    errno.EEXIST: "a file of that name is in the way; remove it or choose",
+    errno.EISDIR: "a folder of that name is in the way; remove it or choose",
+    errno.ELOOP: "a symbolic link of that name is in the way; remove it or choose",
+}
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
+    """Turns the operating system's refusals (full disk, no permission) into one plain line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            reason = "the file would be larger than this system allows (see ulimit -f)"
+        elif error.errno in _ELSEWHERE:
+            reason = f"{_ELSEWHERE[error.errno]} another folder with {chosen_by}"
+        else:
+            raise
+        shown = Path(what(os.fsdecode(error.filename or path)))
+        shown = path if shown.name.startswith(PARTIAL) else shown  # what it was to be
+        raise UserError(f"cannot write {shown}: {reason}") from error
+
+
+def temporary_file() -> BinaryIO:
+    """Opens a file in the folder for temporary files; it is gone when it is closed. Filled by :func:`append`."""
+    try:
+        return cast(BinaryIO, tempfile.NamedTemporaryFile())
+    except OSError as error:
+        raise UserError(f"no temporary file can be made ({error.strerror or error}); free some space or choose another "
+                        "folder with TMPDIR") from error  # fmt: skip
+
+
+def append(file: BinaryIO, block: bytes) -> None:
+    """Writes to a temporary file; raises :class:`UserError` where its folder is full, say."""
+    try:
+        with disk_errors(Path(file.name), "TMPDIR"):
+            file.write(block)
+            file.flush()
+    except UserError:
+        with contextlib.suppress(OSError):  # what stays in the buffer is refused once more
+            file.close()
+        raise
+
+
+def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:
+    """Raises :class:`UserError` where a folder cannot be written to, or cannot be made; leaves nothing there."""
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))  # the others will be made
+    with disk_errors(folder, chosen_by), tempfile.TemporaryFile(dir=there, prefix=PARTIAL):
+        pass
+
+
+@contextlib.contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turns the operating system's refusals to read a file of ours into one plain line; one that is missing stays a
+    ``FileNotFoundError``.
+
+    Raises:
+        CorruptFile: it is no file, but a folder, or a link to itself.
+        UserError: no permission, or the disk fails. What is there may be sound, so it must not be made again.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            raise CorruptFile(f"{path} is not a file") from error
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise UserError(f"cannot read {path}: no permission; ask its owner, or choose another folder") from error
+        if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+            raise UserError(f"cannot read {path}: {error.strerror}; the disk or the network fails") from error
+        raise
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file of ours for reading; errors as in :func:`read_errors`."""
+    with read_errors(path):
+        return open(path, "rb")
+
+
+def write_bytes(path: Path, content: bytes, chosen_by: str = CHOSEN_BY) -> None:
+    """Writes a file atomically: readers see the old file or the new one, never a part."""
+    with disk_errors(path, chosen_by):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(tagged(PARTIAL + path.name))
+        try:
+            with open(partial, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+
+
+_NUMBERS = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON with lists of numbers on one line each."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    text = _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
+    write_bytes(path, f"{text}\n".encode())
+
+
+def read_json(path: Path, most: Limit | None = None) -> Any:
+    """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`open_file` does.
+
+    Args:
+        most: limit on its bytes, beyond which it is not parsed.
+    """
+    with open_file(path) as file, read_errors(path):
+        content = file.read(most.most + 1 if most else -1)
+    if most:
+        most.check(len(content), str(path), CorruptFile)
+    try:
+        value = msgspec.json.decode(content)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CorruptFile(f"{path} holds {type(value).__name__} where a JSON object was expected")
+    return value
+
+
+def set_aside(path: Path, why: str = "corrupt") -> Path:
+    """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted."""
+    asides = (path.with_name(f"{path.name}.{why}-{n}") for n in itertools.count())
+    aside = next(aside for aside in asides if not os.path.lexists(aside))
+    with disk_errors(path), contextlib.suppress(FileNotFoundError):  # another process has just done so
+        os.rename(path, aside)
+    return aside
+
+
+def mark_used(path: Path) -> None:
+    """Notes that something of the cache is used now: by when its file of facts was last touched.
+
+    The time is that of the file system. Reading alone leaves no trace where a disk is mounted without access times.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:
+    """Hex SHA-256 of a file, read in blocks of 4 MiB; errors as in :func:`open_file`."""
+    digest = hashlib.sha256()
+    with open_file(path) as file, read_errors(path):
+        while block := file.read(1 << 22):
+            digest.update(block)
+            if advance:
+                advance(len(block))
+    return digest.hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Hex SHA-256 of the canonical JSON form of a value: the identity of a definition."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@cache
+def own_code(root: Path = Path(__file__).parents[1]) -> str:
+    """Hex SHA-256 of the source files below a folder, by default of the package: two processes, or an interrupted
+    evaluation and one that goes on with it, run the same where it is equal."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

@@ -1,0 +1,186 @@
+"""Progress of long jobs: stages with the time that is left, remarks, warnings."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO
+
+from ifsl_bench.utils.errors import one_line
+
+RATE = "learning rate"  # a figure that the schedule says, for logs and not for lines
+FIGURES = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
+NARROW = 6  # columns of the shortest bar
+
+
+class Unheard(BaseException):
+    """Raised where progress is told and nobody listens any more, so that the work ends, as at Ctrl-C. An error of the
+    work itself, whatever it is, is never this one."""
+
+
+def figures_in_words(figures: Mapping[str, float]) -> list[str]:
+    """Figures as people read them; an accuracy is in percent, and says so."""
+    return [
+        f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}"
+        for key, value in figures.items()
+        if key != RATE
+    ]
+
+
+class Stage:
+    """A running stage; ``advance`` it as work gets done.
+
+    Attributes:
+        done: units of ``total``, those of an earlier run among them.
+        figures: the last loss, accuracy in percent, ...
+
+    Args:
+        hear: is told of each advance: how many units, and its figures.
+    """
+
+    def __init__(
+        self, title: str = "", total: int = 0, done: int = 0,
+        hear: Callable[[int, Mapping[str, float]], None] = lambda amount, figures: None,
+    ) -> None:  # fmt: skip
+        self.title, self.total, self.done, self._hear = title, total, done, hear
+        self.figures: dict[str, float] = {}
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """``amount`` units are done; ``figures`` are shown beside the bar."""
+        self.done += amount
+        self.figures |= figures
+        self._hear(amount, figures)
+
+
+class Reporter:
+    """The default of the library, and the interface of the others: says nothing, but warnings become Python's."""
+
+    def say(self, text: str) -> None:
+        """A remark on what is being done."""
+
+    def warn(self, text: str) -> None:
+        """Something the person should know even in a quiet run."""
+        warnings.warn(text, stacklevel=2)
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        """A stage of ``total`` units of which ``done`` were finished by an earlier run."""
+        yield Stage()
+
+
+class Mute(Reporter):
+    """Says nothing at all: that of a process that another one speaks for."""
+
+    def warn(self, text: str) -> None:
+        pass
+
+
+class LogReporter(Reporter):
+    """Plain lines, for logs and terminals that cannot redraw; a line a stage and one every ``every`` seconds."""
+
+    def __init__(self, out: IO[str] | None = None, every: float = 10.0, verbose: bool = True) -> None:
+        self.out, self.every, self.verbose = out or sys.stderr, every, verbose
+
+    def line(self, text: str) -> None:
+        """Writes a line; raises :class:`Unheard` where who reads it is gone."""
+        try:
+            print(text, file=self.out, flush=True)
+        except ConnectionError as error:
+            raise Unheard("nobody listens") from error
+
+    def say(self, text: str) -> None:
+        if self.verbose:
+            self.line(one_line(text))
+
+    def warn(self, text: str) -> None:
+        self.line(f"warning: {one_line(text)}")
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        if not self.verbose:
+            yield Stage()
+            return
+        start = last = time.monotonic()
+        since, then = 0.0, done  # when the first units were done, and how many: what compiles comes before them
+
+        def hear(amount: int, figures: Mapping[str, float]) -> None:
+            nonlocal last, since, then
+            now = time.monotonic()
+            if not since:
+                since, then = now, stage.done
+            if now - last >= self.every:
+                last, pace = now, (now - since) / max(1, stage.done - then)
+                left = f", {pace * (total - stage.done):.0f} s left" if stage.done > then else ""
+                self.line(f"  {stage.title}: {stage.done}/{total}{left}{_shown(stage)}")
+
+        stage = Stage(one_line(title), total, done, hear)
+        self.line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")
+        yield stage
+        self.line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_shown(stage)}")
+
+
+def _shown(stage: Stage) -> str:
+    return "".join(f"  {figure}" for figure in figures_in_words(stage.figures))
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def progress_here() -> Reporter:
+    """Makes the reporter for where this process is: bars in a terminal, and in a notebook that can draw them; lines
+    elsewhere."""
+    from importlib.util import find_spec
+
+    from rich.console import Console
+
+    draws = Console().is_jupyter and find_spec("ipywidgets") is not None
+    return RichReporter() if draws or sys.stderr.isatty() else LogReporter()
+
+
+class RichReporter(Reporter):
+    """Redrawn progress bars with elapsed and remaining time, for a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        self.console.print(one_line(text), markup=False)
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"warning: {one_line(text)}", markup=False, style="yellow")
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        title = one_line(title)
+        room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - FIGURES - 3
+        if apart := len(title) + 1 + NARROW > room:  # on a line above
+            self.console.print(title, markup=False)
+        bar_width = max(NARROW, min(24, room if apart else room - len(title) - 1))
+        bar = Progress(
+            *([] if apart else [TextColumn("{task.description}", markup=False)]),
+            BarColumn(bar_width=bar_width),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=self.console,
+            refresh_per_second=4,
+        )
+        with bar:
+            task = bar.add_task(title, total=total, completed=done, figures="")
+
+            def hear(amount: int, figures: Mapping[str, float]) -> None:
+                bar.update(task, advance=amount)
+                if words := "  ".join(figures_in_words(figures)):
+                    bar.update(task, figures=words)
+
+            yield Stage(title, total, done, hear)

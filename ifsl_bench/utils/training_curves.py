@@ -1,0 +1,140 @@
+"""Loss, accuracy and learning rate of trainings, as CSV files or TensorBoard logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from ifsl_bench.utils.errors import Lacking, UserError, unknown
+from ifsl_bench.utils.files import Home, disk_errors, write_bytes
+from ifsl_bench.utils.progress import RATE, Reporter, Stage
+
+COLUMNS = ("step", "loss", "accuracy", RATE, "validation accuracy")  # of CSV files; accuracy is in percent
+INSTALL = 'pip install "ifsl_bench[tensorboard]"'
+
+
+class CsvWriter:
+    """A file with a line for each step that figures are told of.
+
+    Args:
+        path: without its ending. Lines beyond the step ``done`` that a training goes on from are removed, and so is a
+            last one that a killed process wrote half of.
+    """
+
+    def __init__(self, path: Path, done: int) -> None:
+        path = path.with_name(f"{path.name}.csv")
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[1:] if path.exists() else []
+        steps = [line.partition(",")[0] if line.endswith("\n") else "" for line in lines]
+        lines = [line for line, step in zip(lines, steps, strict=True) if step.isdigit() and int(step) <= done]
+        write_bytes(path, "".join([",".join(COLUMNS) + "\n", *lines]).encode(), "--log-dir")
+        self.file = FileIO(path, "r+")
+        self.line_start, self.line = self.file.seek(0, 2), dict[str, float]()
+
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
+        """Writes the figures of a step; those of the last one again, if more is told of it."""
+        if self.line.get("step") != step:
+            self.line_start, self.line = self.file.seek(0, 2), {"step": step}
+        self.line |= figures
+        self.file.seek(self.line_start)
+        values = (f"{self.line[name]:.9g}" if name in self.line else "" for name in COLUMNS)
+        self.file.write((",".join(values) + "\n").encode())
+        self.file.truncate()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoardWriter:
+    """A TensorBoard log, which hides what was written beyond the step that a training goes on from."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(path), purge_step=done + 1)
+
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+KINDS: Mapping[str, Callable[[Path, int], CsvWriter | TensorBoardWriter]]
+KINDS = {"csv": CsvWriter, "tensorboard": TensorBoardWriter}
+
+
+@dataclass(frozen=True)
+class CurveLogs:
+    """The logs that somebody asks for.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        folder: where trainings have a file or a folder each, by their names.
+    """
+
+    kind: str
+    folder: Path
+
+
+def curve_logs(log: str | None, folder: str | Path | None, home: Home) -> CurveLogs | None:
+    """Finds kind and folder of the logs of trainings; None where no logs are asked for.
+
+    Args:
+        log: "csv", "tensorboard" or None.
+        folder: one of the kind's name among the logs of the home by default.
+
+    Raises:
+        UserError: another kind of log, a folder without a kind, or a package that is not installed.
+    """
+    if log is None:
+        if folder is not None:
+            raise UserError("--log-dir says where logs go, and --log which: add --log csv or --log tensorboard")
+        return None
+    if log not in KINDS:
+        raise unknown("kind of log", log, KINDS)
+    if log == "tensorboard" and find_spec("tensorboard") is None:
+        raise Lacking(f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL}")
+    return CurveLogs(log, Path(folder).expanduser().absolute() if folder is not None else home.logs / log)
+
+
+class Curves(Reporter):
+    """Writes the figures of trainings, stages that tell a loss, by step; hands everything on.
+
+    A training that is resumed goes on in the same log, and what was told beyond the checkpoint is told once.
+    """
+
+    def __init__(self, logs: CurveLogs, training: str, to: Reporter) -> None:
+        self.open, self.path, self.to = KINDS[logs.kind], logs.folder / training, to
+
+    def say(self, text: str) -> None:
+        self.to.say(text)
+
+    def warn(self, text: str) -> None:
+        self.to.warn(text)
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        writer: CsvWriter | TensorBoardWriter | None = None
+
+        def hear(amount: int, figures: Mapping[str, float]) -> None:
+            nonlocal writer
+            told.advance(amount, **figures)
+            if writer is None and "loss" in figures:
+                with disk_errors(self.path, "--log-dir"):
+                    writer = self.open(self.path, done)
+            if writer and figures:
+                writer.add(stage.done, figures)
+
+        with self.to.stage(title, total, done) as told:
+            stage = Stage(title, total, done, hear)
+            try:
+                yield stage
+            finally:
+                if writer is not None:
+                    writer.close()

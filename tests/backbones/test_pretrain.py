@@ -1,0 +1,182 @@
+"""Pretraining: what it optimises, how it resumes, what it records, what it refuses."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ifsl_bench.backbones.pretrained import pretraining_key
+from ifsl_bench.backbones.trainer import Trainer, pretrain
+from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.checkpoint import CheckpointFolder
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.progress import LogReporter, Reporter
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def few(glyph_home):
+    """(home, task, dataset) of a short pretraining on the real glyphs: 6 steps of batch 64."""
+    home = Home.locate(glyph_home)
+    task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
+    return home, task, ensure(home, task.dataset, Reporter())
+
+
+@pytest.fixture
+def frozen(clusters):
+    """(home, task, dataset) of a classifier on frozen features, which is trained in no time."""
+    home = Home.locate(clusters / "home")
+    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    return home, task, ensure(home, task.dataset, Reporter())
+
+
+def tensors(pretrained):
+    return {**pretrained.network.state_dict(), **pretrained.head.state_dict(prefix="head.")}
+
+
+@pytest.mark.parametrize("head", ["linear", "cosine"])
+def test_records_what_was_done_and_is_cached(few, head):
+    home, task, dataset = few
+    first = pretrain(home, task, dataset, head, 0, CPU, Reporter())
+    assert first.info["finished"]
+    assert set(first.info["accuracy"]) == {"base/val", "base/test"}
+    assert all(0 <= v <= 1 for v in first.info["accuracy"].values())
+    assert "channels_last" in first.info["precision"]
+    assert not any(p.requires_grad for p in first.network.parameters())
+    log = io.StringIO()
+    again = pretrain(home, task, dataset, head, 0, CPU, LogReporter(log))
+    assert all("is at chance" in line for line in log.getvalue().splitlines()), "after so few steps, and told always"
+    for key, value in tensors(first).items():
+        assert torch.equal(value, tensors(again)[key])
+
+
+def test_keys_differ_with_everything_that_matters(few):
+    _, task, dataset = few
+    keys = {
+        pretraining_key(task, dataset.fingerprint, "linear", 0),
+        pretraining_key(task, dataset.fingerprint, "cosine", 0),
+        pretraining_key(task, dataset.fingerprint, "linear", 1),
+        pretraining_key(task, "other", "linear", 0),
+        pretraining_key(
+            msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=7)),
+            dataset.fingerprint, "linear", 0,
+        ),
+    }  # fmt: skip
+    assert len(keys) == 5
+    other_shots = msgspec.structs.replace(task, shots=5, name="x")
+    assert pretraining_key(other_shots, dataset.fingerprint, "linear", 0) in keys, "shared by the tasks of a data set"
+
+
+def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
+    """Stopped in the middle of an epoch, and again later: bit for bit the undisturbed weights."""
+    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+
+    def run(home, stops):
+        dataset = ensure(Home.locate(clusters / "home"), task.dataset, Reporter())
+        steps = {"n": 0}
+        original = Trainer._step
+
+        def step(self, *arguments):
+            steps["n"] += 1
+            if steps["n"] in stops:
+                raise KeyboardInterrupt
+            return original(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_step", step)
+            for _ in stops:
+                with pytest.raises(KeyboardInterrupt):
+                    pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+            return pretrain(home, task, dataset, "linear", 0, CPU, Reporter()), steps["n"]
+
+    whole, plain = run(Home.locate(clusters / "a"), ())
+    broken, total = run(Home.locate(clusters / "b"), (9, 27))
+    assert plain == 60
+    assert 60 < total < 90, "it went on from a checkpoint"
+    for key, value in tensors(whole).items():
+        assert torch.equal(value, tensors(broken)[key])
+
+
+def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(frozen, tmp_path):
+    """One step of the loop against the formula, in NumPy."""
+    _, task, dataset = frozen
+    spec = msgspec.structs.replace(task.pretraining, steps=1, weight_decay=0.1, batch=100_000)
+    task = msgspec.structs.replace(task, pretraining=spec)
+    trainer = Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU)
+    weight, bias = trainer.head.weight.detach().clone().double(), trainer.head.bias.detach().clone().double()
+    trainer.info["bf16"] = False
+    trainer.train(Reporter())
+    pool = dataset.pool("base/train")
+    x, y = torch.from_numpy(np.array(pool.images)).double(), torch.from_numpy(pool.labels)
+    probability = F.softmax(x @ weight.T + bias, -1) - F.one_hot(y, len(pool.classes))
+    expected = weight - 0.05 * (probability.T @ x / len(y) + 0.1 * weight)
+    half = 2.0**-11  # of a value, by which rounding moves it at most
+    # atol: float32 sums over all images of a step
+    torch.testing.assert_close(trainer.head.weight.double(), expected, atol=1e-5, rtol=half)
+    torch.testing.assert_close(trainer.head.bias.double(), bias - 0.05 * probability.mean(0), atol=1e-6, rtol=half)
+
+
+def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
+    """In memory as on disk; the statistics of batch norm stay whole, and so do weights on the way."""
+    home, task, dataset = few
+    task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=5))
+    model = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    parameters = dict(model.network.named_parameters()) | dict(model.head.named_parameters())
+    for name, value in parameters.items():
+        assert torch.equal(value, value.half().float()), name
+    whole = {k: v for k, v in model.network.state_dict().items() if "running" in k}
+    assert any(not torch.equal(value, value.half().float()) for value in whole.values())
+    weights = CheckpointFolder(home.pretrained / model.key).load().tensors
+    kinds = {k: str(v.dtype) for k, v in weights.items()}
+    assert {kind for k, kind in kinds.items() if "running" in k} == {"torch.float32"}
+    assert {kind for k, kind in kinds.items() if "running" not in k and "tracked" not in k} == {"torch.float16"}
+    assert model.entry()["rounded"] == "float16"
+    images = torch.from_numpy(np.array(dataset.pool("base/val").images))
+    with torch.inference_mode():
+        hits = model.head(model.network(model.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
+    # two images whose logits tie up to rounding, in batches of another size
+    assert model.info["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=2 / len(hits))
+
+
+def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
+    home, task, dataset = frozen
+    original = Trainer._step
+
+    def step(self, *arguments):
+        result = original(self, *arguments)
+        with torch.no_grad():
+            self.head.bias[0] = 70_000.0
+        return result
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    with pytest.raises(UserError, match="bias is not finite in half precision, whose largest number is 65504;"):
+        pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+
+
+def test_features_are_learned(frozen):
+    home, task, dataset = frozen
+    for head in ("linear", "cosine"):
+        assert pretrain(home, task, dataset, head, 0, CPU, Reporter()).info["accuracy"]["base/test"] > 0.7
+
+
+def test_divergence_is_said(frozen):
+    home, task, dataset = frozen
+    schedule = msgspec.structs.replace(task.pretraining.schedule, rate=1e30)
+    task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, schedule=schedule))
+    with pytest.raises(UserError, match="pretraining diverged: the loss is"):
+        pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+
+
+def test_wrong_number_of_channels_is_said(few):
+    home, task, dataset = few
+    data = msgspec.structs.replace(task.dataset, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    with pytest.raises(UserError, match="3 values, but its images have 1 channels"):
+        pretrain(home, msgspec.structs.replace(task, dataset=data), dataset, "linear", 0, CPU, Reporter())

@@ -1,0 +1,238 @@
+"""The stages of a run, and a method from a file or a class."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+
+import pytest
+
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments.evaluate_stage import stages_of
+from ifsl_bench.experiments.job import make_jobs
+from ifsl_bench.experiments.plan import plan_of
+from ifsl_bench.experiments.reproduce import run_unstored
+from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.stages import Pretrain
+from ifsl_bench.experiments.training_stage import MetaTrain
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.find_method import find_method
+from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.utils.checkpoint import CheckpointFolder
+from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.errors import UserError
+
+FILE = """
+import torch
+from ifsl_bench import Method, Prediction
+
+SHIFT = 0.0
+
+class Base(Method):
+    def forward(self, support, query):
+        raise AssertionError
+
+
+class Means(Base):
+    '''Nearest class mean, cosine.'''
+
+    def __init__(self, base, ways, *, temperature: float = 10.0):
+        super().__init__(base, ways)
+        self.temperature = temperature
+
+    def forward(self, support, query):
+        E = len(query.features)
+        means = torch.cat([self.base.prototypes.expand(E, -1, -1), support.class_means(self.ways)], 1)
+        h, c = (torch.nn.functional.normalize(x, dim=-1) for x in (query.features, means))
+        return Prediction(self.temperature * h @ c.mT + SHIFT)
+"""
+
+
+def dry_run(jobs, work):
+    """Every stage but the checks of episodes, which are part of the data set's."""
+    steps = [step for step in plan_of(jobs, work).steps if step.stage.kind != "episodes"]
+    return [{"stage": str(step.stage), "state": step.state} for step in steps]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(FILE)
+    return path
+
+
+def jobs_of(methods, task, work, train=None):
+    return make_jobs(Request(methods, [task], {}, train or {}), work.home)
+
+
+@pytest.mark.parametrize("name", ["lwof", "lr"])
+def test_a_dry_run_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
+    (job,) = jobs_of([name], task, work, {"steps": "5"})
+    stages = stages_of(job)
+    assert [row["stage"] for row in dry_run([job], work)] == [str(stage) for stage in stages]
+    assert [stage.cached(work.home) for stage in stages] == [True] + [False] * (len(stages) - 1), "data are there"
+    run_unstored(job, work)
+    assert all(stage.cached(work.home) for stage in stages[:-1])
+    rows = dry_run([job], work)
+    assert [row["state"] for row in rows] == ["cached"] * (len(stages) - 1) + ["to do"]
+    api.run_job(job, work)
+    assert [row["state"] for row in dry_run([job], work)] == ["cached"], "the result is stored"
+
+
+def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call):
+    text = (hues / "hues.toml").read_text().replace("batch = 8\n", "batch = 8\nflip = true\n")
+    (hues / "hues.toml").write_text(text)
+    command = ("run", "--method", "lwof", "--task", "hues.toml", "--device", "cpu", "--train")
+    assert call(*command, "steps=2")[0] == 0
+    status, _, err = call(*command, "steps=2", "--train", "views=2", "-v")
+    assert status == 0, err
+    assert "features of novel/train, 2 views: done" in err
+    assert "pretraining resnet-small" not in err
+    names = {path.name for path in (hues / "home" / "results").rglob("*.json")}
+    assert names == {"lwof.train.steps=2.seed-0.json", "lwof.train.views=2.train.steps=2.seed-0.json"}
+
+
+def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
+    work = api.workspace(glyph_home, device="cpu")
+    (job,) = make_jobs(Request(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)
+    pools = [(s.pool, s.views) for s in stages_of(job) if hasattr(s, "pool")]
+    assert ("base/val", 3) in pools
+    assert ("base/val", 1) in pools, "validation sees plain images"
+    assert ("novel/train", 3) in pools
+    assert ("novel/train", 1) not in pools
+
+
+def test_keys_change_with_what_makes_the_artefact_and_with_nothing_else(task, work):
+    def key(name, **train):
+        (job,) = jobs_of([name], task, work, train)
+        return MetaTrain(job).key(work.home)
+
+    assert key("lwof") == key("lwof", select="last"), "every state holds both models"
+    assert len({key("lwof"), key("lwof", steps="7"), key("lr+s"), key("mlp+s"), key("lr+a")}) == 5
+    (job,) = jobs_of(["lwof"], task, work)
+    keys = {Pretrain(job.task, head, seed).key(work.home) for head in ("linear", "cosine") for seed in (0, 1)}
+    assert len(keys) == 4
+
+
+def test_a_file_is_enough_to_try_a_method(task, work, file):
+    result = api.run(f"{file}:Means", task, options={"temperature": 5}, work=work)
+    assert (result.method, result.label) == ("Means", "Means.temperature=5")
+    assert result.summary["acc"]["mean"] > 50
+    assert api.run(str(file) + ":Means", task, options={"temperature": 5}, work=work) == result, "stored"
+    chosen, _ = find_method(f"{file}:Means")
+    again = api.run(chosen.method, task, options={"temperature": 5}, work=work)
+    assert again.episodes == result.episodes
+    # Another content of the file is another method, though nobody left this process.
+    file.write_text(FILE.replace("SHIFT = 0.0", "SHIFT = torch.arange(13.0) * 9"))
+    assert api.run(f"{file}:Means", task, options={"temperature": 5}, work=work).episodes != result.episodes
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("nowhere.py:Means", "cannot read the method in .*nowhere.py: No such file"),
+        ("own.py:Meens", "unknown class 'Meens' in .*own.py; did you mean 'Means'"),
+        ("own.py:torch", "torch in .*own.py is not a subclass of ifsl_bench.Method"),
+        ("own.py", "own.py defines 2 methods; say which one: own.py:CLASS, one of Base, Means"),
+        ("broken.py:X", r"broken.py cannot be run: line 2: ZeroDivisionError"),
+        ("odd.py:X", r"odd.py cannot be run: line 3: SyntaxError"),
+        ("needs.py:X", r"option 'size' of X needs an annotation and a default value"),
+        (3, "a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not 3"),
+        (dict, "<class 'dict'> is not a subclass of ifsl_bench.Method"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line(said, message, file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    (file.parent / "broken.py").write_text("x = 1\ny = x / 0\n")
+    (file.parent / "odd.py").write_text("x = 1\n\ndef :\n")
+    (file.parent / "needs.py").write_text(
+        "from ifsl_bench import Method\nclass X(Method):\n    def __init__(self, base, ways, *, size):\n        pass\n"
+        "    def forward(self, support, query):\n        pass\n"
+    )
+    with pytest.raises(UserError, match=message) as error:
+        find_method(said)
+    assert "\n" not in str(error.value)
+
+
+def test_a_class_with_the_name_of_another_method_is_refused():
+    namesake = type("lwof", (registry.method("protonet"),), {})
+    with pytest.raises(UserError, match=r"has the name of a registered method, lwof .*rename the class"):
+        find_method(namesake)
+
+
+def sourced(method) -> str:
+    method_source.cache_clear()
+    return method_source(method)
+
+
+def test_a_file_that_is_edited_during_a_run_does_not_pass_for_what_runs(file):
+    chosen, _ = find_method(f"{file}:Means")
+    sent = pickle.dumps(chosen)
+    before = method_source(chosen.method)
+    file.write_text(FILE.replace("10.0", "20.0"))
+    assert sourced(chosen.method) == before, "what was executed, not what the file holds now"
+    with pytest.raises(UserError, match="has changed since it was chosen"):
+        pickle.loads(sent)
+    assert method_source(find_method(f"{file}:Means")[0].method) != before
+    file.write_text(FILE)
+    assert method_source(find_method(f"{file}:Means")[0].method) == before
+
+
+def test_a_class_without_a_file_is_known_by_what_it_does(work, task):
+    cell = FILE.replace("class Base", "def helper(x):\n    return x * FACTOR\n\nFACTOR = 1.0\n\nclass Base")
+    cell = cell.replace("h @ c.mT + SHIFT", "helper(h @ c.mT) + SHIFT")
+    sources, results = [], []
+    for i, text in enumerate((cell, cell, cell.replace("R = 1.0", "R = -1.0"), cell.replace("x * F", "x / F"))):
+        module = types.ModuleType(f"cell{i}")
+        sys.modules[module.__name__] = module
+        exec(compile(text, "<stdin>", "exec"), vars(module))
+        sources.append(method_source(module.Means))
+        results.append(api.run(module.Means, task, work=work))
+    assert sources[0] == sources[1]
+    assert len(set(sources)) == 3
+    assert results[0] == results[1], "stored"
+    assert results[2].episodes != results[0].episodes, "another cell is another method"
+
+
+def test_a_copy_of_a_method_does_not_take_its_label(task, work, tmp_path):
+    own = tmp_path / "copy.py"
+    own.write_text("from ifsl_bench.methods.attractor import Attractor as A\nclass Copied(A):\n    'A copy.'\n"
+                   "    shorthands = {'lr+a': {'learner': 'lr'}}\n")  # fmt: skip
+    (job,) = jobs_of([f"{own}:Copied"], task, work)
+    assert job.label == "Copied"
+    (theirs,) = jobs_of(["lr+a"], task, work)
+    assert theirs.label == "lr+a"
+
+
+def test_two_methods_of_one_label_are_refused_and_one_that_is_named_twice_is_run_once(task, work, file, tmp_path):
+    second_file = tmp_path / "other.py"
+    second_file.write_text(FILE)
+    with pytest.raises(UserError, match="two different methods are called 'Means'; rename a class"):
+        jobs_of([f"{file}:Means", f"{second_file}:Means"], task, work)
+    assert len(jobs_of([f"{file}:Means", f"{file}:Means", "protonet", "protonet"], task, work)) == 2
+
+
+def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("from ifsl_bench.methods.lwof import LwoF\nclass Learned(LwoF):\n    pass\n")
+    result = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
+    folder = work.home.trained / result.provenance["checkpoint"]
+    file = CheckpointFolder(folder).json
+    own.write_text("raise SystemExit('ran')")
+    for changed in ({}, {"method": str(own)}):
+        write_sealed(file, read_sealed(file) | changed)
+        with pytest.raises(UserError, match=r"is of a method in a file, .*; run that file to evaluate it"):
+            api.evaluate_checkpoint(folder, task, work=work)
+    with pytest.raises(UserError, match="nobody"):
+        api.evaluate_checkpoint("nobody", task, work=work)
+
+
+def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):
+    work = api.workspace(glyph_features_home, device="cpu")
+    file = glyph_features_home.parent / "few.toml"
+    (job,) = make_jobs(Request(["protonet"], [f"{file}:few-1shot"]), work.home)
+    features = stages_of(job)[2]
+    assert features.cached(work.home)
+    monkeypatch.setattr("ifsl_bench.experiments.stages.features_sha256", lambda home, key: "another")
+    assert not features.cached(work.home)

@@ -1,0 +1,244 @@
+"""Claims of README and docs on rows are borne by the stored results; nothing is said of rows without a claim."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.plugin.display_names import rows
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.reporting import claims as module_of_claims
+from ifsl_bench.reporting.claims import Claim, Judged, edges_of, judge, judged, read_claims, summary
+from ifsl_bench.store.result_folder import CLAIMS, packaged_root
+from ifsl_bench.store.schema import write
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Home
+from tests.store.result_fields import row
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+TASK = "mini-5shot"
+VERBS = {  # the first that fits: "gains nothing" is no gain
+    "not told apart": r"not told apart|cannot be told apart",
+    "equivalent": r"within (?=[\d.]+\b)|equivalent|gains? nothing|costs? nothing|level with|as good as",
+    "ahead": r"ahead|leads?|gains?|beats?|better|outperforms?",
+    "behind": r"behind|los(?:es|e|t)|costs?|worse",
+}
+VERB = re.compile("|".join(rf"\b(?P<{says.replace(' ', '_')}>{words})" for says, words in VERBS.items()))
+NAMES = sorted((*(re.escape(row.printed) for row in rows().values()), "[Aa]ttractors?", "[Aa]ttention"), key=len)
+METHOD = re.compile(rf"(?<![\w+`/-])(?:{'|'.join(reversed(NAMES))})\b")
+FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row too
+
+
+@pytest.fixture(scope="module")
+def claims() -> dict[str, Judged]:
+    return {judgement.name: judgement for judgement in judged()}
+
+
+@pytest.fixture(scope="module")
+def tables(claims) -> ModuleType:
+    """docs/tables.py, the claims computed once."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.sentences = lambda: {name: judgement.text for name, judgement in claims.items()}
+    return module
+
+
+# -- what pages say
+
+
+def test_every_claim_holds_and_says_so(claims):
+    """Its verb is one of what it says, its rows end inside of what was tried or it says that they do not."""
+    for name, judgement in claims.items():
+        assert judgement.holds, f"{name} is {judgement.verdict}: {judgement.text}"
+        verbs = {match.lastgroup.replace("_", " ") for match in VERB.finditer(judgement.text)}
+        assert verbs == {judgement.claim.says}, f"{name}: {judgement.text}"
+        assert bool(edges_of(judgement)) == ("edge" in judgement.text), f"{name}: {edges_of(judgement)}"
+
+
+def test_every_claim_is_in_a_page_with_its_numbers(claims, tables):
+    for name, page in PAGES.items():
+        assert tables.claimed(page) == page, f"{name}: write its numbers with: python docs/tables.py"
+    missing = set(claims) - {name for page in PAGES.values() for name in tables.CLAIM.findall(page)}
+    assert not missing, f"in no page: {missing}"
+
+
+def unclaimed(page: str, tables: ModuleType, findings: bool = True) -> list[str]:
+    """The sentences of a page that compare rows and are no claims or questions. What papers say is not computed."""
+    rows = re.compile(rf"{METHOD.pattern}|\d points?\b") if findings else METHOD
+    for name in dict.fromkeys(tables.CLAIM.findall(page)):
+        page = tables.marked(name, tables.sentences()[name]).sub("", page)
+    prose = re.sub(r"```.*?```|<!--.*?-->|^\|[^\n]*$|^ {4}[^\n]*$|`[^`\n]*`|\]\([^)]*\)", "", page, flags=re.S | re.M)
+    sentences = re.split(r"(?<=[.?!:])\s+(?=[A-Z*\[(])|\n\s*\n|\n(?=[*#]|\d\.)", prose)
+    return [
+        sentence
+        for sentence in sentences
+        if VERB.search(sentence) and rows.search(sentence) and "paper" not in sentence and not sentence.endswith("?")
+    ]
+
+
+def test_nothing_is_said_of_rows_without_a_claim(tables):
+    page_sentences = {name: unclaimed(page, tables, name in FINDINGS) for name, page in PAGES.items()}
+    assert {name: sentences for name, sentences in page_sentences.items() if sentences} == {}
+
+
+def test_a_sentence_without_a_claim_is_noticed(tables):
+    (line,) = re.findall(r"^.*<!-- claim: bias-photographs-1shot -->", PAGES["results.md"], re.M)
+    assert unclaimed(line, tables) == []
+    assert unclaimed(line.partition("<!--")[0], tables)
+    assert unclaimed(f"{line} On birds it gains 2 points.", tables) == ["On birds it gains 2 points."]
+
+
+def test_a_wrong_number_is_written_anew_and_other_words_are_refused(tables):
+    words = "with 60 base classes LR+A is\n9.9 points ahead of LR and 12 points ahead of LR+S."
+    line = f"{words}<!-- claim: base-classes-5shot -->"
+    again = tables.claimed(line)
+    assert again == tables.claimed(again) != line
+    numbers = re.escape(words).replace(re.escape("9.9"), r"\d\.\d").replace("12", r"\d\.\d")
+    assert re.fullmatch(f"{numbers}<!.*>", again)
+    with pytest.raises(UserError, match="the words before the comment of claim base-classes-5shot are not: with 60"):
+        tables.claimed(line.replace("ahead", "behind"))
+    with pytest.raises(UserError, match="unknown claim 'nobody-said-that'"):
+        tables.claimed("Well.<!-- claim: nobody-said-that -->")
+
+
+# -- verdicts
+
+
+def naive(claims: dict[str, Claim]) -> dict[str, str]:
+    """Verdicts from ``compare``, SciPy's Student distribution and plain loops over Holm's steps."""
+    p: dict[tuple, float] = {}
+    requirements: dict[str, tuple[list, list]] = {}
+    loaded = {task: load_board(find(task)[0], packaged_root()) for claim in claims.values() for task in claim.tasks}
+    for name, claim in claims.items():
+        requirements[name] = needs, fears = [], []
+        for task in claim.tasks:
+            board = loaded[task]
+            for a, b in claim.rows:
+                for rival in [r.label for r in board.ranking.family if r.label != a] if b == "*" else [b]:
+                    gap = compare(board.row(a), board.row(rival), board.compared).overall[claim.metric]
+
+                    def above(first, second, c, sign, gap=gap, key=(task, claim.metric)):
+                        p[*key, first, second, c] = stats.t.sf((sign * gap.mean - c) / gap.error, gap.degrees)
+                        return *key, first, second, c
+
+                    m = claim.margin
+                    ours, theirs = above(a, rival, 0.0, 1), above(rival, a, 0.0, -1)
+                    if m:
+                        del p[ours], p[theirs]
+                        needs += [above(a, rival, -m, 1), above(rival, a, -m, -1)]
+                        fears += [above(a, rival, m, 1), above(rival, a, m, -1)]
+                    else:
+                        needs += {"ahead": [ours], "behind": [theirs]}.get(claim.says, [])
+                        fears += {"ahead": [theirs], "behind": [ours]}.get(claim.says, [ours, theirs])
+    asserted = {key for needs, fears in requirements.values() for key in needs or fears}
+    opposed = {key for needs, fears in requirements.values() if needs for key in fears}
+    rejections = set()
+    for keys, level in ((asserted, 0.045), (opposed, 0.005)):
+        for step, key in enumerate(sorted(keys, key=p.get)):
+            if p[key] > level / (len(keys) - step):
+                break
+            rejections.add(key)
+    verdicts = {}
+    for name, (needs, fears) in requirements.items():
+        says, m = claims[name].says, claims[name].margin
+        if rejections & set(fears):
+            verdicts[name] = "contradicted"
+        elif says == "not told apart" or not set(needs) <= rejections:
+            verdicts[name] = "not shown" if m else "not told apart"
+        else:
+            verdicts[name] = f"equivalent within {m:g}" if m else "supported"
+    return verdicts
+
+
+def test_verdicts_are_those_of_a_plain_computation():
+    every = read_claims(packaged_root() / CLAIMS)
+    some = {name: every[name] for name in ("attention-gains", "attention-letters-5shot", "lwof-letters")}
+    some["wrong"] = Claim("", [("lr+s", "lr+a")], ["glyphs-1shot"], "ahead")
+    some["small"] = Claim("", [("lr+a", "lr+s"), ("mlp+a", "mlp+s")], ["glyphs-5shot"], "equivalent", margin=0.6)
+    some["far"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "equivalent", margin=2.0)
+    some["chance"] = Claim("", [("lr", "lr+a")], ["glyphs-5shot"], "behind", "calibrated_acc")  # p = 0.01, alone
+    some["alike"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "not told apart")
+    result = {judgement.name: judgement.verdict for judgement in judge(some, Home(packaged_root(), packaged_root()))}
+    assert result == naive(some)
+    assert set(result.values()) == {"supported", "contradicted", "not told apart", "not shown", "equivalent within 1.5"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says", "margin", "verdict", "holds"),
+    [
+        ("low", "high", "behind", 0, "supported", True),
+        ("low", "high", "ahead", 0, "contradicted", False),
+        ("low", "same", "ahead", 0, "not told apart", False),
+        ("low", "same", "not told apart", 0, "not told apart", True),
+        ("low", "high", "not told apart", 0, "contradicted", False),
+        ("low", "same", "equivalent", 1.0, "equivalent within 1", True),
+        ("low", "loose.x=1", "equivalent", 1.0, "not shown", False),
+        ("low", "loose.x=1", "not told apart", 0, "not told apart", True),
+        ("high", "low", "equivalent", 1.0, "contradicted", False),
+        ("high", "*", "ahead", 0, "supported", True),
+    ],
+)
+def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdict, holds, tmp_path, monkeypatch):
+    """A hit is 2 points: "high" is 4 points above "low" and "same"; "loose", 5 points apart between seeds, may be."""
+    row_means = {"high": [14] * 5, "low": [12] * 5, "same": [12] * 5, "loose.x=1": [7, 17, 12, 9.5, 14.5]}
+    for noise, (label, means) in enumerate(row_means.items()):
+        settings = {"method": "loose", "options": {"x": 1}} if "." in label else {}
+        for result in row(label, means, n=2000, noise=noise, **settings).results:
+            write(tmp_path, result)
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    claim = Claim("{0.by:.1f} {least.by:.1f}", [(a, b)], [TASK], says, margin=margin)
+    (judgement,) = judge({"x": claim}, Home(tmp_path, tmp_path))
+    assert (judgement.verdict, judgement.holds) == (verdict, holds)
+    if says == "behind":
+        assert np.allclose([float(number) for number in judgement.text.split()], 4, atol=0.2)  # 8 standard errors
+
+
+def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
+    claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
+    (judgement,) = judge({"x": claim}, Home(packaged_root(), packaged_root()))
+    assert "with 95% interval over orders and seeds." in summary([judgement])
+    (evidence,) = judgement.evidence
+    (row,) = (row for row in load_board(*find("tiny-features-sessions"), packaged_root()).rows if row.label == "lr")
+    gaps = []
+    for ncm, lr in zip(evidence.a.results, row.results, strict=True):
+        hits, queries = lr.counts().hits[:, :1].astype(int), lr.counts().queries.astype(int)
+        gaps.append(ncm.summary["acc"]["mean"] - 100 * (hits / queries.cumsum(1)).mean())
+    assert evidence.difference.mean == pytest.approx(np.mean(gaps), abs=1e-5)  # summaries have six digits
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('says = "above"', "Invalid enum value 'above'"),
+        ('says = "ahead"\nmargn = 1.0', "unknown field `margn`; did you mean 'margin'?"),
+        ('says = "equivalent"', "equivalence needs a margin above 0"),
+        ('says = "ahead"\nmargin = 1', "no other claim has one"),
+        ('says = "ahead"\nmetric = "accuracy"', "unknown metric 'accuracy' of claim x"),
+    ],
+)
+def test_mistakes_in_the_file(line, reason, tmp_path):
+    file = tmp_path / "claims.toml"
+    file.write_text(f'[x]\ntext = "A leads."\nrows = [["a", "b"]]\ntasks = ["{TASK}"]\n{line}\n')
+    with pytest.raises(UserError, match=re.escape(reason)):
+        read_claims(file)
+
+
+def test_the_command(call, claims, monkeypatch):
+    monkeypatch.setattr(module_of_claims, "judged", lambda _: list(claims.values()))  # as it would find them again
+    status, out, err = call("claims", "attention-gains", "--format", "csv")
+    assert (status, err, len(out.splitlines())) == (0, "", 3)
+    assert claims["attention-gains"].text in out
+    status, out, err = call("claims", "attention-gain")
+    assert (status, out) == (2, "")
+    assert "unknown claim 'attention-gain'" in err

@@ -1,0 +1,124 @@
+"""The reference of task files, and the files that are written with a comment on every key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ifsl_bench.protocols.tasks.reference import MEANING, TABLES, keys, task_text
+from ifsl_bench.protocols.tasks.task import (
+    DataSpec,
+    EpisodeSpec,
+    Evaluation,
+    MetaTraining,
+    Pretraining,
+    Schedule,
+    SessionSpec,
+)
+from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
+from ifsl_bench.protocols.tasks.variants import Variant
+from ifsl_bench.utils.errors import UserError
+
+PAGE = Path(__file__).parents[2] / "docs" / "task-file.md"
+
+
+def test_the_page_is_what_the_code_gives(call):
+    pytest.importorskip("timm", reason="the page describes its backbones too")
+    status, out, err = call("tasks", "reference")
+    assert status == 0, err
+    assert PAGE.read_text(encoding="utf-8") == out, "write it anew: ifsl-bench tasks reference > docs/task-file.md"
+
+
+def test_every_key_of_the_structures_has_a_meaning_and_a_row():
+    assert MEANING.keys() <= {key.path for key in keys()}
+    assert all(key.meaning for key in keys())
+    assert TABLES.keys() == {key.table for key in keys()}
+    structures = {"dataset": DataSpec, "pretraining": Pretraining, "pretraining.schedule": Schedule,
+                  "episode": EpisodeSpec, "meta_training": MetaTraining, "meta_training.schedule": Schedule,
+                  "evaluation": Evaluation, "variants.[name]": Variant,
+                  "tasks.[name].sessions": SessionSpec, "variants.[name].sessions": SessionSpec}  # fmt: skip
+    text = PAGE.read_text(encoding="utf-8")
+    for table, structure in structures.items():
+        section = text.split(f"## [{table}]\n")[1].split("\n## ")[0]
+        named = set(re.findall(r"^\| `(\w+)` \|", section, re.M))
+        assert named == set(structure.__struct_fields__) - {"schedule", "sessions"}
+
+
+MINIMAL = {"dataset": {"name": "d"}, "pretraining": {"backbone": "none", "steps": 1, "schedule": {"rate": 0.1}},
+           "episode": {}, "meta_training": {"schedule": {"rate": 1e-3}}, "evaluation": {},
+           "tasks": {"d-1shot": {"shots": 1}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in keys() if not key.table.startswith("variants")], ids=lambda key: key.path
+)
+def test_a_range_ends_where_it_says(key):
+    """The value at each end is taken, and the one beyond it is refused by the name of the key."""
+    match = re.fullmatch(r"([\d,]+) to ([\d,]+)|(\d+) or more", key.range)
+    if not match:
+        return
+    least, most = (int(end.replace(",", "")) if end else None for end in (match[1] or match[3], match[2]))
+    for value, right in ((least, True), (least - 1, False), (most, True), (most and most + 1, False)):
+        if value is None:
+            continue
+        content = msgspec.json.decode(msgspec.json.encode(MINIMAL))
+        if key.path == "evaluation.episodes" and right:
+            content["episode"] = {"ways": 1, "novel_queries": 1, "base_queries": 1}  # of more a file could hold fewer
+        place = content
+        for part in key.table.replace("[name]", "d-1shot").split("."):
+            place = place.setdefault(part, {})
+        if key.table.endswith(".sessions"):
+            place |= {"count": 1, "ways": 1}  # neither has a default
+        place[key.name] = value
+        if right:
+            (task,) = parse(task_text(content), "x.toml")
+            assert task
+        else:
+            with pytest.raises(UserError, match=key.name):
+                parse(task_text(content), "x.toml")
+
+
+@pytest.mark.parametrize("name", ["glyphs-shared-5shot", "mini-1shot", "tiny-pack-5shot"])
+def test_a_written_file_says_what_it_was_given(name):
+    task = packaged()[name]
+    fields = msgspec.to_builtins(task)
+    tables = {table: fields[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
+    entry = {key: fields[key] for key in ("shots", "protocol", "title", "digest", "variant_of")}
+    (again,) = parse(task_text({**tables, "tasks": {name: entry}}), "x.toml")
+    assert again == task
+
+
+def test_a_comment_is_the_default_of_its_key():
+    """With '#' removed from every line that is at its default, the file says the same."""
+    text = task_text(MINIMAL)
+    named = re.sub(r"^# (\w+ = (?!\.\.\.))", r"\1", text, flags=re.M)
+    assert named.count("\n") == text.count("\n")
+    assert named != text
+    assert parse(named, "x.toml") == parse(text, "x.toml")
+
+
+def test_new_writes_a_file_that_runs_as_the_data_need_it(here, call):
+    status, out, err = call("tasks", "new", "mine", "--data", "clusters")
+    assert status == 0, err
+    assert "--task mine-5shot" in out
+    assert find("mine-5shot")[0].name == "mine-5shot", "found by its name"
+    (first, second) = find("home/tasks/mine.toml")
+    assert (first.name, second.name, second.shots, second.protocol) == ("mine-1shot", "mine-5shot", 5, "separate")
+    assert second.pretraining.backbone == "none"
+    assert second.dataset.fingerprint
+    for arguments, message in (
+        (("mine", "--data", "clusters"), "tasks/mine.toml is there already"),
+        (("clusters", "--data", "clusters"), "clusters.toml is there already"),
+        (("clusters", "--data", "clusters", "--out", "x.toml"), "there is a task 'clusters-1shot' already"),
+        (("glyphs", "--data", "clusters"), "there is a task 'glyphs-1shot' already"),
+        (("A b", "--data", "clusters"), "is no name for tasks"),
+        (("more", "--data", "custers"), "did you mean 'clusters'"),
+        (("more", "--data", "tiny"), "data prepare tiny"),
+    ):
+        status, _, err = call("tasks", "new", *arguments)
+        assert status == 2
+        assert message in err
+    assert not Path("more.toml").exists()

@@ -1,0 +1,95 @@
+"""Tables before they are text, and the five formats of one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS, SESSIONS
+from ifsl_bench.reporting.columns import HEADINGS, plus_minus
+from ifsl_bench.reporting.render import FORMATS, PROGRAMS, render
+from ifsl_bench.reporting.table import Column, Table, plain_table
+
+NAME: Column[tuple] = Column("name", lambda row: row[0], lambda row: {"name": row[0]}, lambda row: row[1] > 1)
+VALUE: Column[tuple] = Column("value", lambda row: f"{row[1]:.1f} ± 1", lambda row: {"value": row[1]})
+FOR_PROGRAMS: Column[tuple] = Column(fields=lambda row: {"seeds": [1, 2]} if row[1] > 1 else {})
+FOR_READERS: Column[tuple] = Column("said", lambda row: "yes")
+TABLE = Table([NAME, VALUE, FOR_PROGRAMS, FOR_READERS], [("a", 1.25), ("b", 0.5)], "title", ["note"])
+
+EXPECTED = {
+    "text": "title\n\n"
+            "name    value    said\n"
+            "------  -------  ------\n"
+            "a       1.2 ± 1  yes\n"
+            "b       0.5 ± 1  yes\n\n"
+            "note",
+    "markdown": "title\n\n"
+                "| name   | value   | said   |\n"
+                "|--------|---------|--------|\n"
+                "| **a**  | 1.2 ± 1 | yes    |\n"
+                "| b      | 0.5 ± 1 | yes    |\n\n"
+                "note",
+    "latex": "% title\n\n"
+             "\\begin{tabular}{lll}\n\\toprule\n"
+             "name & value & said \\\\\n\\midrule\n"
+             "a & 1.2 $\\pm$ 1 & yes \\\\\n"
+             "b & 0.5 $\\pm$ 1 & yes \\\\\n"
+             "\\bottomrule\n\\end{tabular}\n\n"
+             "% note",
+    "csv": "name,value,seeds\na,1.25,1 2\nb,0.5,",
+    "json": json.dumps([{"name": "a", "value": 1.25, "seeds": [1, 2]}, {"name": "b", "value": 0.5, "seeds": None}],
+                       indent=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_one_table_in_each_format(style):
+    assert render([TABLE], style) == EXPECTED[style]
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_several_tables_are_pages_for_readers_and_one_document_for_programs(style):
+    second_table = Table([FOR_PROGRAMS, NAME], [("c", 2.0)])
+    text = render([TABLE, second_table], style, closing="the end")
+    if style == "json":
+        assert json.loads(text) == [*json.loads(EXPECTED["json"]), {"name": "c", "value": None, "seeds": [1, 2]}]
+    elif style == "csv":
+        assert text == EXPECTED["csv"] + "\nc,,1 2"
+    else:
+        first, last = text.split(EXPECTED[style])[1].strip("\n").rsplit("\n\n", 1)
+        assert first == render([second_table], style)
+        assert last == ("% the end" if style == "latex" else "the end")
+
+
+def test_rows_that_lack_what_others_have_are_listed_with_gaps():
+    rows = [{"a": 1, "b": None}, {"a": "x", "c": 2}]
+    table = plain_table(rows, "which")
+    assert table.headings() == ["a", "b", "c"]
+    assert [[cell.text for cell in row] for row in table.cells()] == [["1", "", ""], ["x", "", "2"]]
+    assert table.records() == [
+        {"table": "which", "a": 1, "b": None, "c": None}, {"table": "which", "a": "x", "b": None, "c": 2},
+    ]  # fmt: skip
+
+
+def test_no_rows_at_all():
+    assert [render([plain_table([])], style) for style in PROGRAMS] == ["", "[]"]
+
+
+def test_every_metric_has_a_heading():
+    assert HEADINGS.keys() == {*METRICS, *BALANCE, *SESSIONS.metrics}
+    assert plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
+
+
+def test_latex_has_minus_signs_and_leaves_names_and_ranks_as_they_are():
+    rows = [("Delta", "-1.50 ± 0.20", "2-7"), ("my-Delta.a=1,-2", "+0.30", "-"), ("[red]x", "-0.10  +0.20", "*")]
+    columns = [Column(heading, lambda row, i=i: row[i]) for i, heading in enumerate(["metric", "Delta_a", "rank"])]
+    text = render([Table(columns, rows)], "latex")
+    assert "$\\Delta_a$" in text
+    assert "$\\Delta$" in text
+    assert "$-$1.50 $\\pm$ 0.20" in text
+    assert "$-$0.10  +0.20" in text
+    assert "2-7" in text
+    assert "my-Delta.a=1,-2" in text
+    assert "\n{}[red]x" in text

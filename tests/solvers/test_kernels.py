@@ -1,0 +1,459 @@
+"""The compiled kernels' own parts, and where their machine code is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from ifsl_bench.backbones.features import FeaturePool
+from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
+from ifsl_bench.protocols.episode_hits import hits
+from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader
+from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.tasks.task import EpisodeSpec
+from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, compiled, minimise
+from ifsl_bench.solvers import numba_code_cache as store
+from ifsl_bench.solvers import numba_krylov as krylov
+from ifsl_bench.solvers import numba_network as network
+from ifsl_bench.solvers import numba_regression as regression_kernels
+from ifsl_bench.solvers import numba_threads as threads
+from ifsl_bench.solvers import numba_vectors as vectors
+from ifsl_bench.solvers.numba_compiling import FOLDER, inlined
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.tempnames import what
+from tests.tolerances import rounding
+
+
+def test_exponentials_and_tangents_are_numpys():
+    x = np.concatenate([np.linspace(-720, 709, 20001), np.linspace(-1e-3, 1e-3, 2001)])
+    out = np.array([vectors.exponential(number) for number in x])
+    inside = x >= -708
+    # A unit in the last place is up to 2.2e-16 of a number; ours is within two, and so is NumPy's, on any processor.
+    np.testing.assert_allclose(out[inside], np.exp(x[inside]), rtol=1e-15)
+    assert (out[~inside] < 1e-307).all()
+    vectors.tanh(x, out)
+    np.testing.assert_allclose(out, np.tanh(x), rtol=0, atol=5e-16)  # likewise, of numbers up to 1
+    nothing, most, least = (vectors.exponential(odd) for odd in (np.nan, np.inf, -np.inf))
+    assert np.isnan(nothing)
+    assert most > 1e307
+    assert least < 1e-307
+
+
+@inlined
+def _apply(data, d, d_image, out):
+    np.dot(data[0], d_image, out)
+
+
+@inlined
+def _metric(data, d, out):
+    np.dot(data[1], d, out)
+
+
+def system(low, seed=0, size=12):
+    """A M with M positive definite and A symmetric, its eigenvalues from `low` to 3."""
+    rng = np.random.default_rng(seed)
+    turn, second_turn = (np.linalg.qr(rng.normal(size=(size, size)))[0] for _ in range(2))
+    a = turn @ np.diag(np.linspace(low, 3, size)) @ turn.T
+    m = second_turn @ np.diag(np.linspace(0.5, 2, size)) @ second_turn.T
+    return np.ascontiguousarray(a), np.ascontiguousarray(m), rng.normal(size=size)
+
+
+SOLVED = 1e-13 * 1e4  # the residual asked for, a condition of 120, and entries a hundredth of the largest
+
+
+@pytest.mark.parametrize("low", [0.1, -2.0])
+def test_krylov_methods_solve_what_numpy_solves(low):
+    a, m, b = system(low)
+    exact = np.linalg.solve(a @ m, b)
+    x, x_image, room = np.empty_like(b), np.empty_like(b), np.empty((3, len(b)))
+    _, steps, indefinite = krylov.conjugate_gradient(_apply, _metric)(
+        (a, m), b.copy(), m @ b, 1e-13, 100, True, x, x_image, room
+    )
+    assert indefinite == (low < 0)
+    if low > 0:
+        assert steps <= 20
+        np.testing.assert_allclose(x, exact, rtol=SOLVED)
+        np.testing.assert_allclose(x_image, m @ x, rtol=SOLVED)
+    else:
+        d = room[0]
+        assert d @ m @ a @ m @ d < 0, "the direction along which it curves downwards"
+    krylov.minres(_apply, _metric)((a, m), b.copy(), m @ b, 1e-13, 100, x)
+    np.testing.assert_allclose(x, exact, rtol=SOLVED)
+
+
+def regression(episodes):
+    g = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(episodes, 10, 16, generator=g)
+    labels = (torch.arange(10) % 5).expand(episodes, -1)
+    return Regression(x, labels, torch.zeros(episodes, 10), torch.zeros(5, 17), torch.full((17,), 0.01))
+
+
+def test_answers_do_not_depend_on_the_threads_or_on_the_neighbours():
+    args = regression(37)
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(DualNewton().run(SoftmaxRegression(), None, args))
+    finally:
+        torch.set_num_threads(before)
+    part = DualNewton().run(SoftmaxRegression(), None, args.take(slice(30, 31)))
+    for result in results:
+        assert torch.equal(result.v, results[0].v)
+        assert torch.equal(result.steps, results[0].steps)
+    assert torch.equal(part.v, results[0].v[30:31])
+
+
+def test_numbers_of_either_precision_are_solved_by_one_code():
+    """And those of double precision keep their digits."""
+    single = regression(4)
+    centres = 0.1 + 0.0 * single.centres
+    single = single._replace(centres=centres)
+    double = Regression(*(leaf.double() if leaf.is_floating_point() else leaf for leaf in single))
+    fine = double._replace(features=double.features + 1e-12)
+    results = [DualNewton().run(SoftmaxRegression(), None, args).v for args in (single, double, fine)]
+    assert len(regression_kernels.solve.overloads) == 1
+    assert [v.dtype for v in results] == [torch.float32, torch.float64, torch.float64]
+    torch.testing.assert_close(results[0].double(), results[1], rtol=1e-6, atol=1e-7)  # the answer in float32
+    assert 1e-14 < (results[2] - results[1]).abs().max() < 1e-9  # inputs that differ by 1e-12, which float32 would lose
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*.nb?"))
+
+
+def test_machine_code_is_used_where_its_checksum_holds(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    inside = folder / "kernels_0123"
+    inside.mkdir()
+    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
+        (inside / name).write_bytes(name.encode() * 100)
+    assert files(store.code_folder()) == [], "nobody vouches for these"
+    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
+        (inside / name).write_bytes(name.encode() * 100)
+    store.record(folder)
+    assert files(store.code_folder()) == ["a.1.nbc", "a.nbi", "b.nbi"]
+    (inside / "a.1.nbc").write_bytes(b"b" + (inside / "a.1.nbc").read_bytes()[1:])
+    assert files(store.code_folder()) == ["a.nbi", "b.nbi"]
+    (folder / store.SUMS).write_text("{}")
+    assert files(store.code_folder()) == []
+
+
+def test_machine_code_that_is_not_recorded_yet_is_left_to_its_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    with store.alone(folder):
+        (folder / "a.nbi").touch()
+        other = subprocess.Popen([sys.executable, "-c", "from ifsl_bench.solvers import store; store.code_folder()"])
+        with pytest.raises(subprocess.TimeoutExpired):  # it waits
+            other.wait(5)
+        store.record(folder)
+    assert other.wait() == 0
+    assert files(folder) == ["a.nbi"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_what_is_no_file_is_removed_before_numba_opens_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    (folder / "kernels_0123" / "a.nbi").mkdir(parents=True)
+    (folder / "kernels_0123" / "a.nbi" / "inside").touch()
+    os.mkfifo(folder / "kernels_0123" / "b.nbi")  # who opens it waits for ever
+    (folder / "kernels_0123" / "c.1.nbc").symlink_to("c.1.nbc")
+    assert store.code_folder() == folder
+    assert not [*(folder / "kernels_0123").iterdir()]
+
+
+@pytest.mark.parametrize("failing", ["read_sealed", "sha256_file"])
+def test_machine_code_that_cannot_be_checked_is_not_used(tmp_path, monkeypatch, failing):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    (folder / "a.nbi").touch()
+    store.record(folder)
+
+    def refuse(path):
+        raise UserError(f"cannot read {path}: the disk fails")
+
+    monkeypatch.setattr(store, failing, refuse)
+    assert store.code_folder() is None
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    assert store.code_folder() is None
+
+
+def compile_one(module):
+    """Compiles a function of that module, for what is not known yet."""
+
+    def double(x):
+        return 2 * x
+
+    double.__module__ = module
+    assert njit(double)(1) == 2
+
+
+def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatch):
+    messages = []
+    monkeypatch.setattr(store, "_say", messages.append)
+    monkeypatch.setattr(store, "_announced", False)
+    compile_one("plugin")
+    assert messages == []
+    compile_one("ifsl_bench.solvers.numba_network")
+    compile_one("ifsl_bench.solvers.numba_network")
+    assert len(messages) == 1
+    assert "compiling" in messages[0]
+    assert "once" in messages[0]
+    monkeypatch.setattr(store, "_announced", False)
+    store.announce(False)
+    assert "in every process" in messages[1]
+
+
+def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    code = "\n".join([
+        "import sys, ifsl_bench.experiments.api, ifsl_bench.cli.main as cli",
+        "from ifsl_bench.methods import attractor, imprint, ridge",
+        "sys.argv = 'ifsl-bench run --method lr+a --task clusters.toml:clusters-5shot --dry-run'.split()",
+        "try: cli.main()",
+        "except SystemExit as stop: assert not stop.code, stop.code",
+        "assert 'numba' not in sys.modules",
+    ])  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not (here / "home" / "compiled").exists()
+
+
+def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
+    code = "\n".join([
+        "import numba; before = numba.config.CACHE_DIR",
+        "from ifsl_bench.solvers import regression",
+        "assert numba.config.CACHE_DIR == before != str(regression.solve._cache.cache_path)",
+    ])  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"IFSL_BENCH_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert [*tmp_path.glob("compiled/*/kernels_*")]
+
+
+def test_each_machine_code_has_a_name_of_its_own():
+    """numba counts from 1 in every process: one's index would name another's code."""
+    files = [kernel._cache._cache_file for kernel in (network.inverse, network.inverse, network.solve)]
+    names = {file._data_name(1) for file in files}
+    assert len(names) == 3
+    assert all(what(name).endswith(".1.nbc") for name in names)
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(store, "_wanted", None)
+    monkeypatch.setenv("IFSL_BENCH_HOME", "~nosuchuser/home")
+    assert store.code_folder() is None
+
+
+def test_a_full_disk_stops_no_solve(monkeypatch):
+    indices = []
+
+    def kernel(begin, end):
+        if not kernel.overloads:
+            kernel.overloads[()] = None
+            raise OSError(28, "No space left on device")
+        indices.extend(range(begin, end))
+
+    kernel.overloads, kernel.stats = {}, SimpleNamespace(cache_misses={})
+    threads.each(kernel, 100, 1)
+    assert indices == [*range(100)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_threads_of_its_own():
+    program = "\n".join([
+        "import os, sys; sys.path.insert(0, 'tests/solvers')",
+        "import torch, test_kernels as t",
+        "torch.set_num_threads(2)",
+        "solve = lambda: t.DualNewton().run(t.SoftmaxRegression(), None, t.regression(37)).v",
+        "first = solve()",
+        "child = os.fork()",
+        "if child == 0:",
+        "    os._exit(0 if torch.equal(solve(), first) else 3)",
+        "assert os.waitpid(child, 0)[1] == 0",
+    ])  # fmt: skip
+    group = {"start_new_session": True, "cwd": Path(__file__).parents[2]}
+    process = subprocess.Popen([sys.executable, "-c", program], **group)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+
+
+def test_labels_and_shapes_that_fit_no_memory_are_refused():
+    args = regression(2)
+    for wrong in (
+        args._replace(labels=args.labels + 1), args._replace(labels=args.labels - 1),
+        args._replace(rest=args.rest[:, 1:]), args._replace(precisions=args.precisions[1:]),
+        args._replace(labels=args.labels[:1]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="support"):
+            DualNewton().run(SoftmaxRegression(), None, wrong)
+
+
+def unrolled(centres):
+    args = regression(3)
+    args = args._replace(features=args.features.double() / 5, rest=args.rest.double(), centres=centres)
+    args = args._replace(precisions=args.precisions.double())
+    return minimise(SoftmaxRegression(), GradientDescent(0.1, 5), torch.zeros(3, 5, 17).double(), args, Unroll()).value
+
+
+UNROLLED = rounding(torch.float64, 7 * 10 * 17)  # steps of sums over rows and features
+
+
+def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
+    centres = torch.randn(5, 17, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+    (first,) = torch.autograd.grad(unrolled(centres).square().sum(), centres, create_graph=True)
+    by_func = torch.func.grad(lambda c: unrolled(c).square().sum())  # in torch
+    torch.testing.assert_close(by_func(centres.detach()), first.detach(), rtol=UNROLLED, atol=UNROLLED)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.sum().backward()
+
+
+@pytest.mark.slow("compiles a kernel again")
+def test_damaged_machine_code_is_compiled_again(tmp_path):
+    assert FOLDER is not None
+    hits("x", *_answers(), 6)  # compiled by now
+    shutil.copytree(FOLDER, tmp_path / FOLDER.name)
+    damaged = {}
+    for code in (tmp_path / FOLDER.name).rglob("counting.count-*.nbc"):  # one for each kind of arguments and process
+        content = bytearray(code.read_bytes())
+        content[len(content) // 2] ^= 16
+        code.write_bytes(content)
+        damaged[code] = bytes(content)
+    assert damaged
+    program = "\n".join([
+        "import sys; sys.path.insert(0, 'tests/solvers')",
+        "import test_kernels as t",
+        "t.test_hits_of_the_kernel_are_those_of_numpy(t.torch.float32, 6)",
+    ])  # fmt: skip
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[2])
+    compiled_again = {code.read_bytes() for code in (tmp_path / FOLDER.name).rglob("counting.count-*.nbc")}
+    assert compiled_again - set(damaged.values())
+
+
+def test_the_kernels_can_be_switched_off():
+    program = "\n".join([
+        "import sys; sys.path.insert(0, 'tests/solvers')",
+        "import torch",
+        "from ifsl_bench.solvers import compiled",
+        "assert not compiled.serves(torch.zeros(1))",
+    ])  # fmt: skip
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "IFSL_BENCH_KERNELS": "0"})
+    with compiled.batched():
+        assert not compiled.serves(torch.zeros(1))
+    assert compiled.serves(torch.zeros(1))
+    assert not compiled.serves(torch.zeros(1, device="meta"))
+
+
+def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.float32, seed=0):
+    """An answer with many ties, with logits at -inf, and with hidden classes; and the batch it is to."""
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-2, 3, (episodes, queries, classes + ways), generator=g).to(dtype)
+    logits[torch.rand(logits.shape, generator=g) < 0.2] = -torch.inf
+    logits[0, :, classes:], logits[1, :, :classes] = -torch.inf, -torch.inf
+    novel = torch.arange(queries).expand(episodes, -1) >= base
+    novel = novel.gather(1, torch.rand(episodes, queries, generator=g).argsort(1))
+    labels = torch.where(
+        novel,
+        classes + torch.randint(0, ways, novel.shape, generator=g),
+        torch.randint(0, classes, novel.shape, generator=g),
+    )
+    hidden = torch.rand(episodes, classes, generator=g) < 0.3
+    support = Support(torch.zeros(episodes, 1, 1), torch.zeros(episodes, 1).long(), hidden, torch.zeros(episodes, 1, 1))
+    return Prediction(logits), Batch(support, Query(logits, logits), labels, novel)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("base", [0, 6])
+def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
+    prediction, batch = _answers(base=base, dtype=dtype)
+    result = hits("x", prediction, batch, base)
+    classes = batch.support.hidden.shape[1]
+    for e in range(len(batch)):
+        logits = prediction.logits[e].numpy().copy()
+        logits[:, :classes][:, batch.support.hidden[e].numpy()] = -np.inf
+        margins, right = {False: [], True: []}, dict.fromkeys(result.counts, 0)
+        for row, label, novel in zip(logits, batch.labels[e].tolist(), batch.novel[e].tolist(), strict=True):
+            side, part = ("novel", classes + row[classes:].argmax()) if novel else ("base", row[:classes].argmax())
+            right[f"{side}_joint"] += row.argmax() == label
+            right[f"{side}_alone"] += part == label
+            none = row[classes:].max() == -np.inf
+            margin = np.inf if none else np.float32(row[:classes].max() - row[classes:].max())
+            margins[novel].append(margin if part == label else np.nan)
+        assert {name: values[e] for name, values in result.counts.items()} == right
+        if base:
+            np.testing.assert_array_equal(result.margins.base[e], margins[False])
+            np.testing.assert_array_equal(result.margins.novel[e], margins[True])
+            assert result.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
+    with compiled.batched():
+        torch_result = hits("x", prediction, batch, base)
+    for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("bias", [-1.0, 1.0, 0.5])
+def test_hits_with_a_bias_are_those_of_logits_with_it(bias):
+    """And AUSUC, which is a sweep over all biases, does not change."""
+    (prediction, batch), classes = _answers(), 7
+    plain = hits("x", prediction, batch, 6)
+    prediction.logits[..., classes:] += bias
+    biased = hits("x", prediction, batch, 6)
+    for side, right in zip(("base_joint", "novel_joint"), plain.margins.joint_hits(bias), strict=True):
+        np.testing.assert_array_equal(right, biased.counts[side])
+    assert not np.array_equal(plain.counts["novel_joint"], biased.counts["novel_joint"])
+    np.testing.assert_array_equal(plain.pairs, biased.pairs)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_the_kernel_that_counts_sees_numbers_that_are_none(value):
+    for place in ((3, 0, 0), (3, 11, 9)):
+        prediction, batch = _answers()
+        prediction.logits[place] = value
+        with pytest.raises(NonFinite, match="in 1 of 9 episodes"):
+            hits("x", prediction, batch, 6)
+
+
+def _bank(rows, seed, width=5):
+    logits = np.random.default_rng(seed + 1).normal(size=(rows, 3)).astype(np.float32)
+    features = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
+    return FeaturePool(f"pool {seed}", *map(torch.from_numpy, (features, logits)), np.arange(0, rows + 1, 10), 1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_kernels_gather_what_indices_say(shared):
+    novel, base = _bank(60, 0), _bank(50, 5)
+    base = novel if shared else base
+    spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
+    loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
+    assert compiled.at_hand(novel.features)
+    batch, drawn = loader.batch(5, 70), loader.sampler.sample(5, 70)
+    for bank, support, query in (
+        ("features", batch.support.features, batch.query.features),
+        ("base_logits", batch.support.base_logits, batch.query.base_logits),
+    ):
+        ours, theirs = (getattr(pool, bank).numpy() for pool in (novel, base))
+        np.testing.assert_array_equal(support, ours[drawn.support.numpy()])
+        for e, q in np.ndindex(*drawn.query.shape):
+            pool = ours if drawn.query_novel[e, q] else theirs
+            np.testing.assert_array_equal(query[e, q], pool[drawn.query[e, q]])
+    loader.novel = _bank(20, 0)
+    with pytest.raises(IndexError, match="beyond the pools"):
+        loader.batch(5, 70)

@@ -1,0 +1,232 @@
+"""Packed arrays, and results whose counts are packed: what is read is what was written, and a stranger's is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import tracemalloc
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+
+from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.protocols.class_draws import ClassDraws
+from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.tasks.task import EpisodeSpec
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_limits import EPISODES, OTHERS, most_episodes
+from ifsl_bench.store import episode_counts
+from ifsl_bench.store.check import check_file
+from ifsl_bench.store.episode_counts import EpisodeCounts, counts_entry
+from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.schema import Result, inconsistency, keep_old, parse, read, write
+from ifsl_bench.utils import array_codec as packed
+from ifsl_bench.utils.errors import CorruptFile
+from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.limits import RESULT_FILE
+from tests.store.result_fields import listed
+
+STORED = packaged_root() / "glyphs-5shot" / "protonet.seed-0.json"
+
+
+def text(kind: str, count: int, raw: bytes) -> str:
+    return f"{kind} {count} {base64.b64encode(zlib.compress(raw)).decode()}"
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "u3", "u4", "i8", "f2", "f4", "f8"])
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_what_is_packed_is_read_bit_by_bit(kind, n):
+    random = np.random.default_rng(n)
+    if kind[0] == "u":
+        values = random.integers(0, 256 ** int(kind[1]), n)
+        values[:1] = 256 ** int(kind[1]) - 1
+    elif kind == "i8":
+        values = random.integers(-(2**62), 2**62, n)
+    else:
+        values = random.normal(size=n).astype(kind)
+        values[: n // 2 : 7] = np.nan
+        values[1 : n // 2 : 7] = -np.inf
+    array_text = packed.pack(values)
+    assert packed.length(array_text) == n
+    assert array_text.startswith(f"{kind if n else kind if kind[0] == 'f' else 'u1'} {n} ")
+    array = packed.unpack(array_text, n)
+    assert array.dtype == values.dtype
+    assert array.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("", "it is no packed array"),
+        ("u1 3", "it is no packed array"),
+        ("u1 03 eJw=", "it is no packed array"),
+        ("u9 3 eJw=", "it is no packed array"),
+        ("u5 3 eJw=", "kind u5"),
+        (text("f4", 3, b"\0" * 12), "kind f4, where u1 or u2 or u3 or u4 was expected"),
+        (text("u1", 11, b"\0" * 11), "it has 11 numbers, more than 10"),
+        ("u1 9999999999 eJw=", "it has 9,999,999,999 numbers, more than 10"),
+        (text("u1", 3, b"\0" * 4), "it does not hold the 3 numbers that it says"),
+        (text("u1", 3, b"\0" * 2), "it does not hold the 3 numbers that it says"),
+        (text("u2", 3, b"\0" * 3), "it does not hold the 3 numbers that it says"),
+        ("u1 3 " + base64.b64encode(zlib.compress(b"abc") + b"x").decode(), "it does not hold"),
+        ("u1 3 " + base64.b64encode(zlib.compress(b"abc")[:-2]).decode(), "it does not hold"),
+        ("u1 3 " + base64.b64encode(zlib.compress(b"abc")[:-1] + b"x").decode(), "it is damaged"),
+        ("u1 3 eJ", "it is damaged"),
+        ("u1 3 AAAA", "it is damaged"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_array_is_refused(said, why):
+    with pytest.raises(ValueError, match=why):
+        packed.unpack(said, 10, packed.COUNTS)
+
+
+def test_a_bomb_takes_no_memory():
+    bomb = text("u1", 1000, b"\0" * 300_000_000)
+    tracemalloc.start()
+    start = time.process_time()
+    with pytest.raises(ValueError, match="it does not hold the 1,000 numbers"):
+        packed.unpack(bomb, EPISODES)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3_000_000
+    assert time.process_time() - start < 1
+
+
+def drawn(n: int, shape: EpisodeSpec, classes: int = 200) -> tuple[Counts, np.ndarray]:
+    """Counts that need as much room as any, and classes."""
+    random = np.random.default_rng(0)
+    novel = shape.ways * shape.novel_queries
+    base_alone, novel_alone = (random.integers(0, q + 1, n) for q in (shape.base_queries, novel))
+    base_joint, novel_joint = (random.integers(0, hits + 1) for hits in (base_alone, novel_alone))
+    pairs = random.integers(2 * base_joint * novel_joint, 2 * base_alone * novel_alone + 1)
+    counts = Counts(base_joint, base_alone, novel_joint, novel_alone, shape.base_queries, novel, pairs,
+                    base_joint, novel_joint)  # fmt: skip
+    return counts, np.argsort(random.random((n, classes), dtype=np.float32), 1)[:, : shape.ways]
+
+
+@pytest.mark.parametrize("ways", [1, 20, 200])
+def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
+    shape = EpisodeSpec(ways=ways, novel_queries=5, base_queries=25)
+    most = most_episodes(shape)
+    assert most < EPISODES or ways == 1
+    n = 1 + episode_counts.READABLE // (ways + 7)
+    size = len(json.dumps(msgspec.to_builtins(counts_entry(*drawn(n, shape, 300)))))
+    assert size / n * most < RESULT_FILE.most - OTHERS
+
+
+def as_packed(result: Result) -> Result:
+    """The same result with all its columns packed."""
+    entry = result.episodes
+    columns = {name: packed.pack(entry.column(name)) for name in EpisodeCounts.COLUMNS if entry.length(name)}
+    return msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **columns))
+
+
+@pytest.fixture
+def newer() -> Result:
+    """A stored result with its counts as numbers."""
+    return listed(read(STORED))
+
+
+def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
+    packed_result = as_packed(newer)
+    assert not inconsistency(packed_result)
+    path = write(tmp_path, packed_result)
+    stored_result = read(path)
+    assert stored_result == packed_result
+    assert path.stat().st_size < write(tmp_path / "plain", newer).stat().st_size / 3
+    for name in (*COUNTS, *MORE_COUNTS):
+        assert np.array_equal(getattr(stored_result.counts(), name), getattr(newer.counts(), name))
+    assert np.array_equal(stored_result.classes(), newer.classes())
+    assert keep_old(tmp_path, newer) is None, "the same hits, written otherwise"
+    changed = newer.episodes.column("base_alone")
+    changed[0] += 1
+    entry = msgspec.structs.replace(newer.episodes, base_alone=packed.pack(changed))
+    assert keep_old(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
+    a, b = (Row(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
+    table = compare(a, b)
+    assert table.episodes["acc"].mean == 0
+    assert table.classes
+    write(tmp_path / "shown", packed_result)
+    (task,) = find("glyphs-5shot")
+    board = load_board(task, tmp_path / "shown")  # among the others, since its classes are made up
+    assert "protonet" in {row.label for row in (*board.rows, *board.others) if row.origin == "yours"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "why"),
+    [
+        ("base_joint", text("u1", 2000, b"\0" * 10**8), "episodes.base_joint: it does not hold the 2,000 numbers"),
+        ("pairs", "u1 2000 ?", "episodes.pairs: it is no packed array"),
+        ("classes", text("u1", 2**23 + 1, b""), "episodes.classes: it has 8,388,609 numbers, more than 8,388,608"),
+        ("classes", "drawn 2000 x 5 of 4, key 1", "episodes.classes: it draws 5 different classes of 4"),
+        ("classes", "drawn 99999999 x 5 of 108, key 1", "episodes.classes: it draws 5 classes in 99,999,999 episodes"),
+        ("classes", "drawn 1 x 99999999 of 99999999, key 1", "episodes.classes: it draws 99999999 classes in 1"),
+        ("classes", "drawn", "episodes.classes: it does not say how classes are drawn"),
+        ("pairs", "drawn 2000 x 1 of 4, key 1", "episodes.pairs: it is no packed array"),
+        ("novel_alone", text("u1", 1_000_001, b""), "episodes.novel_alone: it has 1,000,001 numbers, more than"),
+        ("novel_alone", text("f4", 2000, b"\0" * 8000), "episodes.novel_alone: it holds numbers of kind f4"),
+    ],
+)  # fmt: skip
+def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, said, why):
+    value = msgspec.to_builtins(newer)
+    value["episodes"][name] = said
+    path = tmp_path / "glyphs-5shot" / STORED.name
+    path.parent.mkdir()
+    path.write_text(json.dumps(value))
+    with pytest.raises(CorruptFile, match="is not a valid result: episodes") as error:
+        parse(path)
+    assert "\n" not in str(error.value)
+    checked = check_file(path, home=Home(tmp_path, tmp_path))
+    assert [why in line for line in checked.failures] == [True]
+    (task,) = find("glyphs-5shot")
+    remarks = load_board(task, tmp_path).remarks
+    assert sum(why in remark for remark in remarks) == 1
+
+
+def test_packed_columns_of_other_lengths_are_refused(newer):
+    entry = msgspec.structs.replace(newer.episodes, novel_alone=packed.pack(np.ones(1999, int)))
+    assert "episodes.novel_alone has 1999 entries" in inconsistency(msgspec.structs.replace(newer, episodes=entry))
+
+
+def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
+    shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
+    counts, classes = drawn(50, shape)
+    assert all(isinstance(getattr(counts_entry(counts, classes), name), list) for name in EpisodeCounts.COLUMNS)
+    monkeypatch.setattr(episode_counts, "READABLE", 50 * 12 - 1)
+    entry = counts_entry(counts, classes)
+    assert all(isinstance(getattr(entry, name), str) for name in EpisodeCounts.COLUMNS)
+    assert EpisodeCounts.__len__(entry) == 50
+    draws = ClassDraws(50, 5, 200, key=7)
+    entry = counts_entry(counts, draws)
+    assert (entry.classes, entry.length("classes")) == (str(draws), 250)
+    assert entry.same(counts_entry(counts, draws.array()), ["classes"])
+
+
+def test_tables_of_many_episodes_keep_little_in_memory():
+    """A ranked table of many rows and seeds holds a few bytes a count, and two rows' values at a time."""
+    from ifsl_bench.analysis.ranking import Ranking
+
+    n, seeds, rows = 20_000, 3, 8
+    (task,) = find("glyphs-5shot")
+    template = read(STORED)
+    counts, classes = drawn(n, task.episode)
+
+    def result(row: int, seed: int) -> Result:
+        entry = counts_entry(counts, classes)
+        return msgspec.structs.replace(template, label=f"row{row}", seed=seed, episodes=entry, setting="every")
+
+    table_rows = [Row(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]
+    tracemalloc.start()
+    places = Ranking(table_rows).places
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(places) == rows
+    kept_bytes, values = rows * seeds * n * 8, seeds * n * 8
+    assert peak < kept_bytes + 10 * values
+    assert peak < rows * seeds * n * 8 * 5, "all metrics of all rows would take more than twice as much"
