@@ -43,7 +43,8 @@ class Card:
         interpolation: "bilinear" or "bicubic", and what else torchvision's ``InterpolationMode`` has.
         mean, std: of each of three channels, of pixels from 0 to 1.
         corpora: the sets of images that it was pretrained on, as
-            :mod:`ifsl_bench.protocols.tasks.contamination` names them; with :data:`UNKNOWN` among them where more may have been used.
+            :mod:`ifsl_bench.protocols.tasks.contamination` names them; with :data:`UNKNOWN` among them where more may
+            have been used.
         source: the address of its weights; "" where there is none.
         endings: of the files that its weights come in, the likeliest first.
     """

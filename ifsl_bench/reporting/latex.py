@@ -43,8 +43,8 @@ def paper_tables(boards: Sequence[Board], full: bool = False, rank: bool = False
 
     In bold are the measured numbers whose ranks, by the column's own metric, begin at 1; see
     :class:`ifsl_bench.analysis.ranking.Ranking`. Rows that are all of one setting, as tuned ones, are ranked in that.
-    Of each paper the highest of several is bold too, as papers do, which is no statement on significance. Published ± are
-    as printed.
+    Of each paper the highest of several is bold too, as papers do, which is no statement on significance. Published ±
+    are as printed.
 
     Args:
         full: the columns of the paper's full ablation tables, with Delta_a and Delta_b; in sessions, :data:`BESIDE`.

@@ -69,8 +69,8 @@ class EpisodeCounts(_Columns, frozen=True):
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
 
     Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.utils.array_codec`; ``classes``
-    then says how they are drawn (:class:`ifsl_bench.protocols.class_draws.ClassDraws`). :meth:`column` reads all of these.
-    What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
+    then says how they are drawn (:class:`ifsl_bench.protocols.class_draws.ClassDraws`). :meth:`column` reads all of
+    these. What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *MORE_COUNTS)

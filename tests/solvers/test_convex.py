@@ -16,10 +16,10 @@ from ifsl_bench.solvers import (
     Neumann,
     Regression,
     SoftmaxRegression,
-    compiled,
     minimise,
     regression,
 )
+from ifsl_bench.solvers import numba_backend as compiled
 from tests.tolerances import rounding
 
 STOP = 1e-9  # DualNewton's in float64: of the gradient at the centres, in the metric of the penalty

@@ -21,12 +21,12 @@ from ifsl_bench.solvers import (
     Neumann,
     TanhNetwork,
     Unrolled,
-    compiled,
     fixed_class,
     largest_curvature,
     minimise,
     ridge,
 )
+from ifsl_bench.solvers import numba_backend as compiled
 from ifsl_bench.solvers.lbfgs import LOOK
 from ifsl_bench.solvers.tree import pack, unpack
 
