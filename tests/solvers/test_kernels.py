@@ -20,7 +20,8 @@ from ifsl_bench.protocols.episode_hits import hits
 from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader
 from ifsl_bench.protocols.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
-from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, compiled, minimise
+from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, minimise
+from ifsl_bench.solvers import numba_backend as compiled
 from ifsl_bench.solvers import numba_code_cache as store
 from ifsl_bench.solvers import numba_krylov as krylov
 from ifsl_bench.solvers import numba_network as network

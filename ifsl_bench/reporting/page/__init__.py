@@ -6,5 +6,6 @@
 * ``html``: from these to one file. The template, the style sheet, the scripts and Plotly are in ``assets/``.
 
 A method's name is somebody else's text. The template escapes it, :func:`ifsl_bench.reporting.page.html.script_json`
-does where it stands in a script, and ``assets/plots.js`` where it becomes a label of Plotly's, which reads labels as HTML.
+does where it stands in a script, and ``assets/plots.js`` where it becomes a label of Plotly's, which reads labels as
+HTML.
 """
