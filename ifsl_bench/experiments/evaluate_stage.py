@@ -45,7 +45,7 @@ from ifsl_bench.store.episode_counts import counts_entry
 from ifsl_bench.store.schema import SCHEMA, Result, SessionResult, summary_entry
 from ifsl_bench.store.selection_records import Calibration
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import Home, sha256_json
+from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Evaluate(JobStage):
     def told(self, seeds: str) -> str:
         return f"evaluating {self.job.told(seeds)}: {self.job.task.kind.counted(self.job.episodes)}"
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         """Name all that is evaluated for one result."""
         job = self.job
         how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
