@@ -21,7 +21,7 @@ def out_of_reach(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
 
 def _reason(dataset: Dataset, task: Task) -> str:
     """Says why a task's episodes cannot be drawn from a data set; "" where they can."""
-    from ifsl_bench.protocols.episodes import task_stream  # with torch
+    from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
     try:
         for side in SIDES:

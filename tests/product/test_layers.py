@@ -25,6 +25,7 @@ FLOORS = [
     "utils",
     "solvers",
     "protocols/tasks",
+    "protocols/sampling",
     "plugin",
     "data/read",
     "data",

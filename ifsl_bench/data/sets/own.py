@@ -78,7 +78,7 @@ class OwnData(DatasetSource):
         Args:
             starts: int64 [C + 1] of each pool: images of class c are ``starts[c]:starts[c + 1]``.
         """
-        from ifsl_bench.protocols.episodes import task_stream  # with torch
+        from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
         task = Task(
             name=self.task_names()[-1],
