@@ -14,7 +14,7 @@ from typing import Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
-from ifsl_bench.data.preparing.metadata import Outline
+from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.evaluation import joined
 from ifsl_bench.experiments.evaluation_context import EvaluationStage, Part, Ready, in_ranges
 from ifsl_bench.experiments.job import Job
@@ -53,7 +53,7 @@ class Evaluate(EvaluationStage):
 
         return ranges_of(self.job, self.model)
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         if in_ranges(self.job):
             return Amount("drawing", f"{self.job.task.name}/cpu", self.job.episodes, DRAWN)
         more = len(self.job.task.evaluation.halves[0]) if self.job.task.kind.has_base else 0  # for calibration

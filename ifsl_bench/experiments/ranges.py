@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ifsl_bench.data.preparing.metadata import Outline
+from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments import evaluation_context as ready
 from ifsl_bench.experiments.evaluation import Evaluated
 from ifsl_bench.experiments.evaluation_context import EvaluationStage, Part
@@ -91,7 +91,7 @@ class Calibrate(KeptStage):
         bias = _fields(fields, "bias.")
         return Bias(**bias) if bias else None, fields["why"].item()
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         return evaluation_amount(self.job, len(self.job.task.evaluation.halves[0]), work)
 
     def compute(self, work: Workspace) -> tuple[Bias | None, str]:
@@ -143,7 +143,7 @@ class EvaluateRange(KeptStage):
         found_with = [bias.value, bias.points.tolist(), bias.resampled.tolist()] if bias else None
         return sha256_json([made_of, found_with, self.start, self.stop]) if made_of else None
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         return evaluation_amount(self.job, self.stop - self.start, work)
 
     def compute(self, work: Workspace) -> Part:
