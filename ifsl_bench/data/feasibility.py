@@ -13,7 +13,7 @@ from ifsl_bench.utils.errors import UserError
 SIDES: tuple[Side, ...] = ("train", "val", "test")
 
 
-def out_of_reach(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
+def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
     """A line for each task whose episodes cannot be drawn: why, and the options of ``run`` with which they can."""
     return [f"{task.name} is out of reach: {reason}{_within(dataset, task)}"
             for task in tasks if (reason := _reason(dataset, task))]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
 from ifsl_bench.backbones.device import Place, describe_device
-from ifsl_bench.data.preparing.metadata import Outline
+from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.evaluation import Evaluated, evaluate, has_sessions
 from ifsl_bench.experiments.job import TUNING_SEED, Job
 from ifsl_bench.experiments.rates import Amount
@@ -178,7 +178,7 @@ class Evaluate(JobStage):
             stages += [MetaTrain(replace(job, calibrated=False))]
         return [*(CheckEpisodes(job.task, side) for side in job.sides), *stages]
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         more = len(self.job.task.evaluation.halves[0]) if self.job.task.kind.has_base else 0  # for calibration
         return evaluation_amount(self.job, self.job.episodes + more, work)
 

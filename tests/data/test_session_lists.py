@@ -207,7 +207,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
             each = [whole[c] - tests[c] if pool == "novel/support" else tests[c] for c in classes(pool)]
         else:
             each = [500 if pool == "novel/support" else 100 for _ in classes(pool)]
-        assert sum(each) == source.outline()[1][pool].images
+        assert sum(each) == source.expected_contents()[1][pool].images
         return np.cumsum([0, *each])
 
     for task in (packaged()[f"{name}-sessions"], packaged()[f"{name}-sessions-published"]):

@@ -11,7 +11,7 @@ import torch
 
 from ifsl_bench.backbones.pretrained import is_offered
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.metadata import outline_of
+from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.evaluation import predict
 from ifsl_bench.experiments.job import Job, make_jobs
@@ -52,7 +52,7 @@ def check_trained(jobs: Sequence[Job], home: Paths) -> None:
 def open_model(job: Job, work: Workspace) -> EvaluationContext:
     """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
     home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
-    data_stage_of(job).check(outline_of(job.task, work.home))
+    data_stage_of(job).check(metadata_of(job.task, work.home))
     data_stage_of(job).compute(work)
     return Evaluate(job).open(work)
 
