@@ -24,9 +24,7 @@ from ifsl_bench.experiments.training_stage import data_stage_of, evaluation_amou
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
 from ifsl_bench.protocols.metrics import Counts, summarise
-from ifsl_bench.store.episode_counts import counts_entry
-from ifsl_bench.store.schema import SCHEMA, Result, SessionResult, summary_entry
-from ifsl_bench.store.selection_records import Calibration
+from ifsl_bench.store.schema import SCHEMA, Calibration, Result, SessionResult, counts_entry, summary_entry
 from ifsl_bench.utils.errors import one_line
 
 LIBRARIES = ("torch", "torchvision", "numpy")

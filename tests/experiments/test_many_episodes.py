@@ -14,6 +14,7 @@ import torch
 
 from ifsl_bench.experiments import api, evaluation, ranges
 from ifsl_bench.experiments import evaluation_context as ready
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluate_stage import stages_of
 from ifsl_bench.experiments.evaluation import Evaluated, evaluate, joined
 from ifsl_bench.experiments.graph import graph_of
@@ -28,7 +29,6 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.calibration import find_bias
 from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
-from ifsl_bench.store.check import check_file
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError
 
@@ -197,7 +197,7 @@ def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, 
 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, in_ranges, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.store.episode_counts.READABLE", 100)
+    monkeypatch.setattr("ifsl_bench.store.schema.READABLE", 100)
     api.run("imprint", task, episodes=100, work=work)
     path = next(work.home.results.rglob("*.json"))
     assert isinstance(read(path).episodes.base_joint, str)
