@@ -3,7 +3,7 @@
 A file is of one run, ``<results>/<task>/<label>.seed-<n>.json``, and complete enough to recompute every number of it:
 docs/result-file.md explains each field. :class:`Result` is a file on episodes, :class:`SessionResult` one on sequences
 of sessions; the parts of both come first. Reading checks the types and limits that stand here;
-:mod:`ifsl_bench.store.consistency` finds files that contradict themselves. Imports no torch, so that tables come at once.
+:mod:`ifsl_bench.store.consistency` finds files that contradict themselves. Imports no torch: tables come at once.
 """
 
 from __future__ import annotations
