@@ -42,7 +42,7 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
     Raises:
         NonFinite: logits that are NaN or +inf.
     """
-    count = _by_kernel if compiled.at_hand(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
+    count = _by_kernel if compiled.kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
     counts, statistics, margins, pairs, bad = count(prediction, batch, base_queries)
     check_numbers(name, int(bad.sum()), len(batch))
     by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))

@@ -82,7 +82,7 @@ class EpisodeLoader:
         support, query = self._views(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         # A kernel gathers in one pass, and gives the same batches.
-        places = None if compiled.at_hand(self.novel.features) else self._places(drawn.query_novel)
+        places = None if compiled.kernels_loaded(self.novel.features) else self._places(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
