@@ -245,7 +245,7 @@ def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
     ])  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"IFSL_BENCH_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    assert [*tmp_path.glob("compiled/*/kernels_*")]
+    assert [*tmp_path.glob("compiled/*/solvers_*")]
 
 
 def test_each_machine_code_has_a_name_of_its_own():
