@@ -13,7 +13,7 @@ import numpy as np
 
 from ifsl_bench.analysis.task_results import unfit
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.class_draws import ClassDraws
+from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find, is_plain
 from ifsl_bench.protocols.tasks.task_limits import check_task, most_of
@@ -25,8 +25,8 @@ from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
-    from ifsl_bench.protocols.episodes import Sampler
-    from ifsl_bench.protocols.sequences import SequenceSampler
+    from ifsl_bench.protocols.sampling.episodes import Sampler
+    from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 import numpy as np
 
-from ifsl_bench.protocols.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.sampling.draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.metric_sets import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
 from ifsl_bench.protocols.tasks.task_limits import EPISODES
 from ifsl_bench.store.selection_records import Hits
@@ -69,7 +69,7 @@ class EpisodeCounts(_Columns, frozen=True):
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
 
     Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.utils.array_codec`; ``classes``
-    then says how they are drawn (:class:`ifsl_bench.protocols.class_draws.ClassDraws`). :meth:`column` reads all of
+    then says how they are drawn (:class:`ifsl_bench.protocols.sampling.draws.ClassDraws`). :meth:`column` reads all of
     these. What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
     """
 

@@ -14,15 +14,15 @@ import torch
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
 from ifsl_bench.experiments.evaluation import evaluate
-from ifsl_bench.experiments.meta_training import MetaTrainer
+from ifsl_bench.experiments.meta_training import Course
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import Sampler
+from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader
-from ifsl_bench.protocols.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.utils.progress import Reporter
@@ -149,7 +149,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
 
     def train() -> None:
         folder, method = tmp_path / str(next(rounds)), kind(base, 5)
-        MetaTrainer(folder, method, "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter()).run()
+        Course(folder, method, "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter()).run()
 
     benchmark.pedantic(train, rounds=3, warmup_rounds=1)
     method = kind(base, 5)

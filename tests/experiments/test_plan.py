@@ -139,14 +139,14 @@ def test_what_was_begun_takes_the_rest_of_the_time(campaign, call, monkeypatch):
 
     whole = seconds()
 
-    save, saved = meta_training.MetaTrainer._save, []
+    save, saved = meta_training.Course._save, []
 
     def stop(*arguments):  # before the second checkpoint is saved
         if saved:
             raise KeyboardInterrupt
         saved.append(save(*arguments))
 
-    monkeypatch.setattr(meta_training.MetaTrainer, "_save", stop)
+    monkeypatch.setattr(meta_training.Course, "_save", stop)
     assert call("run", *options, "-q")[0] == 130
     (info,) = (json.loads(path.read_text()) for path in campaign.glob("home/trained/*/checkpoint.json"))
     assert not info["finished"]

@@ -25,6 +25,7 @@ FLOORS = [
     "utils",
     "solvers",
     "protocols/tasks",
+    "protocols/sampling",
     "plugin",
     "data/read",
     "data",
@@ -189,7 +190,7 @@ def test_a_row_is_run_again_without_what_it_does_not_need():
     data; and little in all."""
     idle = ("backbone.trainer", "backbone.weights", "episodic.meta_training", "protocol.sequences", "jobs.searching",
             "protocol.session_metrics", "backbone.second_head", "learners.network", "learners.dual", "solve.lbfgs",
-            "plugin.rules", "jobs.ranges", "data.source", "data.preparing.prepare", "data.read.archive")  # fmt: skip
+            "plugin.rules", "data.source", "data.preparing.prepare", "data.read.archive")  # fmt: skip
     lines = [
         f"import sys, {', '.join(f'ifsl_bench.{name}' for name in ON_THE_WAY)}",
         f"loaded = {{f'ifsl_bench.{{name}}' for name in {idle}}} & set(sys.modules)",

@@ -16,9 +16,8 @@ from numba import njit
 
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
-from ifsl_bench.protocols.episode_hits import hits
-from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader
-from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader, hits
+from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, minimise
 from ifsl_bench.solvers import numba_backend as compiled
