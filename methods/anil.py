@@ -76,11 +76,11 @@ class ANIL(GrowingMethod):
 
     def adapted(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:
         """Heads adapted to each of the E episodes; ``second_order``: whether gradients through the steps are wanted."""
-        rest = fixed_class(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
+        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
         learner = self.maml.clone(first_order=self.maml.first_order or not second_order)
-        learner.module.repeat(len(rest))
+        learner.module.repeat(len(base_logsumexp))
         for _ in range(self.inner_steps):
-            logits = torch.cat([rest, learner(support.features)], -1)  # [E, S, 1 + N]
+            logits = torch.cat([base_logsumexp, learner(support.features)], -1)  # [E, S, 1 + N]
             loss = F.cross_entropy(logits.mT, support.labels + 1, reduction="none").mean(1)  # [E]
             learner.adapt(loss.sum())
         return learner

@@ -10,7 +10,7 @@ from torch import Tensor
 from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.solvers import learner_of
-from ifsl_bench.solvers.attractor_prior import ridge
+from ifsl_bench.solvers.attractor_prior import ridge_prior
 from ifsl_bench.solvers.episode_problems import STRONG_WEIGHT_DECAYS, WEIGHT_DECAYS, Converged, fixed_class
 from ifsl_bench.utils.errors import UserError
 
@@ -55,9 +55,10 @@ class Ridge(GrowingMethod):
         self.by_class = learner == "lr"  # hidden units serve all classes of a session
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        x, rest = support.features, fixed_class(support.base_logits, support.hidden, earlier)  # [E, S, D], [E, S]
-        pulls = [ridge(1 if p.common else p.rows, p.size, self.weight_decay, x) for p in self.learner.parts]
-        solved = Converged().solve(self.learner, (x, support.labels, rest), pulls)
+        x = support.features  # [E, S, D]
+        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
+        priors = [ridge_prior(1 if p.common else p.rows, p.size, self.weight_decay, x) for p in self.learner.groups]
+        solved = Converged().solve(self.learner, (x, support.labels, base_logsumexp), priors)
         return Learned(solved.weights, solved.statistics)
 
     def class_logits(self, state: State, query: Query) -> Tensor:

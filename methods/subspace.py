@@ -87,9 +87,9 @@ class Subspace(GrowingMethod):
         precisions = torch.cat([
             x.new_full((features,), strong), x.new_full((rank,), inside), x.new_full((1,), decay)
         ])  # fmt: skip
-        rest = fixed_class(support.base_logits, support.hidden, earlier)
+        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)
         centres = x.new_zeros(self.ways, len(precisions))
-        args = Regression(torch.cat([x, x @ span], -1), support.labels, rest, centres, precisions)
+        args = Regression(torch.cat([x, x @ span], -1), support.labels, base_logsumexp, centres, precisions)
         solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
         v_1, v_2, bias = solution.value.split([features, rank, 1], -1)  # [E, N, D], [E, N, r], [E, N, 1]
         return Learned({"weight": v_1 + v_2 @ span.mT, "bias": bias}, statistics(solution))

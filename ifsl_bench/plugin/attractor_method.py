@@ -15,7 +15,7 @@ from ifsl_bench.plugin.method import FEW, Base, GrowingMethod, Learned, Memory, 
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.solvers import learner_of
-from ifsl_bench.solvers.attractor_prior import fold
+from ifsl_bench.solvers.attractor_prior import to_prior
 from ifsl_bench.solvers.episode_problems import WEIGHT_DECAY, Converged, Meta, Unrolled, fixed_class
 from ifsl_bench.solvers.linear import Neumann
 from ifsl_bench.utils.errors import UserError
@@ -90,8 +90,8 @@ class AttractorMethod(GrowingMethod):
         self.by_class = learner == "lr"  # hidden units serve all classes of a session
         start = self.learner.start() if isinstance(self.meta, Unrolled) else []
         self.starts = [f"start_{i}" for i in range(len(start))]
-        for name, part in zip(self.starts, start, strict=True):
-            self.register_buffer(name, part, persistent=False)
+        for name, weights in zip(self.starts, start, strict=True):
+            self.register_buffer(name, weights, persistent=False)
 
     def complete(self, gamma: float) -> None:
         """The end of a subclass's constructor: registers log_gamma, [size] for each part of the fast weights, and moves
@@ -102,7 +102,7 @@ class AttractorMethod(GrowingMethod):
         """
         if not 0 < gamma < float("inf"):
             raise UserError(f"gamma must be positive and finite, not {gamma}")
-        self.log_gamma = nn.ParameterList(torch.full((part.size,), math.log(gamma)) for part in self.learner.parts)
+        self.log_gamma = nn.ParameterList(torch.full((group.size,), math.log(gamma)) for group in self.learner.groups)
         self.to(self.base.weight)
 
     @classmethod
@@ -122,14 +122,14 @@ class AttractorMethod(GrowingMethod):
         """u of each part: [(E,) rows, size], or [(E,) 1, size] where one centre serves all rows."""
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        rest = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
-        pulls = [
-            fold(u, log_gamma, self.weight_decay, part.rows)
-            for part, u, log_gamma in zip(self.learner.parts, self.centres(support), self.log_gamma, strict=True)
+        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
+        priors = [
+            to_prior(u, log_gamma, self.weight_decay, group.rows)
+            for group, u, log_gamma in zip(self.learner.groups, self.centres(support), self.log_gamma, strict=True)
         ]
-        rows = (support.features, support.labels, rest)
+        rows = (support.features, support.labels, base_logsumexp)
         start = [self.get_buffer(name) for name in self.starts]
-        return Learned(*self.meta.solve(self.learner, rows, pulls, start, self.training))
+        return Learned(*self.meta.solve(self.learner, rows, priors, start, self.training))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return self.learner.logits(state, query.features)

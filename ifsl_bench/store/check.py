@@ -17,7 +17,7 @@ import numpy as np
 
 from ifsl_bench._version import __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.class_draws import ClassDraws
+from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find, is_plain
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_of
@@ -29,8 +29,8 @@ from ifsl_bench.utils.errors import UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
-    from ifsl_bench.protocols.episodes import Sampler
-    from ifsl_bench.protocols.sequences import SequenceSampler
+    from ifsl_bench.protocols.sampling.episodes import Sampler
+    from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 MOST_LINES, MOST_LETTERS = 50, 500  # that are printed of a file; one line is enough to refuse it
 AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
@@ -208,7 +208,7 @@ def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sa
     """Return the episodes of a side, drawn from the very data that a result was measured on."""
     from ifsl_bench.data.preparing.metadata import ensure_of
     from ifsl_bench.data.session_lists import order_of
-    from ifsl_bench.protocols.episodes import task_stream
+    from ifsl_bench.protocols.sampling.episodes import task_stream
     from ifsl_bench.utils.progress import Reporter
 
     _prepared(result, task, home)

@@ -24,8 +24,8 @@ import numpy as np
 from msgspec import Meta
 
 from ifsl_bench.protocols.calibration import RESAMPLES, Calibrated
-from ifsl_bench.protocols.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocols.metrics import Counts, Estimate
+from ifsl_bench.protocols.sampling.draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.contamination import SEEN
 from ifsl_bench.protocols.tasks.metric_sets import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
 from ifsl_bench.protocols.tasks.task_limits import EPISODES, LARGEST_SEED, MOST_SEEDS
@@ -60,7 +60,7 @@ class CountColumns(Section, frozen=True):
     """Columns of numbers: a list each, or where that would be long, a text of :mod:`ifsl_bench.utils.array_codec`.
 
     ``classes`` may also be a text that gives how they are drawn, see
-    :class:`ifsl_bench.protocols.class_draws.ClassDraws`.
+    :class:`ifsl_bench.protocols.sampling.draws.ClassDraws`.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()  # their names

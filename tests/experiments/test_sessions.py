@@ -30,13 +30,12 @@ from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.session_contract import Learner, check_session_rules, check_sessions, sees_one_sequence
 from ifsl_bench.protocols import session_answers
 from ifsl_bench.protocols.calibration import best_bias
+from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader
-from ifsl_bench.protocols.sequences import Pools, SequenceSampler
-from ifsl_bench.protocols.session_answers import Sessions
-from ifsl_bench.protocols.session_hits import Answers, count
+from ifsl_bench.protocols.session_answers import Answers, Sessions, count
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.protocols.tasks.task_files import find_one
-from ifsl_bench.solvers import solve as minimise
+from ifsl_bench.solvers import minimise
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
 

@@ -16,8 +16,8 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.class_draws import ClassDraws
 from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.protocols.tasks.task_files import find

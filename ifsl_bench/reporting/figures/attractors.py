@@ -14,14 +14,14 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ifsl_bench.experiments.evaluation_context import Ready
+from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import ask
 from ifsl_bench.protocols.episode_loader import Batch
 from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
 from ifsl_bench.reporting.figures.models import novel_names
 from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, styled, text_of
-from ifsl_bench.solvers.attractor_prior import Memory
+from ifsl_bench.solvers.attractor_prior import AttractorMLP
 from ifsl_bench.solvers.episode_problems import LinearLearner
 from ifsl_bench.solvers.outcome import Outcome, Solver
 from ifsl_bench.solvers.solve import solvers_replaced
@@ -85,7 +85,7 @@ class _Watched:
 
 
 @torch.no_grad()
-def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
+def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Weights:
     """The attractors and fast weights of a test episode, and the attractors of its classes in others.
 
     LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.
@@ -140,7 +140,7 @@ def _array(values: Tensor) -> np.ndarray:
 
 def _produced(method: AttractorMethod, part: int) -> Tensor | None:
     """f_phi of each base weight, and U_0, [K, size]; None where no base weight is attended to."""
-    memory = next((module for module in method.children() if isinstance(module, Memory)), None)
+    memory = next((module for module in method.children() if isinstance(module, AttractorMLP)), None)
     if memory is None:
         return None
     offset = getattr(method, "offset", None)
