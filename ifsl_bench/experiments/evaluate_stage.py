@@ -109,7 +109,7 @@ class EvaluationContext:
         sequence would fit again; and, with a warning, where the data have too few validation classes.
         """
         task = self.job.task
-        if not task.kind.has_base or (task.sessions is not None and self.job.method.every_image):
+        if not task.kind.has_base or (task.sessions is not None and self.job.method.uses_all_images):
             return None
         try:
             self.prepared.sampler("val")
@@ -238,7 +238,9 @@ class Evaluate(JobStage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(counts, sampler.class_draws(job.episodes), job.supports_kept, job.method.every_image),
+            episodes=counts_entry(
+                counts, sampler.class_draws(job.episodes), job.supports_kept, job.method.uses_all_images
+            ),
             summary=summary_entry(summarise(counts.per_episode(), counts.quantile)),
             solver=evaluated.described(),
             pretraining=backbone.entry(),
