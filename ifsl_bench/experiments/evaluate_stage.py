@@ -42,8 +42,7 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.loader import Evaluated, Loader
 from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
-from ifsl_bench.store.schema import SCHEMA, Result, summary_entry
-from ifsl_bench.store.selection_records import Calibration
+from ifsl_bench.store.schema import SCHEMA, Calibration, Result, summary_entry
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
@@ -221,7 +220,7 @@ class Evaluate(JobStage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=protocol_of(job.task).store(counts, drawn, job.supports_kept, job.method.every_image),
+            episodes=protocol_of(job.task).store(counts, drawn, job.supports_kept, job.method.uses_all_images),
             summary=summary_entry(counts.summary()),
             solver=evaluated.described(),
             pretraining=backbone.entry(),

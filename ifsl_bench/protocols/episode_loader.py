@@ -149,7 +149,7 @@ class EpisodeLoader(Loader):
         support, query = self._views(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         # A kernel gathers in one pass, and gives the same batches.
-        places = None if compiled.at_hand(self.novel.features) else self._places(drawn.query_novel)
+        places = None if compiled.kernels_loaded(self.novel.features) else self._places(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
@@ -256,7 +256,7 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
     Raises:
         NonFinite: logits that are NaN or +inf.
     """
-    count = _by_kernel if compiled.at_hand(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
+    count = _by_kernel if compiled.kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
     counts, statistics, margins, pairs, bad = count(prediction, batch, base_queries)
     check_numbers(name, int(bad.sum()), len(batch))
     by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))

@@ -138,11 +138,11 @@ class Sessions(Protocol):
         return SequenceLoader(sampler, novel, base or novel, support)
 
     def refusal(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
-        keeps = method.every_image or method.keeps_supports(options)
+        keeps = method.uses_all_images or method.keeps_supports(options)
         if not keeps or task.sessions is None or task.sessions.memory == "supports":
             return None
         kept = (
-            "is trained on every image of all classes" if method.every_image else "keeps the supports of all sessions"
+            "is trained on every image of all classes" if method.uses_all_images else "keeps the supports of all sessions"
         )
         return f'{kept}, and {task.name} is for methods that keep none (memory = "none" in its [sessions])'
 
@@ -156,7 +156,7 @@ class Sessions(Protocol):
 
     def calibrates(self, task: Task, method: type[Method]) -> bool:
         """Return whether a bias is looked for: not for a method that each validation sequence would fit again."""
-        return not method.every_image
+        return not method.uses_all_images
 
     def find_bias(self, margins: Margins) -> Bias:
         return find_bias(margins, sequences=True)
