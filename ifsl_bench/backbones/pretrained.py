@@ -121,7 +121,7 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
 def on_linear(task: Task, head: HeadKind) -> bool:
     """Returns whether a head is fitted on the features of the linear pretraining, as tasks in sessions have it."""
     own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
-    return task.sessions is not None and head == "cosine" and not own
+    return task.cosine_on_linear and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:

@@ -12,6 +12,7 @@ from ifsl_bench.plugin import search_points as settings
 from ifsl_bench.plugin.options import defaults, settled
 from ifsl_bench.plugin.search_points import Point
 from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.utils.text_format import spelled
 
 
@@ -37,7 +38,7 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
         accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
     """
     default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
-    sessions = job.task.sessions is not None
+    sessions = protocol_of(job.task).learns_sessions
     rounds: list[list[Candidate]] = []
     finished: list[list[tuple[Point, float]]] = []
     while points := settings.points(job.method, job.fixed_options, job.trials, default, finished, sessions):

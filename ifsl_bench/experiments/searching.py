@@ -46,7 +46,8 @@ from ifsl_bench.plugin.method import NonFinite
 from ifsl_bench.plugin.search_points import PAIR
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.calibration import Bias
-from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.metrics import HitCounts
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Mute, Reporter
@@ -62,7 +63,7 @@ class Trial(JobStage):
     def told(self, seeds: str) -> str:
         steps = f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
         task = self.job.task
-        validation = f"{len(task.evaluation.halves[0]):,} validation {task.kind.drawn}"
+        validation = f"{len(task.evaluation.halves[0]):,} validation {protocol_of(task).drawn}"
         return f"trial of {self.job.told(seeds)}: {steps}{validation}"
 
     @property
@@ -111,18 +112,17 @@ class Trial(JobStage):
         if tried is None:
             tried = self._tried(work, prepared)
             write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity)
-            work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {job.task.kind.drawn}")
+            drawn = protocol_of(job.task).drawn
+            work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {drawn}")
         return tried
 
-    def on_test(self, work: Workspace, episodes: range, title: str) -> Counts:
+    def on_test(self, work: Workspace, episodes: range, title: str) -> HitCounts:
         """Counts the hits of what was tried on test episodes, calibrated by its own bias."""
         job, bias = self.job, self.compute(work).bias
         method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
         loader = backbone_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
         alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
-        counts = evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
-        assert isinstance(counts, Counts)  # no such question is asked of sequences
-        return counts
+        return evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
 
     def _tried(self, work: Workspace, prepared: PreparedTask) -> Tried:
         job, episodes = self.job, self.job.task.evaluation.halves[0]
@@ -279,14 +279,14 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
     return replace(best, seed=job.seed), {
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
-        **({} if job.task.sessions else {"choice": Choice(**firmness(tried, name))}),
+        **({"choice": Choice(**firmness(tried, name))} if "choices" in protocol_of(job.task).features else {}),
         "rounds": [len(round_) for round_ in rounds],
         "passed_over": [setting for setting, trial in tried.items() if trial.failed],
         "edge": settings.at_edge(job.method, best.options, point, offered),
     }
 
 
-def counted_on_test(job: Job, choice: dict[str, Any], counts: Counts, work: Workspace) -> dict[str, Any]:
+def counted_on_test(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
     """Counts the hits of a choice's rivals on the first test episodes, as docs/statistics.md needs them.
 
     Args:

@@ -35,7 +35,8 @@ from ifsl_bench.data.preparing.metadata import DatasetMetadata, data_of, fingerp
 from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.experiments.rates import Amount
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.protocols.sampling.episodes import task_stream, training_sampler
+from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, Side, Task
 from ifsl_bench.utils.checkpoint import begun
 from ifsl_bench.utils.files import Paths
@@ -140,13 +141,11 @@ class PrepareData(Stage):
             return entry_of(data.starts, pool, self.task.dataset.name)
 
         for side in self.sides if data.starts else ():
-            task_stream(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
+            protocol_of(self.task).sampler(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
         if self.sessions > 1 and data.starts:
             training_sampler(self.task, self.sessions, 0, starts)
-        if self.task.sessions and self.task.sessions.published and (classes := data.classes.get("novel/test")):
-            from ifsl_bench.data.session_lists import order_of
-
-            order_of(self.task.novel_data, classes)
+        if data.classes.get("novel/test"):
+            protocol_of(self.task).class_order(self.task, data.classes.__getitem__)
 
     def threads(self) -> int:
         return cores()
@@ -177,7 +176,7 @@ class CheckEpisodes(Stage):
     side: Side
 
     def told(self, seeds: str) -> str:
-        return f"{self.side} {'episodes' if self.side == 'train' else self.task.kind.drawn} of {self.task.name}"
+        return f"{self.side} {'episodes' if self.side == 'train' else protocol_of(self.task).drawn} of {self.task.name}"
 
     def key(self, home: Paths) -> str:
         return f"{self.task.name}-{self.task.hash[:12]}-{self.side}"

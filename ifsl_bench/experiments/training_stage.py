@@ -24,6 +24,7 @@ from ifsl_bench.experiments.trained_models import Model, folders, holds, load_tr
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method, remade
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Side
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import file_name
@@ -86,7 +87,7 @@ def training_place(job: Job, work: Workspace) -> Place:
 
 def evaluation_amount(job: Job, episodes: int, work: Workspace) -> Amount:
     """The work of evaluating so many episodes, or sequences."""
-    kind = "answering sequences" if job.task.sessions else "answering episodes"
+    kind = f"answering {protocol_of(job.task).drawn}"
     return Amount(kind, _named(job, work.place("evaluation")), episodes, _as_stored(job, kind))
 
 
@@ -140,7 +141,7 @@ class JobStage(Stage):
         """Those, in single precision, and the blocks of episodes of an evaluation."""
         width = math.prod(data.shape) if self.job.task.pretraining.backbone == NO_BACKBONE else WIDE
         pools = 4 * (width + data.base_classes) * sum(data.images(pool) for pool in data.starts)
-        return pools + block_bytes(self.job.method, self.job.task.sessions is not None)
+        return pools + block_bytes(self.job.method, protocol_of(self.job.task).learns_sessions)
 
 
 @dataclass(frozen=True)

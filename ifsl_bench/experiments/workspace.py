@@ -204,8 +204,7 @@ class PreparedTask:
     @cached_property
     def order(self) -> np.ndarray | None:
         """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
-        names = self.dataset.pool("novel/test").classes if "novel/test" in self.dataset.pools else ()
-        return protocol_of(self.task).class_order(self.task, names)
+        return protocol_of(self.task).class_order(self.task, self._classes)
 
     def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> Loader:
         """Return the loader of a side's episodes or sequences.

@@ -51,9 +51,9 @@ class EpisodeCounts(StoredCounts, frozen=True):
     novel_joint: list[int] | str
     novel_alone: list[int] | str
     classes: list[int] | str
-    pairs: list[int] | str = []
-    calibrated_base: list[int] | str = []
-    calibrated_novel: list[int] | str = []
+    pairs: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
+    calibrated_base: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
+    calibrated_novel: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
 
     @property
     def protocol(self) -> Protocol:

@@ -28,6 +28,7 @@ class HitCounts(ABC):
     """
 
     quantile: float = Z95  # in place of 1.96, for 95% intervals over its units
+    supports: int = 1  # support sets of each order
     bytes_per_class: float | None = None  # of the state that a method carries on, for each novel class
 
     @abstractmethod
@@ -83,6 +84,18 @@ class HitCounts(ABC):
     def table(self) -> dict[str, Any]:
         """Return columns with a value for each episode, or for each sequence and session, for data frames."""
         return {"episode": np.arange(len(self)), **self.columns(), "acc": self.value("acc")}
+
+    def of_sequence(self, metric: str) -> np.ndarray:
+        """Return a metric for each episode or sequence, [n], in percent."""
+        return self.value(metric)
+
+    def triangle(self) -> np.ndarray:
+        """Return, in sessions, accuracies after session t on the classes of session g, [n, T + 1, T + 1]."""
+        raise NotImplementedError
+
+    def lazy(self: C) -> C:
+        """Return, in sessions, the counts of the model that never answers with a novel class."""
+        raise NotImplementedError
 
     def after(self, metric: str) -> np.ndarray:
         """Return a metric after each of T + 1 sessions, [n, T + 1], in percent; [n, 0] in episodes."""

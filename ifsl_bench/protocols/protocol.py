@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ifsl_bench.backbones.features import FeaturePool
     from ifsl_bench.plugin.method import Method
     from ifsl_bench.protocols.calibration import Bias, Margins
-    from ifsl_bench.protocols.episode_loader import Loader
+    from ifsl_bench.protocols.loader import Loader
     from ifsl_bench.protocols.metrics import HitCounts
     from ifsl_bench.protocols.sampling.episodes import Sampler
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
@@ -81,7 +81,7 @@ class Protocol(ABC):
     more_metrics: tuple[str, ...] = ()
     fields: tuple[str, ...]
     columns: tuple[MetricColumn, ...]
-    features: ClassVar[frozenset[Feature]] = frozenset()
+    features: frozenset[Feature] = frozenset()
     fewest: ClassVar[int] = 2
     learns_sessions: ClassVar[bool] = False
     one_task_a_table: ClassVar[bool] = False
@@ -147,12 +147,12 @@ class Protocol(ABC):
 
         return task_stream(task, side, seed, starts, device, classes, order)
 
-    def class_order(self, task: Task, classes: Sequence[str]) -> np.ndarray | None:
+    def class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
         """Return the order of the novel classes in a published list, [T N] labels; None where they are drawn.
 
         Args:
             task: of this protocol.
-            classes: of novel/test.
+            classes: of a pool by name.
 
         Raises:
             UserError: the data set has no such list, or lacks a class of it.
@@ -185,7 +185,7 @@ class Protocol(ABC):
         """
         return None
 
-    def check_contract(self, name: str, method: Method, loader: Loader, count: int) -> None:
+    def check_contract(self, name: str, method: Method, loader: Loader, count: int) -> None:  # noqa: B027
         """Check what the protocol asks of a method beyond the contract of single episodes.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -64,9 +64,9 @@ class SequenceCounts(StoredCounts, frozen=True):
     base_as_novel: list[int] | str
     queries: list[int] | str
     classes: list[int] | str
-    calibrated_hits: list[int] | str = []
-    calibrated_novel_as_base: list[int] | str = []
-    calibrated_base_as_novel: list[int] | str = []
+    calibrated_hits: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
+    calibrated_novel_as_base: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
+    calibrated_base_as_novel: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
     every_image: bool = False
 
     @property
@@ -103,7 +103,7 @@ class Sessions(Protocol):
     fields = ("acc", "calibrated_acc", *OF_SESSIONS)
     columns = COLUMNS
     stored = SequenceCounts
-    features: ClassVar[frozenset[Feature]] = frozenset(("sessions", "forgetting", "variance", "lazy"))
+    features: frozenset[Feature] = frozenset(("sessions", "forgetting", "variance", "lazy"))
     fewest: ClassVar[int] = 1  # a published list is one
     learns_sessions: ClassVar[bool] = True
     one_task_a_table: ClassVar[bool] = True  # it fills the width
@@ -123,12 +123,12 @@ class Sessions(Protocol):
         assert task.sessions is not None
         return range(task.sessions.count + 1)
 
-    def class_order(self, task: Task, classes: Sequence[str]) -> np.ndarray | None:
+    def class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
         if not (task.sessions and task.sessions.published):
             return None
         from ifsl_bench.data.session_lists import order_of
 
-        return order_of(task.novel_data, classes)
+        return order_of(task.novel_data, classes("novel/test"))
 
     def loader(
         self, task: Task, sampler: Any, novel: FeaturePool, base: FeaturePool | None, support: FeaturePool | None
@@ -142,7 +142,9 @@ class Sessions(Protocol):
         if not keeps or task.sessions is None or task.sessions.memory == "supports":
             return None
         kept = (
-            "is trained on every image of all classes" if method.uses_all_images else "keeps the supports of all sessions"
+            "is trained on every image of all classes"
+            if method.uses_all_images
+            else "keeps the supports of all sessions"
         )
         return f'{kept}, and {task.name} is for methods that keep none (memory = "none" in its [sessions])'
 

@@ -53,6 +53,11 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __len__(self) -> int:
         """The number of episodes or sequences."""
 
+    @property
+    def images_kept(self) -> str:
+        """The images of all sessions that the method was asked with: "supports", "all images", or ""."""
+        return ""
+
     @abstractmethod
     def counts(self) -> HitCounts:
         """Return the counts as arrays; raises :class:`ValueError` where a column has other than equally many."""

@@ -19,7 +19,7 @@ from ifsl_bench.protocols.session_metrics import AFTER
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.schema import Calibration, Result, SessionResult
+from ifsl_bench.store.schema import Calibration, Result
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import seeds_in_words, spelled
 
@@ -131,7 +131,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
     facts = {
         "method": f"{result.label}, options {spelled(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
-        "sequences" if isinstance(result, SessionResult) else "episodes": f"{len(result.episodes):,}",
+        result.protocol.drawn: f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
@@ -182,15 +182,13 @@ def _percent(value: object) -> str:
 
 
 def _calibration(result: Result, calibration: Calibration) -> str:
-    episodes, in_sessions = result.episodes, isinstance(result, SessionResult)
-    found_on = f"{calibration.validation_episodes:,} validation {'sequences' if in_sessions else 'episodes'}"
+    protocol = result.protocol
+    found_on = f"{calibration.validation_episodes:,} validation {protocol.drawn}"
     text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
-    if calibration.resampled_base:
-        if in_sessions:
-            spread = float(SeedAggregate(result.label, "", (result,)).choices("calibrated_acc").std(ddof=1))
-        else:
-            hits = np.add(calibration.resampled_base, calibration.resampled_novel)
-            spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
+    resampled = protocol.resampled(result.counts(), calibration, None)
+    moved = protocol.moved_by_choices("calibrated_acc", biased=False)
+    if resampled is not None and moved is not None:
+        spread = float(resampled.value(moved).std(ddof=1))
         text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
     return f"{text}; part of the row" if calibration.applied else text
 

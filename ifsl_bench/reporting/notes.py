@@ -20,7 +20,7 @@ from ifsl_bench.analysis.ranking import Difference, Ranking
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
-from ifsl_bench.store.schema import Result, SessionResult
+from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import numbers_in_words, seeds_in_words
 
@@ -43,8 +43,8 @@ def of_calibration(task: Task) -> str:
 
 
 def _what_is_measured(result: Result) -> str:
-    if isinstance(result, SessionResult):
-        orders, sequences = result.counts().orders, len(result.episodes)
+    if "sessions" in result.protocol.features:
+        orders, sequences = result.counts().unit_count, len(result.episodes)
         if orders == 1:
             return "one order of the novel classes, so there are no intervals"
         return f"mean ± 95% interval over {orders:,} orders of the novel classes ({sequences:,} sequences)"
@@ -66,9 +66,9 @@ def notes_of(
     if board.rows:
         first = board.rows[0].results[0]
         notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
-        if isinstance(first, SessionResult):
+        if "sessions" in first.protocol.features:
             notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
-        if isinstance(first, SessionResult) and not single:
+        if "sessions" in first.protocol.features and not single:
             notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ifsl_bench.protocols.session_metrics import AFTER, SessionCounts
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE, COUNTS, METRICS, MORE_COUNTS, SESSIONS
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.protocol import metric_names
 from ifsl_bench.utils.errors import Lacking, one_line
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
 def line(result: Any) -> str:
     """A result in a line: what it is of, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
-    unit = "sequences" if isinstance(result.counts(), SessionCounts) else "episodes"
-    return one_line(f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} {unit}")
+    return one_line(
+        f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} {result.protocol.drawn}"
+    )
 
 
 def facts(result: Any) -> dict[str, Any]:
@@ -74,17 +75,6 @@ def facts(result: Any) -> dict[str, Any]:
     Every result has all of :data:`FACTS`; a metric that it lacks is None.
     """
     return {name: value(result) for name, value in FACTS.items()}
-
-
-def _sequences(result: Any, counts: SessionCounts) -> pandas.DataFrame:
-    """A row for each sequence and session t, with all that is measured after it, in percent; ``of_0`` to ``of_T`` are
-    the accuracy on the classes of each session so far, NaN for later ones."""
-    sequence, session = np.divmod(np.arange(len(counts) * (counts.sessions + 1)), counts.sessions + 1)
-    columns: dict[str, Any] = {"task": result.task, "method": result.label, "seed": result.seed, "sequence": sequence}
-    columns |= {"order": sequence // counts.supports, "session": session}
-    columns |= {name: counts.after(name).reshape(-1) for name in AFTER}
-    columns |= {f"of_{group}": counts.triangle()[:, :, group].reshape(-1) for group in range(counts.sessions + 1)}
-    return pandas_module().DataFrame(columns)
 
 
 def _metric(name: str, part: str) -> Callable[[Any], float | None]:
@@ -99,7 +89,7 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "episodes": lambda result: len(result.episodes),
     **{
         f"{name}{end}": _metric(name, part)
-        for name in (*METRICS, *BALANCE, *SESSIONS.metrics[1:])
+        for name in metric_names()
         for part, end in (("mean", ""), ("interval", "_interval"))
     },
     "training_seconds": lambda result: result.cost.get("training_seconds"),
@@ -114,21 +104,9 @@ FACTS: dict[str, Callable[[Any], Any]] = {
 
 
 def episodes(result: Any) -> pandas.DataFrame:
-    """A row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
-
-    ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
-    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What
-    the result lacks is NaN.
-    """
-    counts = result.counts()
-    if isinstance(counts, SessionCounts):
-        return _sequences(result, counts)
-    count = len(counts)
-    fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
-    queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
-    columns = {name: counts.columns().get(name, np.nan) for name in (*COUNTS, *MORE_COUNTS)}
-    whole = {**fixed, **queries, **columns, "acc": counts.value("acc")}
-    return pandas_module().DataFrame({name: np.broadcast_to(values, count) for name, values in whole.items()})
+    """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
+    fixed = {"task": result.task, "method": result.label, "seed": result.seed}
+    return pandas_module().DataFrame({**fixed, **result.counts().table()})
 
 
 def with_interval(entry: Mapping[str, float]) -> str:

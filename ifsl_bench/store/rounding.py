@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
-from ifsl_bench.store.schema import Result, SessionResult
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
+from ifsl_bench.store.schema import Result
 
 HITS = "hits"  # of sequences of sessions
 SHARE = 0.1  # of the episodes that rounding may give other counts
@@ -42,10 +43,10 @@ class Change:
 
 def changes(stored: Result, rerun: Result) -> dict[str, Change]:
     """Compares all counts that two results on the same episodes have in common."""
-    if isinstance(stored, SessionResult) and isinstance(rerun, SessionResult):
-        then_hits, now_hits = (result.counts().hits.sum(1, dtype=np.int64) for result in (stored, rerun))
+    then, now = _arrays(stored), _arrays(rerun)
+    if HITS in then.columns():
+        then_hits, now_hits = (counts.hits.sum(1, dtype=np.int64) for counts in (then, now))
         return {HITS: _change(HITS, now_hits - then_hits, 100 / _asked(stored), 1)}
-    then, now = stored.counts(), rerun.counts()
     base, novel = then.base_queries, then.novel_queries
     most = {"base": base, "novel": novel, "pairs": 2 * base * novel}
     sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in NAMES if name != HITS}
@@ -58,15 +59,19 @@ def changes(stored: Result, rerun: Result) -> dict[str, Change]:
     return {name: _change(name, gap, 100 / sides[name], len(gaps)) for name, gap in gaps.items()}
 
 
-def _asked(result: SessionResult) -> float:
+def _arrays(result: Result) -> Any:
+    return result.counts()
+
+
+def _asked(result: Result) -> float:
     """The number of queries of a sequence in all sessions together, on average."""
-    return float(result.counts().queries.astype(np.int64).cumsum(1).sum(1).mean())
+    return float(_arrays(result).queries.astype(np.int64).cumsum(1).sum(1).mean())
 
 
 def _percent(result: Result, name: str) -> float:
     """The mean of a count, in per cent of its queries."""
-    if isinstance(result, SessionResult):
-        return 100 * float(result.counts().hits.sum(1, dtype=np.int64).mean()) / _asked(result)
+    if HITS in result.counts().columns():
+        return 100 * float(_arrays(result).hits.sum(1, dtype=np.int64).mean()) / _asked(result)
     return float(result.counts().value(name).mean())
 
 
@@ -144,7 +149,7 @@ def _rounding(moved: dict[str, Change], stored: Result) -> Iterator[str]:
         elif abs(change.points) > change.interval:
             yield f"{NAMES[change.name]} goes to one side"
     if calibrated:  # the bias is chosen from validation hits, and moves where some of them do
-        queries = stored.episodes.base_queries + stored.episodes.novel_queries
+        queries = sum(stored.episodes.shape.values())
         points = 100 * sum(change.hits for change in calibrated) / (queries * len(stored.episodes))
         if abs(points) > CHOICE:
             yield f"calibrated Acc. moves by {points:+.2f} points, more than another choice of the bias does"

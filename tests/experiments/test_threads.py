@@ -26,6 +26,8 @@ from ifsl_bench.experiments.executors import Setting, packed, run_packed
 from ifsl_bench.experiments.graph import graph_of
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
+from ifsl_bench.protocols.episode_loader import EpisodeLoader
+from ifsl_bench.protocols.sequence_loader import SequenceLoader
 from ifsl_bench.solvers import numba_threads as kernel_threads
 from ifsl_bench.utils import threads as processor
 from ifsl_bench.utils.progress import Reporter
@@ -214,7 +216,7 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
 
 @pytest.mark.parametrize(
     ("task", "of_block"),
-    [("clusters.toml:clusters-5shot", evaluation.CPU_BYTES), ("tiny-features-sessions", evaluation.SEQUENCE_BYTES)],
+    [("clusters.toml:clusters-5shot", EpisodeLoader.cpu_bytes), ("tiny-features-sessions", SequenceLoader.cpu_bytes)],
 )
 def test_a_stage_asks_for_the_memory_of_all_blocks_that_it_computes_at_once(here, task, of_block):
     (here / "draws.py").write_text(DRAWS.format(False))

@@ -16,8 +16,9 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.views import chosen_classes, some_base_classes
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.workspace import PreparedTask
+from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
+from ifsl_bench.protocols.episode_protocol import REGULAR
 from ifsl_bench.protocols.tasks.contamination import MARKS
-from ifsl_bench.protocols.tasks.metric_sets import JOINT, REGULAR
 from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
 from ifsl_bench.protocols.tasks.variants import Change, changed
 from ifsl_bench.reporting.task_sheet import task_facts
@@ -110,7 +111,7 @@ def test_the_variant_in_the_docs_is_read():
     blocks = re.findall(r"```toml\n(.*?)```", pages, re.S)
     (own,) = (block for block in blocks if "[tasks.mine-5shot]" in block)
     (more,) = (block for block in blocks if "[variants." in block)
-    assert [(t.name, not t.kind.has_base) for t in parse(own + more, "mine.toml")] == [
+    assert [(t.name, not t.has_base) for t in parse(own + more, "mine.toml")] == [
         ("mine-5shot", False), ("mine-regular-5shot", True),
     ]  # fmt: skip
 

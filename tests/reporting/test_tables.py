@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS, SESSIONS
+from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
+from ifsl_bench.protocols.session_protocol import SESSIONS
 from ifsl_bench.reporting.columns import HEADINGS, plus_minus
 from ifsl_bench.reporting.render import FORMATS, PROGRAMS, render
 from ifsl_bench.reporting.table import Column, Table, plain_table

@@ -14,8 +14,7 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from ifsl_bench.protocols.metrics import summarise
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import facts_of
 from ifsl_bench.reporting.render import FORMATS, READERS, escaped, prose, render

@@ -14,8 +14,9 @@ from scipy import stats
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.analysis.aggregate import SeedAggregate, rows_of
 from ifsl_bench.analysis.comparison import compare, over_classes
-from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.protocols.tasks.metric_sets import JOINT, METRICS
+from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
+from ifsl_bench.protocols.metrics import METRICS, Counts
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.reporting.columns import HEADINGS
 from ifsl_bench.reporting.leaderboard import task_table
@@ -262,6 +263,6 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert "+changes" not in result.provenance["commit"], where
         assert result.provenance["commit"], where
     have = {(r.task, r.label, r.seed) for r in results}
-    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and task.kind is JOINT]
+    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and protocol_of(task) is JOINT]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have

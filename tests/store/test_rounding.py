@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS
+from ifsl_bench.protocols.metrics import COUNTS
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.rounding import changes, unexplained
 from ifsl_bench.store.schema import Choice, read

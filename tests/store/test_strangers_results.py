@@ -11,7 +11,7 @@ import pytest
 
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS
+from ifsl_bench.protocols.metrics import COUNTS
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.protocols.tasks.task_files import parse as parse_tasks
 from ifsl_bench.reporting import claims

@@ -112,7 +112,7 @@ def task_listing(home: Paths) -> list[dict[str, str]]:
             "what": task.title,
             "protocol": task.protocol,
             "shots": str(task.shots),
-            "episodes": f"{task.evaluation.episodes:,}{' sequences' if task.sessions else ''}",
+            "episodes": task.test_size,
             "backbone": task.pretraining.backbone,
             "data": f"{task.dataset.name}: {state(task.dataset.name)}",
         }

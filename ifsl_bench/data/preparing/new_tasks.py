@@ -39,7 +39,7 @@ def write_new(home: Paths, name: str, data: str, path: Path, reporter: Reporter)
     dataset = open_or_make(home, data, reporter)
     tasks_there = {**packaged(), **own(home)}
     content: dict[str, Any] = suggested(dataset)
-    like = next((task for task in tasks_there.values() if task.dataset.name == data and task.kind.has_base), None)
+    like = next((task for task in tasks_there.values() if task.dataset.name == data and task.has_base), None)
     if like is not None:
         tables = msgspec.to_builtins(like)
         content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}

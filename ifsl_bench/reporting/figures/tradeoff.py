@@ -79,8 +79,8 @@ def _view(axes: Axes, points: np.ndarray) -> None:
 
 def _equal_accuracy(axes: Axes, row: SeedAggregate) -> None:
     """Lines of equal Acc., which weighs base and novel accuracy by their queries."""
-    counts = row.results[0].episodes
-    base, novel = counts.base_queries, counts.novel_queries
+    shape = row.results[0].episodes.shape
+    base, novel = shape["base_queries"], shape["novel_queries"]
     share = base / (base + novel)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     least, most = share * left + (1 - share) * bottom, share * right + (1 - share) * top
