@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.protocols.calibration import RESAMPLES, Bias, Margins, find_bias
+from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS, Counts, harmonic
 from ifsl_bench.protocols.protocol import Feature, MetricColumn, Protocol, odd_classes
 from ifsl_bench.protocols.stored_counts import Hits, StoredCounts
@@ -99,9 +99,6 @@ class Episodes(Protocol):
 
         return EpisodeLoader(sampler, novel, base if task.has_base else None)
 
-    def find_bias(self, margins: Margins) -> Bias:
-        return find_bias(margins)
-
     def shape_of(self, task: Task, count: int) -> tuple[dict[str, int], int]:
         spec = task.episode
         shape = {"base_queries": spec.base_queries, "novel_queries": spec.ways * spec.novel_queries}
@@ -132,7 +129,7 @@ class Episodes(Protocol):
         for name, values in counts.columns().items():
             sums[name] = np.asarray(resampled.get(name) or [values.sum(dtype=np.int64)], dtype=np.float64)
             if choice and name in choice.hits:
-                sums[name] = sums[name] + n * _gains(choice, name)[choice.winners]
+                sums[name] = sums[name] + n * gains(choice, name)[choice.winners]
         if calibration and calibration.applied:
             sums |= {"base_joint": sums["calibrated_base"], "novel_joint": sums["calibrated_novel"]}
         if "pairs" in sums:
@@ -151,14 +148,19 @@ class Episodes(Protocol):
 EPISODES, REGULAR = Episodes(with_base=True), Episodes(with_base=False)
 
 
-def _gains(choice: Any, count: str) -> np.ndarray:
-    """Hits that each setting has more than the chosen one, a mean over episodes: on the test where it was tried."""
+def gains(choice: Any, count: str) -> np.ndarray:
+    """Return hits that each setting has more than the chosen one, a mean over episodes: of the test, if tried there.
+
+    Args:
+        choice: the record of a result.
+        count: name of a count.
+    """
     hits = np.array(choice.hits[count])
-    gains = (hits - hits[choice.chosen]) / choice.validation_episodes
+    differences = (hits - hits[choice.chosen]) / choice.validation_episodes
     if choice.rivals and count in choice.test_hits:
         chosen, *tested = choice.test_hits[count]
-        gains[choice.rivals] = (np.array(tested) - chosen) / choice.test_episodes
-    return gains
+        differences[choice.rivals] = (np.array(tested) - chosen) / choice.test_episodes
+    return differences
 
 
 def _odd_counts(counts: Counts) -> Iterator[str]:

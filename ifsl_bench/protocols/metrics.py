@@ -48,6 +48,10 @@ class HitCounts(ABC):
     def columns(self) -> dict[str, np.ndarray]:
         """Return the arrays of counts by name, [n, ...], without those that are missing."""
 
+    def column(self, name: str) -> np.ndarray:
+        """Return a count, int64 [n, ...]: arrays of :meth:`compact` counts are of few bytes, and would overflow."""
+        return np.asarray(getattr(self, name), dtype=np.int64)
+
     @property
     def unit_count(self) -> int:
         """How many units intervals are over: episodes, or orders of sequences."""
@@ -154,9 +158,9 @@ class Counts(HitCounts):
         """The metric as a share of the queries, [n]."""
         base, novel = self.base_queries, self.novel_queries
         if metric == "acc":
-            return (self._hits("base_joint") + self._hits("novel_joint")) / (base + novel)
+            return (self.column("base_joint") + self.column("novel_joint")) / (base + novel)
         if metric in COUNTS:
-            return self._hits(metric) / (base if metric.startswith("base") else novel)
+            return self.column(metric) / (base if metric.startswith("base") else novel)
         if metric == "delta_a":
             return self._share("base_joint") - self._share("base_alone")
         if metric == "delta_b":
@@ -166,17 +170,14 @@ class Counts(HitCounts):
         if metric == "harmonic":
             return harmonic(self._share("base_joint"), self._share("novel_joint"))
         if metric == "ausuc":
-            return self._hits("pairs") / (2 * base * novel)
-        hits = self._hits("calibrated_base"), self._hits("calibrated_novel")
+            return self.column("pairs") / (2 * base * novel)
+        hits = self.column("calibrated_base"), self.column("calibrated_novel")
         if metric == "calibrated_acc":
             return (hits[0] + hits[1]) / (base + novel)
         if metric == "calibrated_delta":
-            lost = (hits[0] - self._hits("base_alone")) / base, (hits[1] - self._hits("novel_alone")) / novel
+            lost = (hits[0] - self.column("base_alone")) / base, (hits[1] - self.column("novel_alone")) / novel
             return (lost[0] + lost[1]) / 2
         raise KeyError(metric)
-
-    def _hits(self, name: str) -> np.ndarray:
-        return np.asarray(getattr(self, name), dtype=np.int64)
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the counts by name, [n], for all that there are."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from ifsl_bench.protocols.calibration import Bias, Margins, find_bias
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.utils.errors import UserError, unknown
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from ifsl_bench.backbones.features import FeaturePool
     from ifsl_bench.plugin.method import Method
-    from ifsl_bench.protocols.calibration import Bias, Margins
     from ifsl_bench.protocols.loader import Loader
     from ifsl_bench.protocols.metrics import HitCounts
     from ifsl_bench.protocols.sampling.episodes import Sampler
@@ -207,9 +207,9 @@ class Protocol(ABC):
         """
         return task.has_base
 
-    @abstractmethod
     def find_bias(self, margins: Margins) -> Bias:
         """Return the best bias on the novel logits, from the margins of validation episodes."""
+        return find_bias(margins)
 
     # -- count, store and summarise
 
@@ -236,7 +236,6 @@ class Protocol(ABC):
             Field of the stored counts -> its value; and how many novel classes they list.
         """
 
-    @abstractmethod
     def contradictions(self, counts: Any, result: Any) -> Iterator[str]:
         """Yield why no method has these counts, calibration and choice; the first reason counts.
 
@@ -244,8 +243,8 @@ class Protocol(ABC):
             counts: of the result, as arrays.
             result: its record, see :class:`ifsl_bench.store.schema.Result`.
         """
+        yield from odd_classes(result.episodes.column("classes"), counts.unit_count)
 
-    @abstractmethod
     def resampled(self, counts: Any, calibration: Any, choice: Any) -> HitCounts | None:
         """Return the counts over all test episodes that each resample of the validation episodes would have led to.
 
@@ -257,6 +256,7 @@ class Protocol(ABC):
             calibration: its record in the result, or None.
             choice: the record of the choice of options, or None.
         """
+        return None
 
     def moved_by_choices(self, metric: str, biased: bool) -> str | None:
         """Return the metric of :meth:`resampled` counts that a metric of a row follows.

@@ -12,7 +12,6 @@ import numpy as np
 from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate, solve_notes
 from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
 from ifsl_bench.analysis.ranking import Difference
-from ifsl_bench.analysis.selection import OF_BIAS
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.session_metrics import AFTER
@@ -42,8 +41,9 @@ def _notes(row: SeedAggregate) -> list[str]:
     if row.single:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
-    if row.units == "orders" and any(map(row.has_bias, row.results)):
-        alone = [HEADINGS[name].text for name in AFTER if name not in OF_BIAS]
+    if "sessions" in row.protocol.features and any(map(row.has_bias, row.results)):
+        held = [name for name in AFTER if row.protocol.moved_by_choices(name, biased=True) is None]
+        alone = [HEADINGS[name].text for name in held]
         those = "Intervals" if row.holds_bias else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
         notes.append(f"{those} hold the bias on novel logits fixed, too.")
     return notes
