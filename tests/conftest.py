@@ -202,12 +202,12 @@ def features_folder(tmp_path: Path) -> Path:
 def clusters_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the data set ``clusters`` prepared; copied by :func:`clusters`."""
     from ifsl_bench.data.preparing.prepare import prepare
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
     root = tmp_path_factory.mktemp("clusters")
     _write_features(root / "features")
-    prepare(Home.locate(root / "home"), "clusters", root / "features", False, Reporter())
+    prepare(Paths.locate(root / "home"), "clusters", root / "features", False, Reporter())
     (root / "clusters.toml").write_text(FEATURE_TASKS)
     return root
 
@@ -318,11 +318,11 @@ def made_once(
 def glyphs_source(made_once: Callable[..., Path]) -> Path:
     """A home with the real glyphs, rendered once for all tests."""
     from ifsl_bench.data.preparing.prepare import prepare
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
     def fill(root: Path) -> None:
-        prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
+        prepare(Paths.locate(root / "home"), "glyphs", None, False, Reporter())
         (root / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
 
     return made_once("glyphs", fill)
@@ -396,9 +396,9 @@ shots = 1
 def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder, the current one, with small colour images in its home and a task on them."""
     from ifsl_bench.data.writer import build
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
 
-    home, random = Home.locate(tmp_path / "home"), np.random.default_rng(0)
+    home, random = Paths.locate(tmp_path / "home"), np.random.default_rng(0)
 
     def fill(writer: Writer) -> None:
         for name, (classes, each) in HUE_POOLS.items():

@@ -32,7 +32,7 @@ PARTIAL = "the data set was made from less than its source should hold, and is m
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class SeedAggregate:
     """One method on one task, over its seeds; equal to itself alone."""
 
     label: str
@@ -248,7 +248,7 @@ class Row:
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
 
 
-class LazyRow(Row):
+class LazyRow(SeedAggregate):
     """The model with the A_0 of a row in sessions which never answers with a novel class."""
 
     @property
@@ -271,7 +271,7 @@ class LazyRow(Row):
         return (None,) * len(self.results)
 
 
-class BiasedRow(Row):
+class BiasedRow(SeedAggregate):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
 
     def has_bias(self, result: Result) -> bool:
@@ -283,20 +283,20 @@ class BiasedRow(Row):
         return tuple(r.counts().calibrated().compact() for r in self.results if isinstance(r, SessionResult))
 
 
-def names_of(rows: Sequence[Row]) -> list[str]:
+def names_of(rows: Sequence[SeedAggregate]) -> list[str]:
     """Names of rows: their labels, with the origin where two share one."""
     often = Counter(row.label for row in rows)
     return [row.label if often[row.label] == 1 else row.full_name for row in rows]
 
 
-def lazy_of(row: Row) -> LazyRow:
+def lazy_of(row: SeedAggregate) -> LazyRow:
     """The lazy row of a row in sessions."""
     return LazyRow(LAZY, COMPUTED, row.results)
 
 
-def lazy_rows(rows: Iterable[Row]) -> list[tuple[LazyRow, list[Row]]]:
+def lazy_rows(rows: Iterable[SeedAggregate]) -> list[tuple[LazyRow, list[SeedAggregate]]]:
     """A lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[SeedAggregate]] = {}
     for row in rows:
         if isinstance(row.results[0], SessionResult):
             groups.setdefault(f"{row.after()[0].mean:.2f}", []).append(row)
@@ -308,7 +308,7 @@ def variance(choices: np.ndarray) -> float:
     return float(choices.var(ddof=1))
 
 
-def held_fixed(rows: Sequence[Row], *more: str) -> str:
+def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
     """Names what every interval of rows in sessions holds fixed: ``more``, classes, choices on validation sequences.
 
     A bias is one of these where a result does not have what resamples of these would have chosen.
@@ -322,7 +322,7 @@ def held_fixed(rows: Sequence[Row], *more: str) -> str:
     return f"{', '.join(held[:-1])} and {held[-1]}" if len(held) > 1 else held[0]
 
 
-def holding_choices(rows: Sequence[Row]) -> list[str]:
+def holding_choices(rows: Sequence[SeedAggregate]) -> list[str]:
     """A remark on rows that do not record it, so that their intervals are without the uncertainty of choices."""
     if not (names := [row.label for row in rows if row.holds_choices]):
         return []
@@ -333,12 +333,12 @@ def holding_choices(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def having(rows: Iterable[Row], metric: str) -> list[Row]:
+def having(rows: Iterable[SeedAggregate], metric: str) -> list[SeedAggregate]:
     """The rows that have a metric."""
     return [row for row in rows if metric in row.metrics]
 
 
-def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str]]:
+def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate], list[str]]:
     """Groups results of one task by label, with remarks on what does not fit.
 
     The seeds of a row must come from the same method, options, task, data and episodes as its newest result; those that
@@ -358,7 +358,7 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str
                 )
             else:
                 members.append(result)
-        rows.append(Row(label, origin, tuple(members)))
+        rows.append(SeedAggregate(label, origin, tuple(members)))
     return rows, remarks
 
 

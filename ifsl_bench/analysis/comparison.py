@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, PARTIAL, Row, having, held_fixed, holding_choices, mismatch, variance
+from ifsl_bench.analysis.aggregate import (
+    FILE,
+    PARTIAL,
+    SeedAggregate,
+    having,
+    held_fixed,
+    holding_choices,
+    mismatch,
+    variance,
+)
 from ifsl_bench.analysis.rank_intervals import LEVEL, Difference
 from ifsl_bench.analysis.ranking import Ranking, setting_of
 from ifsl_bench.protocols.calibration import RESAMPLES
@@ -58,7 +67,7 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
+def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] = ()) -> Comparison:
     """Paired comparison over episodes, and over the seeds that both rows have.
 
     Args:
@@ -102,7 +111,9 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     )
 
 
-def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classes: str) -> Iterator[str]:
+def _notes(
+    a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], among: Sequence[SeedAggregate], classes: str
+) -> Iterator[str]:
     first, second = _called(a), _called(b)
     if a.partial or b.partial:
         yield PARTIAL
@@ -136,18 +147,18 @@ def _notes(a: Row, b: Row, common: tuple[int, ...], among: Sequence[Row], classe
             yield f"there is also {_called(row)!r}, with {seeds_in_words(row.seeds)}"
 
 
-def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
+def overall(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate], metric: str) -> Difference:
     """A - B over episodes and the seeds that both have, the variance over seeds moderated by the rows ``among``."""
     common = [seed for seed in a.seeds if seed in b.seeds]
     return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
 
 
-def _called(row: Row) -> str:
+def _called(row: SeedAggregate) -> str:
     """The full name of a row; of a file the label alone, which names it."""
     return row.label if row.origin == FILE else row.full_name
 
 
-def _chosen(row: Row) -> str:
+def _chosen(row: SeedAggregate) -> str:
     """Says from how many settings a row was chosen."""
     if row.trials == 1:
         return f"nothing for {_called(row)}"

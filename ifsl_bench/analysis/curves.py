@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.store.schema import Result
 
 
-def bias_curve(row: Row) -> np.ndarray | None:
+def bias_curve(row: SeedAggregate) -> np.ndarray | None:
     """Base and novel accuracy of a row against a bias, the mean over its seeds: [m, 3], bias and two percentages.
 
     The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
@@ -25,7 +25,7 @@ def bias_curve(row: Row) -> np.ndarray | None:
     return np.stack([at, *means], 1)
 
 
-def calibrated_point(row: Row) -> tuple[float, float] | None:
+def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
     """Base and novel accuracy in percent, each seed with its own bias from validation, the mean over seeds.
 
     None where there are no validation episodes, and so no bias.

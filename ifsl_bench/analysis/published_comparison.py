@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
-from ifsl_bench.analysis.aggregate import STORED, Row
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.aggregate import STORED, SeedAggregate
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.columns import plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import PublishedRow, published
@@ -16,11 +16,11 @@ WITHIN, OUTSIDE = "within", "outside"
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class PublishedPair:
     """A measured row and the printed one of the same label."""
 
-    board: Board
-    row: Row
+    board: TaskResults
+    row: SeedAggregate
     paper: PublishedRow
     apart: str = ""  # why the two are not of the same task, episodes' rules and data; "" where they are
 
@@ -37,7 +37,7 @@ class Pair:
         return WITHIN if abs(self.difference) <= self.paper.band else OUTSIDE
 
 
-def pairs_of(board: Board) -> list[Pair]:
+def pairs_of(board: TaskResults) -> list[PublishedPair]:
     """The measured rows of a task that a paper has too, in the paper's order.
 
     A variant's are held against the rows of the task that it departs from, and rows with other options against those
@@ -56,16 +56,16 @@ def pairs_of(board: Board) -> list[Pair]:
         reasons = [f"a variant of {variant}"] if variant else []
         reasons += [] if row.label == paper.label else ["with other options or episodes"]
         reasons += [board.apart(row) or "not on all episodes of the task"] if row not in board.compared else []
-        pairs.append(Pair(board, row, paper, "; ".join(reasons)))
+        pairs.append(PublishedPair(board, row, paper, "; ".join(reasons)))
     return pairs
 
 
-def beside_tables(boards: Iterable[Board]) -> list[Table[Pair]]:
+def beside_tables(boards: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
     """A table for each task of which something was measured that a paper prints too."""
     return [_table(board, pairs) for board in boards if (pairs := pairs_of(board))]
 
 
-def _table(board: Board, pairs: list[Pair]) -> Table[Pair]:
+def _table(board: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPair]:
     judged = [pair for pair in pairs if pair.verdict]
     notes = []
     if judged:
@@ -86,7 +86,7 @@ def _table(board: Board, pairs: list[Pair]) -> Table[Pair]:
                  mine=lambda pair: pair.row.origin != STORED)  # fmt: skip
 
 
-def _order(board: Board, pairs: list[Pair]) -> list[str]:
+def _order(board: TaskResults, pairs: list[PublishedPair]) -> list[str]:
     """A note on how many pairs of the ranked rows are in the printed order; none where no two rows are ranked."""
     ranked = sorted(pairs, key=lambda pair: -pair.paper.values["acc"])
     ranked = [pair for pair in ranked if pair.row in board.ranking.family]
@@ -102,18 +102,18 @@ def _order(board: Board, pairs: list[Pair]) -> list[str]:
     ]
 
 
-def _delta(pair: Pair) -> str:
+def _delta(pair: PublishedPair) -> str:
     printed = pair.paper.values.get("delta")
     measured = plus_minus(pair.row.summary()["delta"])
     return measured if printed is None else f"{measured} ({printed:.2f})"
 
 
-def _printed(pair: Pair) -> str:
+def _printed(pair: PublishedPair) -> str:
     value, plus = pair.paper.values["acc"], pair.paper.values.get("plus_minus_as_printed")
     return f"{value:.2f}" + (f" ({plus:.2f})" if plus is not None else "")
 
 
-def _fields(pair: Pair) -> dict[str, float | str | int | None]:
+def _fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
     values, printed = pair.row.summary(), pair.paper.values
     return {
         "acc": rounded(values["acc"].mean),
@@ -132,7 +132,7 @@ def _fields(pair: Pair) -> dict[str, float | str | int | None]:
     }
 
 
-COLUMNS: tuple[Column[Pair], ...] = (
+COLUMNS: tuple[Column[PublishedPair], ...] = (
     Column(fields=lambda pair: {"task": pair.board.name}),
     Column("method", lambda pair: pair.row.label, lambda pair: {"method": pair.row.label}, fold=16),
     Column("Acc.", lambda pair: plus_minus(pair.row.summary()["acc"])),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, Row, lazy_of
-from ifsl_bench.analysis.task_results import Board, load_board, nothing_stored, telling
+from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, SeedAggregate, lazy_of
+from ifsl_bench.analysis.task_results import TaskResults, load_board, nothing_stored, telling
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.plugin.registry import names_file
 from ifsl_bench.protocols.tasks.task_files import find, find_one, own, packaged
@@ -17,10 +17,10 @@ from ifsl_bench.reporting.plot_styles import method_of
 from ifsl_bench.store.result_folder import LEFT_OUT
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError, unknown
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 
-def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
+def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> list[TaskResults]:
     """The boards of the named tasks, or of all that have any row; with the rows of these labels alone, if any.
 
     Raises:
@@ -39,7 +39,7 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> lis
     return telling([board for board in boards if not board.empty], boards)
 
 
-def only(boards: Sequence[Board], labels: Sequence[str], where: str, see: str) -> list[Board]:
+def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: str) -> list[TaskResults]:
     """The boards with the rows of these labels alone.
 
     Raises:
@@ -52,7 +52,7 @@ def only(boards: Sequence[Board], labels: Sequence[str], where: str, see: str) -
     return [board.only(labels) for board in boards]
 
 
-def in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:
+def in_setting(boards: Sequence[TaskResults], setting: str | None) -> list[TaskResults]:
     """The boards with the rows of a setting, by default of methods as published.
 
     Raises:
@@ -64,7 +64,7 @@ def in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:
     return [board.in_setting(setting or PAPER) for board in boards]
 
 
-def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
+def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> list[TaskResults]:
     """The boards of the named tasks, see :func:`boards_of`, or of all on which something is measured.
 
     Raises:
@@ -78,12 +78,12 @@ def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) 
     return boards
 
 
-def board_of(task: str, folders: Home) -> Board:
+def board_of(task: str, folders: Paths) -> TaskResults:
     """The board of the one task of that name; raises :class:`UserError` where there is none, or a file with several."""
     return load_board(find_one(task, folders), folders.results)
 
 
-def row_of(board: Board, label: str) -> Row:
+def row_of(board: TaskResults, label: str) -> SeedAggregate:
     """The measured row of that label; raises :class:`UserError` where there is none."""
     row = board.row(label)
     if row is not None:
@@ -100,7 +100,7 @@ def row_of(board: Board, label: str) -> Row:
     raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 
 
-def rival_of(board: Board, label: str, other: str) -> Row:
+def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:
     """The row of that label to compare the row ``other`` with; in sessions also ``lazy``, the lazy model of ``other``,
     and ``lazy (ROW)``, that of any row.
 
@@ -111,7 +111,9 @@ def rival_of(board: Board, label: str, other: str) -> Row:
     return replace(lazy_of(row_of(board, lazy[1] or other)), label=label) if lazy else row_of(board, label)
 
 
-def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, tuple[Row, ...]]:
+def pair_of(
+    a: str, b: str, task: str | None, folders: Paths
+) -> tuple[SeedAggregate, SeedAggregate, tuple[SeedAggregate, ...]]:
     """Two rows to compare, by label and task or by file, and all rows that they are comparable with.
 
     Raises:
@@ -128,5 +130,5 @@ def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, 
     results = [read(Path(name)) for name in (a, b)]
     names = [f"{result.label}.seed-{result.seed}" for result in results]
     names = [a, b] if names[0] == names[1] else names
-    first, second = (Row(name, FILE, (result,)) for name, result in zip(names, results, strict=True))
+    first, second = (SeedAggregate(name, FILE, (result,)) for name, result in zip(names, results, strict=True))
     return first, second, ()

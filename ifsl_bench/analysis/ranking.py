@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, Row, variance
+from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, variance
 from ifsl_bench.analysis.rank_intervals import (
     Difference,
     Prior,
@@ -28,7 +28,7 @@ SEEDS = 3  # what a rank needs
 class Ranked:
     """A row in its place."""
 
-    row: Row
+    row: SeedAggregate
     ranks: RankInterval | None  # those that it can have; None for a provisional row
     among: int  # how many rows it is ranked among, itself included; 0 for a provisional row
     reason: str  # why it is provisional; "" where it is ranked
@@ -58,7 +58,7 @@ class Ranking:
     seen the novel classes elsewhere, or may have.
 
     Args:
-        rows: comparable rows, all that there are; see :attr:`ifsl_bench.analysis.task_results.Board.compared`.
+        rows: comparable rows, all that there are; see :attr:`ifsl_bench.analysis.task_results.TaskResults.compared`.
         metric: where more is better, as it is for every metric here (Delta is negative where joint prediction hurts).
         setting: "paper", or "tuned-12" for the best of so many trials; rows that are the same in all are in each.
 
@@ -67,7 +67,7 @@ class Ranking:
         seeds: what they are compared on.
     """
 
-    def __init__(self, rows: Sequence[Row], metric: str = "acc", setting: str = PAPER) -> None:
+    def __init__(self, rows: Sequence[SeedAggregate], metric: str = "acc", setting: str = PAPER) -> None:
         self.kind = min(map(_kind, rows), default=(False, False))
         apart = [row for row in rows if _kind(row) != self.kind]
         self.apart = Ranking(apart, metric, setting) if apart else None
@@ -78,7 +78,7 @@ class Ranking:
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _usual(able) or _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
-        self._priors: dict[tuple[Row, ...], Prior] = {}
+        self._priors: dict[tuple[SeedAggregate, ...], Prior] = {}
 
     @cached_property
     def places(self) -> list[Ranked]:
@@ -86,7 +86,7 @@ class Ranking:
         places = sorted(map(self._place, self.rows), key=lambda place: -place.level)
         return places + (self.apart.places if self.apart else [])
 
-    def difference(self, a: Row, b: Row, seeds: Sequence[int] | None = None) -> Difference:
+    def difference(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int] | None = None) -> Difference:
         """Row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
 
         Args:
@@ -98,19 +98,19 @@ class Ranking:
         choices = variance(a.choices(self.metric, over or None) - b.choices(self.metric, over or None))
         return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed), choices)
 
-    def level(self, row: Row) -> float:
+    def level(self, row: SeedAggregate) -> float:
         """The best row's mean plus the difference to it: what rows are placed by."""
         ranking = self.of(row)
         best = float(ranking.best.by_seed(self.metric).mean())
         mine, theirs = ranking.means(row, ranking.best)
         return best if row is ranking.best else best + mine - theirs
 
-    def means(self, a: Row, b: Row) -> tuple[float, float]:
+    def means(self, a: SeedAggregate, b: SeedAggregate) -> tuple[float, float]:
         """The means of two rows on the seeds that they are compared on; each on its own, where none are common."""
         x, y = self._pair(a, b, self.common(a, b))
         return float(x.mean()), float(y.mean())
 
-    def _pair(self, a: Row, b: Row, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _pair(self, a: SeedAggregate, b: SeedAggregate, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The metric of both by seed and episode, [seeds, n]; of the mean of each over its own seeds without any."""
         x, y = (row.by_seed(self.metric, over) for row in (a, b))
         if len(x) and len(y):
@@ -118,18 +118,18 @@ class Ranking:
         x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
         return x, y
 
-    def of(self, *rows: Row) -> Ranking:
+    def of(self, *rows: SeedAggregate) -> Ranking:
         """The ranking that these rows are in: this one, or the one apart where all of them are there."""
         here = any(row in self.rows for row in rows)
         return self if here or self.apart is None else self.apart.of(*rows)
 
-    def common(self, a: Row, b: Row) -> tuple[int, ...]:
+    def common(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
         """The seeds that two rows are compared on: if both are ranked those of the ranks, else all they share."""
         both = tuple(seed for seed in a.seeds if seed in b.seeds)
         ranked = not self._reason(a) and not self._reason(b)
         return tuple(seed for seed in both if seed in self.seeds) if ranked else both
 
-    def better(self, guest: Row | None = None) -> set[tuple[Row, Row]]:
+    def better(self, guest: SeedAggregate | None = None) -> set[tuple[SeedAggregate, SeedAggregate]]:
         """The differences that ranks rest on: pairs (a, b) of which a is significantly better.
 
         Args:
@@ -143,17 +143,17 @@ class Ranking:
         return {(rows[i], rows[j]) for i, j in np.argwhere(better)}
 
     @cached_property
-    def best(self) -> Row:
+    def best(self) -> SeedAggregate:
         """The row of the family with the highest mean over its seeds; of all rows where none is ranked."""
         seeds = self.seeds if self.family else None
         return max(self.family or self.rows, key=lambda row: row.by_seed(self.metric, seeds).mean())
 
     @cached_property
-    def _ranks(self) -> dict[Row, RankInterval]:
+    def _ranks(self) -> dict[SeedAggregate, RankInterval]:
         """The ranks of the family."""
         return dict(zip(self.family, self._intervals(self.family, self.seeds), strict=True))
 
-    def _place(self, row: Row) -> Ranked:
+    def _place(self, row: SeedAggregate) -> Ranked:
         ranks, among = None, 0
         if row in self._ranks:
             ranks, among = self._ranks[row], len(self.family)
@@ -166,15 +166,15 @@ class Ranking:
         gap = self.difference(row, self.best)
         return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level)
 
-    def _is_guest(self, row: Row) -> bool:
+    def _is_guest(self, row: SeedAggregate) -> bool:
         """True if a row is ranked with the family without being of it."""
         able = _kind(row) == self.kind and not self._reason(row)
         return able and bool(self.family) and row not in self.family
 
-    def _is_apt(self, row: Row) -> bool:
+    def _is_apt(self, row: SeedAggregate) -> bool:
         return row.setting in (self.setting, EVERY)
 
-    def _reason(self, row: Row) -> str:
+    def _reason(self, row: SeedAggregate) -> str:
         """The reason why a row is provisional; "" where it is ranked."""
         if not self._is_apt(row):
             return f"ranked separately, with --setting {row.setting}"
@@ -192,7 +192,7 @@ class Ranking:
             return f"it lacks seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
         return ""
 
-    def _prior(self, *rows: Row) -> Prior:
+    def _prior(self, *rows: SeedAggregate) -> Prior:
         """The prior of the variance over seeds, from the family and those of these rows that are ranked with it."""
         together = (*self.family, *(row for row in rows if self._is_guest(row)))
         if not together:
@@ -203,22 +203,22 @@ class Ranking:
             self._priors[together] = fit_prior(means, _fixed(together))
         return self._priors[together]
 
-    def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
+    def _intervals(self, rows: Sequence[SeedAggregate], seeds: Sequence[int]) -> list[RankInterval]:
         return rank_intervals(*self._measured(rows, seeds)) if rows else []
 
-    def _measured(self, rows: Sequence[Row], seeds: Sequence[int]) -> tuple[_BySeed, np.ndarray, np.ndarray]:
+    def _measured(self, rows: Sequence[SeedAggregate], seeds: Sequence[int]) -> tuple[_BySeed, np.ndarray, np.ndarray]:
         """The rows as :mod:`ifsl_bench.analysis.rank_intervals` has them."""
         choices = np.stack([row.choices(self.metric, seeds) for row in rows])
         return _BySeed(rows, self.metric, seeds), _fixed(rows), choices
 
 
-def setting_of(*rows: Row, default: str = PAPER) -> str:
+def setting_of(*rows: SeedAggregate, default: str = PAPER) -> str:
     """The setting that rows are ranked in together; the default where they have none in common, or any."""
     settings = {row.setting for row in rows} - {EVERY}
     return settings.pop() if len(settings) == 1 else default
 
 
-def _kind(row: Row) -> tuple[bool, bool]:
+def _kind(row: SeedAggregate) -> tuple[bool, bool]:
     """The kind of a row, each ranked by itself: (novel classes may have been seen before, transductive)."""
     return row.novel_seen != "no", row.transductive
 
@@ -226,7 +226,7 @@ def _kind(row: Row) -> tuple[bool, bool]:
 class _BySeed(Sequence[np.ndarray]):
     """A metric of rows, [seeds, n] each, made when it is asked for."""
 
-    def __init__(self, rows: Sequence[Row], metric: str, seeds: Sequence[int]) -> None:
+    def __init__(self, rows: Sequence[SeedAggregate], metric: str, seeds: Sequence[int]) -> None:
         self.rows, self.metric, self.seeds = rows, metric, seeds
 
     def __len__(self) -> int:
@@ -236,11 +236,11 @@ class _BySeed(Sequence[np.ndarray]):
         return self.rows[at].by_seed(self.metric, self.seeds)
 
 
-def _fixed(rows: Iterable[Row]) -> np.ndarray:
+def _fixed(rows: Iterable[SeedAggregate]) -> np.ndarray:
     return np.array([row.fixed for row in rows])
 
 
-def _usual(rows: Sequence[Row]) -> tuple[int, ...]:
+def _usual(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     """The seeds that three in four rows or more have, if so many rows have them all, and they are three or more."""
     holders = Counter(seed for row in rows for seed in row.seeds)
     seeds = {seed for seed, count in holders.items() if 4 * count >= 3 * len(rows)}
@@ -248,7 +248,7 @@ def _usual(rows: Sequence[Row]) -> tuple[int, ...]:
     return tuple(sorted(seeds)) if len(seeds) >= SEEDS and 4 * together >= 3 * len(rows) else ()
 
 
-def _most_common(rows: Sequence[Row]) -> tuple[int, ...]:
+def _most_common(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     """Three seeds or more that all rows have, or two of them, as most rows have them; the lowest of several."""
     each = [frozenset(row.seeds) for row in rows]
     shared = {a & b for a in each for b in each} | ({frozenset.intersection(*each)} if each else set())

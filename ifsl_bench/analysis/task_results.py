@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import EVERY, PAPER, PARTIAL, STORED, Row, mismatch, rows_of
+from ifsl_bench.analysis.aggregate import EVERY, PAPER, PARTIAL, STORED, SeedAggregate, mismatch, rows_of
 from ifsl_bench.analysis.ranking import Ranked, Ranking
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged
@@ -21,7 +21,7 @@ from ifsl_bench.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Board:
+class TaskResults:
     """All rows of one task.
 
     Attributes:
@@ -35,9 +35,9 @@ class Board:
     """
 
     task: Task
-    rows: tuple[Row, ...]
-    compared: tuple[Row, ...]
-    others: tuple[Row, ...]
+    rows: tuple[SeedAggregate, ...]
+    compared: tuple[SeedAggregate, ...]
+    others: tuple[SeedAggregate, ...]
     papers: tuple[PublishedRow, ...]
     remarks: tuple[str, ...]
     setting: str = PAPER
@@ -60,7 +60,7 @@ class Board:
         """The shown rows in their places, the best first; ranks are among all rows that are compared."""
         return [place for place in self.ranking.places if place.row in self.rows]
 
-    def in_setting(self, setting: str) -> Board:
+    def in_setting(self, setting: str) -> TaskResults:
         """The rows of a setting, to be ranked, and a remark on those of other settings."""
         rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
         counts = Counter(row.setting for row in self.rows if row not in rows)
@@ -83,14 +83,14 @@ class Board:
         papers = {paper.label.lower() for paper in self.papers}
         return label.lower() in papers.union(*(row_names(row) for row in (*self.rows, *self.others)))
 
-    def only(self, labels: Collection[str]) -> Board:
+    def only(self, labels: Collection[str]) -> TaskResults:
         """The rows with these labels, or labels and origins as in "lr (stored)", whatever their case."""
         lower = {label.lower() for label in labels}
         rows, others = (tuple(r for r in part if lower & set(row_names(r))) for part in (self.rows, self.others))
         papers = tuple(paper for paper in self.papers if paper.label.lower() in lower)
         return replace(self, rows=rows, others=others, papers=papers)
 
-    def usual(self, labels: Collection[str]) -> Board:
+    def usual(self, labels: Collection[str]) -> TaskResults:
         """The board without stored rows whose options somebody has changed, or were chosen otherwise than these rows'.
 
         The rows of these labels stay. Where no stored row was tuned as they were, those as published stay too.
@@ -100,7 +100,7 @@ class Board:
         alike = any(row.setting in mine for row in plain)
         shown = {*mine, EVERY, *(() if alike else (PAPER,))}
 
-        def stays(row: Row) -> bool:
+        def stays(row: SeedAggregate) -> bool:
             return row.origin != STORED or row.label in labels or (not row.has_options and row.setting in shown)
 
         remarks = []
@@ -117,26 +117,26 @@ class Board:
         rows = tuple(row for row in self.rows if stays(row))
         return replace(self, rows=rows, remarks=(*self.remarks, *remarks))
 
-    def row(self, label: str) -> Row | None:
+    def row(self, label: str) -> SeedAggregate | None:
         """The row of that label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
         rows = [row for row in (*self.rows, *self.others) if label.lower() in row_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
-    def apart(self, row: Row) -> str:
+    def apart(self, row: SeedAggregate) -> str:
         """The reason why a row is one of ``others``; "" where there is nothing to hold it against."""
         if row.partial and not self.task.dataset.partial:
             return PARTIAL
         return mismatch(self.rows[0].results[0], row.results[0]) if self.rows else ""
 
 
-def row_names(row: Row) -> tuple[str, str]:
+def row_names(row: SeedAggregate) -> tuple[str, str]:
     """The names of a row, in lower case: its label, and the label with its origin."""
     return row.label.lower(), row.full_name.lower()
 
 
-def load_board(task: Task, results: Path) -> Board:
+def load_board(task: Task, results: Path) -> TaskResults:
     """The measured rows of a task, yours first, then those that come with the package, and the published ones."""
-    rows: list[Row] = []
+    rows: list[SeedAggregate] = []
     remarks: list[str] = []
     folders = [(origin, *stored(root, [task.name])) for root, origin in reversed(_roots(results))]
     reasons = unfit(task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash])
@@ -158,7 +158,7 @@ def load_board(task: Task, results: Path) -> Board:
     comparable = [row for row in admitted if reference is None or not mismatch(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
     shown = tuple(comparable)
-    return Board(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
+    return TaskResults(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
 
 
 def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
@@ -212,7 +212,7 @@ def _roots(results: Path) -> list[tuple[Path, str]]:
     return [(own, STORED)] if results.resolve() == own.resolve() else [(results, "yours"), (own, STORED)]
 
 
-def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
+def _reference(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
     """A result on all episodes of the task, and on its data: what the others are held against.
 
     Where the task pins no data, the rows that come with the package say which data are meant, if there are any.
@@ -223,7 +223,7 @@ def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
     return next(iter(pinned or whole or results), None)
 
 
-def load_variants(task: Task, results: Path) -> list[Board]:
+def load_variants(task: Task, results: Path) -> list[TaskResults]:
     """The boards, where anything is in them or left out, of the tasks whose protocol departs from this one's.
 
     These are the packaged tasks that say so, and the task with changes (``glyphs-5shot+ways=10``) as far as results of
@@ -243,7 +243,7 @@ def load_variants(task: Task, results: Path) -> list[Board]:
     return [board for board in boards if not board.empty or board.left_out]
 
 
-def telling(shown: list[Board], boards: Iterable[Board]) -> list[Board]:
+def telling(shown: list[TaskResults], boards: Iterable[TaskResults]) -> list[TaskResults]:
     """The boards shown, the last of which tells what was left out of the others, which have no table to say it."""
     if not shown:
         return shown
@@ -252,7 +252,7 @@ def telling(shown: list[Board], boards: Iterable[Board]) -> list[Board]:
     return [*shown[:-1], replace(shown[-1], remarks=(*shown[-1].remarks, *lost))]
 
 
-def nothing_stored(board: Board, method: str = "NAME") -> UserError:
+def nothing_stored(board: TaskResults, method: str = "NAME") -> UserError:
     """The error for a task without any row; it says how ``method`` gets one."""
     remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
     return UserError(

@@ -26,7 +26,7 @@ from ifsl_bench.utils.atomic_dir import building, read_or_made
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home, mark_used, set_aside, sha256_file, sha256_json
+from ifsl_bench.utils.files import Paths, mark_used, set_aside, sha256_file, sha256_json
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.seeds import seed_of
@@ -57,7 +57,7 @@ class FeaturePool:
         return int(self.starts[-1])
 
 
-def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, origin: str = "") -> Path:
+def bank_folder(home: Paths, key: str, pool: str, task: Task, views: int = 1, origin: str = "") -> Path:
     """The folder of the features of a pool under a pretraining.
 
     Args:
@@ -82,7 +82,7 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 
 def compute_features(
-    home: Home,
+    home: Paths,
     task: Task,
     dataset: Dataset,
     pretrained: Pretrained,

@@ -36,7 +36,7 @@ from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining
 from ifsl_bench.utils.atomic_dir import read_or_made
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import Home, disk_errors, sha256_file, write_bytes
+from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 MEAN = "features.mean"  # the tensor's name
@@ -66,7 +66,7 @@ class Preprocess:
 
 
 def pretrain_frozen(
-    home: Home, task: Task, dataset: Dataset, head: HeadKind, device: torch.device, reporter: Reporter, place: str = ""
+    home: Paths, task: Task, dataset: Dataset, head: HeadKind, device: torch.device, reporter: Reporter, place: str = ""
 ) -> Pretrained:
     """The backbone of a task whose weights are from elsewhere, and its base classifier, from the cache or trained.
 
@@ -204,7 +204,7 @@ def _announce(card: Card | None, task: Task, dataset: Dataset, reporter: Reporte
 
 
 def _trained(
-    home: Home, task: Task, dataset: Dataset, bare: Pretrained, kind: HeadKind, device: torch.device,
+    home: Paths, task: Task, dataset: Dataset, bare: Pretrained, kind: HeadKind, device: torch.device,
     reporter: Reporter, place: str,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:  # fmt: skip
     """The base classifier on the features of base/train, their mean where it is subtracted, and what is recorded."""
@@ -239,7 +239,7 @@ def _trained(
     }
 
 
-def take_weights(home: Home, file: Path) -> str:
+def take_weights(home: Paths, file: Path) -> str:
     """Keeps a copy of a file of weights in the home; returns the first digits of its checksum, which name it there.
 
     Raises:
@@ -253,7 +253,7 @@ def take_weights(home: Home, file: Path) -> str:
     return digest
 
 
-def weights_file(home: Home, spec: Pretraining, card: Card | None, reporter: Reporter) -> Path:
+def weights_file(home: Paths, spec: Pretraining, card: Card | None, reporter: Reporter) -> Path:
     """The file of a frozen backbone's weights: the user's, the one in the home, or the source's.
 
     Raises:

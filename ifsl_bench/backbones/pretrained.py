@@ -20,7 +20,7 @@ from ifsl_bench.protocols.tasks.task import CENTRED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.utils.checksummed_json import check_kinds
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home, sha256_json
+from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.seeds import seed_of
 
@@ -224,7 +224,7 @@ class Checkpoint:
 
 
 def open_pretrained(
-    home: Home, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device, reporter: Reporter
+    home: Paths, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device, reporter: Reporter
 ) -> Pretrained | None:
     """Opens a finished pretraining of the home; None where there is none, or where it is damaged.
 
@@ -248,13 +248,13 @@ def shipped_file(key: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def is_offered(home: Home, key: str) -> bool:
+def is_offered(home: Paths, key: str) -> bool:
     """Returns whether the package has weights that the home would take: it has nothing of this pretraining."""
     begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", NOTE))
     return shipped_file(key) is not None and not begun
 
 
-def pretrained_sha256(home: Home, key: str) -> str | None:
+def pretrained_sha256(home: Paths, key: str) -> str | None:
     """The checksum of the weights of a finished pretraining in the cache; None where there is none.
 
     There is none either where they are a head's on the backbone of another pretraining, which has other weights by now.
@@ -265,7 +265,7 @@ def pretrained_sha256(home: Home, key: str) -> str | None:
     return str(info["tensors"]["sha256"]) if info else None
 
 
-def features_sha256(home: Home, key: str) -> str | None:
+def features_sha256(home: Paths, key: str) -> str | None:
     """The checksum of what the features of a finished pretraining depend on; None where there is none.
 
     It is that of the weights; of a backbone from elsewhere, that of its file alone.

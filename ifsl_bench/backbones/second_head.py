@@ -18,12 +18,12 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.atomic_dir import read_or_made
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State
 from ifsl_bench.utils.cosine import unit
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 
 def second_head(
-    home: Home,
+    home: Paths,
     task: Task,
     dataset: Dataset,
     linear: Pretrained,

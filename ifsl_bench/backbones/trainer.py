@@ -24,7 +24,7 @@ from ifsl_bench.backbones.weights import adopt
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home, set_aside
+from ifsl_bench.utils.files import Paths, set_aside
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import RATE, Mute, Reporter
 from ifsl_bench.utils.seeds import seed_of
@@ -243,7 +243,7 @@ class Trainer(Checkpoint):
 
 
 def pretrain(
-    home: Home,
+    home: Paths,
     task: Task,
     dataset: Dataset,
     head: HeadKind,
@@ -282,7 +282,7 @@ def pretrain(
     return trainer.finished(reporter if world.first else Mute())
 
 
-def _restored(new: Callable[[], Trainer], home: Home, key: str, held: ExitStack, reporter: Reporter) -> Trainer:
+def _restored(new: Callable[[], Trainer], home: Paths, key: str, held: ExitStack, reporter: Reporter) -> Trainer:
     """The training as far as it has come; one that is not finished, with its folder's lock, which ``held`` keeps."""
     trainer, folder = new(), home.pretrained / key
     with suppress(CorruptFile):  # before the lock, which a read-only folder does not grant

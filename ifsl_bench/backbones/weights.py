@@ -38,7 +38,7 @@ from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.utils.checksummed_json import write_sealed
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
-from ifsl_bench.utils.files import Home, open_file, read_errors, set_aside, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, open_file, read_errors, set_aside, sha256_json, write_bytes
 from ifsl_bench.utils.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
@@ -223,7 +223,7 @@ def shipped() -> dict[str, Weights]:
     return weights
 
 
-def weights_to_use(home: Home, key: str) -> str | None:
+def weights_to_use(home: Paths, key: str) -> str | None:
     """The checksum of the weights that a run in this home begins with: those in the home, else those of the package.
 
     None where they have to be trained first; "" where they come with the package and are to be trained all the same,
@@ -242,7 +242,7 @@ def weights_to_use(home: Home, key: str) -> str | None:
     return None
 
 
-def adopt(home: Home, key: str, reporter: Reporter) -> None:
+def adopt(home: Paths, key: str, reporter: Reporter) -> None:
     """Puts the weights that come with the package into a home which has nothing of this pretraining, and says so.
 
     The caller holds the lock of the pretraining's folder.
@@ -265,13 +265,13 @@ def adopt(home: Home, key: str, reporter: Reporter) -> None:
     reporter.say(f"backbone and base classifier come with the package: {key}, {weights.accuracies}{here}")
 
 
-def _put(home: Home, weights: Weights, content: bytes) -> None:
+def _put(home: Paths, weights: Weights, content: bytes) -> None:
     """Writes weights into a home; the caller holds the lock of their folder."""
     info = {name: value for name, value in weights.info.items() if name != "tensors"}
     CheckpointFolder(home.pretrained / weights.key).put(content, info)
 
 
-def train_here(home: Home, key: str, reporter: Reporter) -> None:
+def train_here(home: Paths, key: str, reporter: Reporter) -> None:
     """Has a home train what it would take from the package; what it has trained so already stays.
 
     Weights that it has taken are kept under another name. An interrupted training goes on.
@@ -293,7 +293,7 @@ def train_here(home: Home, key: str, reporter: Reporter) -> None:
         write_sealed(folder / NOTE, {"key": key})
 
 
-def export_weights(home: Home, key: str, definition: Mapping[str, Any], to: Path) -> Weights | None:
+def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Path) -> Weights | None:
     """Writes the weights that runs in a home begin with into one file; those of the package where the home has none.
 
     Args:
@@ -321,7 +321,7 @@ def export_weights(home: Home, key: str, definition: Mapping[str, Any], to: Path
     return read_weights(to)[0]  # what others are given is what they can read
 
 
-def import_weights(file: Path, home: Home, reporter: Reporter, force: bool = False) -> tuple[Weights, bool]:
+def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = False) -> tuple[Weights, bool]:
     """Puts the weights of an exported file into the home, where runs find them.
 
     Args:
@@ -355,7 +355,7 @@ def import_weights(file: Path, home: Home, reporter: Reporter, force: bool = Fal
     return weights, True
 
 
-def weights_listing(home: Home) -> list[dict[str, Any]]:
+def weights_listing(home: Paths) -> list[dict[str, Any]]:
     """A row for each finished pretraining in the home or the package; accuracies in percent."""
     offered = {key: weights.info for key, weights in shipped().items()}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []

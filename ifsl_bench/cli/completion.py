@@ -16,9 +16,9 @@ from ifsl_bench.utils.errors import UserError
 
 def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str]:
     from ifsl_bench.protocols.tasks.task_files import own, packaged
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
 
-    return _completed(word, [*packaged(), *own(Home.locate(None, None))])
+    return _completed(word, [*packaged(), *own(Paths.locate(None, None))])
 
 
 def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[str]:
@@ -30,9 +30,9 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
     """Methods, and the labels of stored rows and of the user's, which the names of result files say."""
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
 
-    folders = (resources.files("ifsl_bench.results"), Home.locate(None, None).results)
+    folders = (resources.files("ifsl_bench.results"), Paths.locate(None, None).results)
     files = {
         file.name
         for folder in folders if folder.is_dir()
@@ -56,9 +56,9 @@ def complete_claims(_: click.Context, __: click.Parameter, word: str) -> list[st
 
 def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]:
     from ifsl_bench.plugin.registry import DATASETS, names
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
 
-    prepared = {folder.name for folder in Home.locate(None, None).data.glob("[!.]*")}
+    prepared = {folder.name for folder in Paths.locate(None, None).data.glob("[!.]*")}
     return _completed(word, sorted(prepared.union(names(DATASETS))))
 
 

@@ -18,7 +18,7 @@ from ifsl_bench.utils.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.workspace import Workspace
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
 
@@ -229,7 +229,7 @@ class Machine:
     verbose: bool = False
 
     @property
-    def folders(self) -> Home:
+    def folders(self) -> Paths:
         return folders_of(self.home, self.results_dir)
 
     def workspace(self, results: Path | None, device: str = "") -> Workspace:
@@ -256,13 +256,13 @@ def machine_options(*options: Any) -> Callable[[Any], Any]:
     return with_options
 
 
-def folders_of(home: str | None, results_dir: str | None = None) -> Home:
-    from ifsl_bench.utils.files import Home
+def folders_of(home: str | None, results_dir: str | None = None) -> Paths:
+    from ifsl_bench.utils.files import Paths
 
-    return Home.locate(home, results_dir)
+    return Paths.locate(home, results_dir)
 
 
-def folders_to_read(home: str | None, results_dir: str | None) -> Home:
+def folders_to_read(home: str | None, results_dir: str | None) -> Paths:
     """The folders; raises :class:`UserError` where the folder of results that somebody names is not there."""
     folders = folders_of(home, results_dir)
     if results_dir and not folders.results.is_dir():

@@ -15,7 +15,7 @@ from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
 
 
 @click.group(cls=Group, epilog=examples("results list --since 7", "results remove lr.weight_decay=1 glyphs-5shot"))
@@ -36,7 +36,9 @@ def results() -> None:
 @click.option("--since", metavar="WHEN", help="Only what was measured in the last N days, or since YYYY-MM-DD.")
 @folders_options
 @style_option
-def results_list(tasks: tuple[str, ...], labels: tuple[str, ...], since: str | None, folders: Home, style: str) -> None:
+def results_list(
+    tasks: tuple[str, ...], labels: tuple[str, ...], since: str | None, folders: Paths, style: str
+) -> None:
     """List what you have measured, by task and row.
 
     'ifsl-bench table TASK' shows the same rows among the stored ones.
@@ -70,7 +72,7 @@ def _time(when: str) -> datetime:
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Only the result of this training seed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @folders_options
-def results_remove(label: str, task: str, seed: int | None, yes: bool, folders: Home) -> None:
+def results_remove(label: str, task: str, seed: int | None, yes: bool, folders: Paths) -> None:
     """Remove results of yours: a row with all its seeds, or one of them.
 
     Lists the files, and asks first. The rows that come with the package stay.

@@ -13,14 +13,14 @@ from ifsl_bench.cli.output import warn
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.utils.files import Paths
 
 
 @click.command(epilog=examples("report", "report glyphs-5shot --out glyphs.html"))
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--out", metavar="FILE", default="report.html", help="The file to write [report.html].")
 @folders_options
-def report(tasks: tuple[str, ...], out: str, folders: Home) -> None:
+def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     """Write results as one HTML page (by default, of every task that has rows).
 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.

@@ -33,13 +33,13 @@ from ifsl_bench.utils.text_format import seeds_in_words
 from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
-    from ifsl_bench.analysis.task_results import Board
-    from ifsl_bench.utils.files import Home
+    from ifsl_bench.analysis.task_results import TaskResults
+    from ifsl_bench.utils.files import Paths
 
 FULL = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
 
 
-def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool, labels: Sequence[str]) -> None:
+def _show_ranked(boards: Sequence[TaskResults], folders: Paths, style: str, full: bool, labels: Sequence[str]) -> None:
     from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
 
     if style == "latex":
@@ -75,7 +75,7 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
 @style_option
 def table(
     tasks: tuple[str, ...], rank: bool, setting: str | None, full: bool, beside: bool, labels: tuple[str, ...],
-    folders: Home, style: str,
+    folders: Paths, style: str,
 ) -> None:  # fmt: skip
     """Print the stored and published rows of tasks.
 
@@ -126,7 +126,7 @@ def table(
 @folders_options
 @style_option
 def leaderboard(
-    tasks: tuple[str, ...], setting: str | None, full: bool, labels: tuple[str, ...], folders: Home, style: str
+    tasks: tuple[str, ...], setting: str | None, full: bool, labels: tuple[str, ...], folders: Paths, style: str
 ) -> None:
     """Print the ranked rows of tasks, yours among the stored ones.
 
@@ -170,7 +170,7 @@ def leaderboard(
 )
 @folders_options
 @style_option
-def compare(a: str, b: str, task: str | None, folders: Home, style: str) -> None:
+def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> None:
     """Paired difference A - B of two rows of a task, or two files.
 
     In sessions, 'lazy' is the lazy model of the other row, and 'lazy (ROW)' that of any row.
@@ -193,7 +193,7 @@ def compare(a: str, b: str, task: str | None, folders: Home, style: str) -> None
 @label_option
 @folders_options
 @style_option
-def variance(task: str, metric: str, labels: tuple[str, ...], folders: Home, style: str) -> None:
+def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, style: str) -> None:
     """Split how rows in sessions vary: order, supports, seed.
 
     Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
@@ -210,9 +210,9 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Home, sty
 @click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True, shell_complete=complete_rows_and_tasks)
 @folders_options
 @style_option
-def show(what: tuple[str, ...], folders: Home, style: str) -> None:
+def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
-    from ifsl_bench.analysis.aggregate import FILE, STORED, Row
+    from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
     from ifsl_bench.analysis.query import board_of, row_of
     from ifsl_bench.protocols.tasks.task_files import find_one, is_plain
     from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
@@ -222,7 +222,7 @@ def show(what: tuple[str, ...], folders: Home, style: str) -> None:
     more: list[str] = []
     if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
         result = read(Path(what[0]))
-        row = Row(result.label, FILE, (result,))
+        row = SeedAggregate(result.label, FILE, (result,))
         again, task = f"ifsl-bench reproduce {shlex.quote(what[0])}", None
         with suppress(UserError):
             task = find_one(result.task, folders) if is_plain(result.task) else None

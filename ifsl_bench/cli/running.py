@@ -158,7 +158,7 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
 
 
 def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -> int:
-    from ifsl_bench.analysis.aggregate import FILE, Row
+    from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
     from ifsl_bench.experiments.api import evaluate_checkpoint
     from ifsl_bench.reporting.detail_tables import row_table
 
@@ -166,7 +166,7 @@ def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -
         checkpoint, request.tasks[0], select=request.train.get("select"), episodes=request.episodes,
         change=request.change.parts(), work=work, command=_typed(sys.argv[1:]),
     )  # fmt: skip
-    show_tables([row_table(Row(result.label, FILE, (result,)))], style)
+    show_tables([row_table(SeedAggregate(result.label, FILE, (result,)))], style)
     return 0
 
 

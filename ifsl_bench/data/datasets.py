@@ -12,7 +12,7 @@ from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:  # what has been prepared is opened without its source
     from ifsl_bench.data.source import DatasetSource
@@ -38,11 +38,11 @@ def is_made_here(name: str) -> bool:
     return name in registry.names(registry.DATASETS) and not dataset_source(name).needs_source
 
 
-def is_prepared(home: Home, name: str) -> bool:
+def is_prepared(home: Paths, name: str) -> bool:
     return os.path.exists(home.data / name / "manifest.json")
 
 
-def prepared(home: Home, name: str) -> Dataset | None:
+def prepared(home: Paths, name: str) -> Dataset | None:
     """The data set as it was prepared; None where it is not there, or damaged and made again when it is needed.
 
     Raises:
@@ -59,7 +59,7 @@ def prepared(home: Home, name: str) -> Dataset | None:
         raise CorruptFile(f"{error}; make it again with: {command(name)} --force") from error
 
 
-def pinned(home: Home, spec: DataSpec) -> Dataset | None:
+def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
     """The prepared data set, whatever made it, if its fingerprint is the one that a task is pinned to."""
     if spec.fingerprint and is_prepared(home, spec.name):
         with suppress(CorruptFile):
@@ -80,7 +80,7 @@ def command(name: str) -> str:
     return f"ifsl-bench data prepare {name}{source}"
 
 
-def not_prepared(home: Home, spec: DataSpec) -> str:
+def not_prepared(home: Paths, spec: DataSpec) -> str:
     """A message for someone who lacks a data set: how to get it, and what to do then."""
     then = f"Then: {command(spec.name)}"
     if spec.obtain and spec.name not in registry.names(registry.DATASETS):

@@ -26,7 +26,7 @@ from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.store.check_form import Unverified, verifying
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import short
 
 METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
@@ -78,7 +78,7 @@ def _known_job(result: Result, task: Task) -> Job | None:
     return None
 
 
-def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
+def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Label, options and backbone, as the installed method and the task make them."""
     owners, theirs = _owners(result)
     if owners and not theirs:
@@ -118,7 +118,7 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
 
 
-def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
+def _package(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """The distribution that the method is from; a class that nobody registers has none."""
     recorded, (owners, _) = _distribution(result), _owners(result)
     if owners and not (recorded.get("name") and recorded.get("version")):
@@ -141,7 +141,7 @@ def _other_version(result: Result) -> str:
     return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"
 
 
-def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
+def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """The choice of options, made again, and the method's code; another version of its package may have others."""
     if (job := _known_job(result, task)) is None:
         return

@@ -25,7 +25,7 @@ import psutil
 from ifsl_bench.experiments.worker_check import ACCELERATOR
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.toml import held, parsed, text_of
 
 INSTALL = 'pip install "ifsl_bench[cluster]"'
@@ -125,7 +125,7 @@ def _problem(spec: ClusterSpec) -> str:
     return ""
 
 
-def connect(spec: ClusterSpec, home: Home, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
+def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
     """Connects to the scheduler of a description; a cluster that is started for it ends with the stack.
 
     Args:
@@ -167,7 +167,7 @@ async def _greet(address: str, security: Any) -> None:
         await asyncio.wait_for(scheduler.identity(), PATIENCE)
 
 
-def _start(spec: ClusterSpec, home: Home, security: Any, failures: list[str]) -> Any:
+def _start(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -> Any:
     """The cluster of a class and arguments."""
     arguments = {**spec.arguments, "security": security} if security else spec.arguments
     if spec.kind == LOCAL:

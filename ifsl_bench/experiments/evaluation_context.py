@@ -28,7 +28,7 @@ from ifsl_bench.protocols.calibration import Bias, find_bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.tasks.task import Side
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home, sha256_json
+from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class EvaluationStage(JobStage):
     placed_as = "evaluation"
     model: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         """Names all that is evaluated for one result."""
         job = self.job
         how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]

@@ -26,7 +26,7 @@ from ifsl_bench.experiments.stored_results import store
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.utils import threads as processor
 from ifsl_bench.utils.errors import UserError, plainly
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Mute, Reporter
 from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
@@ -159,7 +159,7 @@ class Here(Executor):
 class Setting:
     """The settings that all nodes of a run share; can be pickled."""
 
-    home: Home  # with whole paths
+    home: Paths  # with whole paths
     device: str  # what the user said: "auto", "cpu", "cuda", "cuda:1"
     cores: int  # of work that takes the whole machine, see ifsl_bench.utils.threads
     run: str  # tells this run from others: a worker that serves several keeps nothing from one to the next

@@ -16,7 +16,7 @@ from ifsl_bench.protocols.tasks.task_files import find, own, packaged
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.store.published import published_sets
 from ifsl_bench.utils.errors import MOST_LISTED, Lacking, UserError, unknown
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.job import Job
@@ -76,7 +76,7 @@ def _usable(warn: Warn) -> list[str]:
     return names
 
 
-def task_names(words: Iterable[str], home: Home) -> list[str]:
+def task_names(words: Iterable[str], home: Paths) -> list[str]:
     """Names of tasks as they are, globs and sets as the names that they stand for; changes stay behind each.
 
     A glob is held against the packaged tasks and the user's own, or in ``FILE.toml:GLOB`` against those of the file.
@@ -106,11 +106,11 @@ def task_names(words: Iterable[str], home: Home) -> list[str]:
     return list(dict.fromkeys(expanded))
 
 
-def _tasks_here(home: Home) -> list[Task]:
+def _tasks_here(home: Paths) -> list[Task]:
     return list({**packaged(), **own(home)}.values())
 
 
-def _has_data(task: Task, home: Home) -> bool:
+def _has_data(task: Task, home: Paths) -> bool:
     with suppress(UserError):  # of a broken plugin
         return is_prepared(home, task.dataset.name) or is_made_here(task.dataset.name)
     return False
@@ -126,7 +126,7 @@ def _fitting(glob: str, names: Sequence[str], kind: str) -> list[str]:
     return fitting
 
 
-def with_tasks(campaign: Campaign, home: Home) -> tuple[Campaign, list[Task]]:
+def with_tasks(campaign: Campaign, home: Paths) -> tuple[Campaign, list[Task]]:
     """The campaign with each of its tasks by name, as far as they are wanted, and these tasks. Imports no torch.
 
     Raises:
@@ -141,7 +141,7 @@ def with_tasks(campaign: Campaign, home: Home) -> tuple[Campaign, list[Task]]:
 
 
 def jobs_of(
-    campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], None]
+    campaign: Campaign, home: Paths, warn: Warn, say: Callable[[str], None]
 ) -> tuple[list[Job], Mapping[str, int]]:
     """The jobs of a campaign that can be run here, in the file's order, each once.
 

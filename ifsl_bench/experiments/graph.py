@@ -17,7 +17,7 @@ from ifsl_bench.experiments.stored_results import stored_result
 from ifsl_bench.experiments.training_stage import data_stage_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
 
@@ -62,7 +62,7 @@ class Graph:
     outlines: Mapping[str, Outline] = field(default_factory=dict)  # hash of a task with nodes -> its data
 
 
-def key_of(stage: Stage, home: Home) -> str:
+def key_of(stage: Stage, home: Paths) -> str:
     """Makes the key of the stage's node."""
     if isinstance(stage, Evaluate):
         return f"result/{stage.job.task.name}-{stage.job.task.hash[:12]}/{stage.job.result_path(home).stem}"

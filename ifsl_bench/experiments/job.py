@@ -24,7 +24,7 @@ from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOS
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.store.schema import file_name
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import short
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
@@ -138,11 +138,11 @@ class Job:
         """Tells whether a recorded :attr:`identity` is that of the job's method."""
         return same_method(self.identity, recorded)
 
-    def result_path(self, home: Home) -> Path:
+    def result_path(self, home: Paths) -> Path:
         return home.results / self.task.name / file_name(self.label, self.seed)
 
 
-def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
+def make_jobs(request: Request, home: Paths | None = None) -> list[Job]:
     """The jobs of a request, by task, then seed, then method; every name and option is checked before any work.
 
     Args:

@@ -18,7 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from ifsl_bench.utils.errors import UserError, one_line, plainly
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter, Stage, figures_in_words
 from ifsl_bench.utils.tempnames import writer
 
@@ -73,7 +73,7 @@ def event_now(kind: str, text: str = "", **facts: Any) -> Event:
 _decode = msgspec.json.Decoder(Event).decode
 
 
-def log_path(home: Home, key: str) -> Path:
+def log_path(home: Paths, key: str) -> Path:
     """The log of the node of that key."""
     return home.logs / f"{key}.log"
 
@@ -115,7 +115,7 @@ class Log(Reporter):
         to: whoever is to hear at the time.
     """
 
-    def __init__(self, home: Home, to: Reporter) -> None:
+    def __init__(self, home: Paths, to: Reporter) -> None:
         self.home, self.to, self.start = home, to, 0.0
         self.file: IO[bytes] | None = None
 

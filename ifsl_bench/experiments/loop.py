@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ifsl_bench.experiments.executors import Executor
 from ifsl_bench.experiments.graph import Graph, Node
 from ifsl_bench.experiments.logs import BEGUN, DONE, FAILED, LOST, Event, Tail, event_now, log_path
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 TRIES = 3  # of a node whose worker dies, without coming further
 FURTHER = 0.01  # of a piece of work: what an attempt has to come beyond those before it to begin the count anew
@@ -60,7 +60,7 @@ class Loop:
             elsewhere says meanwhile; and that it is done, has failed, or is lost and will be handed out again.
     """
 
-    def __init__(self, graph: Graph, executor: Executor, home: Home, hear: Hear) -> None:
+    def __init__(self, graph: Graph, executor: Executor, home: Paths, hear: Hear) -> None:
         self.nodes, self.executor, self.home, self.hear = graph.nodes, executor, home, hear
         self.failures = {job: Failure(job, None, str(error)) for job, error in graph.refused.items()}
         self.missing = {key: set(node.needs) for key, node in self.nodes.items()}  # needs that are not done

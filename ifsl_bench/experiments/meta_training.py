@@ -75,7 +75,7 @@ class Adam:
 
 
 @dataclass
-class Course:
+class MetaTrainer:
     """The meta-training of a method, in place: from the cache, from where an earlier run stopped, or from the start.
 
     Step t uses episodes ``t * episodes_per_step`` onwards of the loader's stream. The state is saved at every

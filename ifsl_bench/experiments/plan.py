@@ -21,7 +21,7 @@ from ifsl_bench.experiments.stages import CheckEpisodes, Features, PrepareData, 
 from ifsl_bench.experiments.stored_results import kept_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Mute
 from ifsl_bench.utils.text_format import numbers_in_words
 from ifsl_bench.utils.threads import cores
@@ -120,7 +120,7 @@ def plan_of(
     return Plan(graph, tuple(steps.values()), workers)
 
 
-def _step(key: str, stage: Stage, graph: Graph, job: Job, home: Home, paths: Mapping[str, Path]) -> Step:
+def _step(key: str, stage: Stage, graph: Graph, job: Job, home: Paths, paths: Mapping[str, Path]) -> Step:
     if (node := graph.nodes.get(key)) is None:
         return Step(key, stage, CACHED)
     state, why = TO_DO, ""

@@ -21,7 +21,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.errors import UserError, unknown
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Mute, Reporter
 from ifsl_bench.utils.torchrun import Launch
 from ifsl_bench.utils.training_curves import CurveLogs, Curves
@@ -33,7 +33,7 @@ def pretrain_for(
     head: str = "linear",
     seed: int = 0,
     device: str = "auto",
-    home: Home | None = None,
+    home: Paths | None = None,
     reporter: Reporter | None = None,
     compiled: bool = False,
     launched: Launch | None = None,
@@ -56,7 +56,7 @@ def pretrain_for(
         UserError: whatever is wrong, in one line.
         SystemExit: in a process of several, where another one has said what is wrong.
     """
-    kind, home = head_kind(head), home or Home.locate()
+    kind, home = head_kind(head), home or Paths.locate()
     with together(launched) as world:
         chosen = one_task(find(task, home=home), task)
         where = choose_device(device_name(device, launched))
@@ -95,7 +95,9 @@ def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
         weights.train_here(work.home, key, work.reporter)
 
 
-def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, weights.Weights]:
+def export_weights(
+    task: str, head: str, seed: int, home: Paths, to: Path | None = None
+) -> tuple[Path, weights.Weights]:
     """Writes the weights that runs on a task begin with into one file, and returns its path and what it says.
 
     Args:

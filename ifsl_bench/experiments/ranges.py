@@ -33,7 +33,7 @@ from ifsl_bench.protocols.calibration import Bias, Calibrated
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.utils.atomic_dir import remove
 from ifsl_bench.utils.checkpoint import finished_info
-from ifsl_bench.utils.files import Home, own_code, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, own_code, sha256_json, write_bytes
 from ifsl_bench.utils.progress import Mute
 
 
@@ -41,11 +41,11 @@ from ifsl_bench.utils.progress import Mute
 class KeptStage(EvaluationStage):
     """A stage of evaluation whose findings are kept until the result is stored."""
 
-    def folder(self, home: Home) -> Path:
+    def folder(self, home: Paths) -> Path:
         """The folder where evaluations are kept until the result is stored."""
         return home.cache / "evaluated" / EvaluationStage.key(self, home)
 
-    def made_of(self, home: Home) -> str | None:
+    def made_of(self, home: Paths) -> str | None:
         """Identity of all that determines what is found in an episode, but for the machine; None where something is
         still to be made."""
         weights = backbone_of(self.job).weights(home)
@@ -78,13 +78,13 @@ class Calibrate(KeptStage):
     def inputs(self) -> Sequence[Stage]:
         return self.needed()
 
-    def file(self, home: Home) -> Path:
+    def file(self, home: Paths) -> Path:
         return self.folder(home) / "bias.npz"
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         return self.read(home) is not None
 
-    def read(self, home: Home) -> tuple[Bias | None, str] | None:
+    def read(self, home: Paths) -> tuple[Bias | None, str] | None:
         """Reads the bias that was found, if it is there and of the same method; a damaged one is found again."""
         if (fields := _read(self.file(home), self.made_of(home))) is None:
             return None
@@ -118,27 +118,27 @@ class EvaluateRange(KeptStage):
     def told(self, seeds: str) -> str:
         return f"evaluating {self.job.told(seeds)}: episodes {self.start:,} to {self.stop - 1:,}"
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         return f"{super().key(home)}/{self.start}-{self.stop}"
 
     def inputs(self) -> Sequence[Stage]:
         return [Calibrate(self.job, self.model)]
 
-    def file(self, home: Home) -> Path:
+    def file(self, home: Paths) -> Path:
         return self.folder(home) / f"{self.start}-{self.stop}.npz"
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         if not self.file(home).exists():
             return False
         stored = Calibrate(self.job, self.model).read(home)
         return stored is not None and self.read(home, stored[0]) is not None
 
-    def read(self, home: Home, bias: Bias | None) -> Part | None:
+    def read(self, home: Paths, bias: Bias | None) -> Part | None:
         """Reads what was found with this bias, if it is of the same method; damaged files are made again."""
         fields = _read(self.file(home), self._made_of(home, bias))
         return Part(evaluated_of(fields), **_fields(fields, "about.")) if fields else None
 
-    def _made_of(self, home: Home, bias: Bias | None) -> str | None:
+    def _made_of(self, home: Paths, bias: Bias | None) -> str | None:
         made_of = self.made_of(home)
         found_with = [bias.value, bias.points.tolist(), bias.resampled.tolist()] if bias else None
         return sha256_json([made_of, found_with, self.start, self.stop]) if made_of else None
@@ -169,7 +169,7 @@ def ranges_of(job: Job, model: Path | None = None) -> list[EvaluateRange]:
     return [EvaluateRange(job, model, start, min(start + ready.RANGE, job.episodes)) for start in starts]
 
 
-def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
+def remove_evaluated(job: Job, home: Paths, model: Path | None = None) -> None:
     """Removes what calibration and ranges of a job have left, all at once: another run of the same job finds all of it
     or nothing, and keeps what it writes from then on."""
     with contextlib.suppress(OSError):

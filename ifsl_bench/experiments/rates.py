@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home, write_json
+from ifsl_bench.utils.files import Paths, write_json
 from ifsl_bench.utils.locks import locked
 
 Rate = Annotated[float, msgspec.Meta(gt=0)]  # seconds a unit
@@ -38,7 +38,7 @@ class Amount:
 class Rates:
     """Seconds a unit of work, by kind and name, as the stages of earlier runs have shown them."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Paths) -> None:
         self.path = home.logs / "rates.json"
         self.measured = self._read()
 

@@ -28,7 +28,7 @@ from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.rounding import changes, retrained, unexplained
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import short
 from ifsl_bench.utils.threads import evaluating
 
@@ -88,7 +88,7 @@ class Reproduced:
         return "stored on {}, now on {}".format(*devices), *cause, *counts, *why
 
 
-def job_of(result: Result, home: Home, task: str | None = None, method: str | None = None) -> Job:
+def job_of(result: Result, home: Paths, task: str | None = None, method: str | None = None) -> Job:
     """The job that a result is of.
 
     Args:
@@ -206,7 +206,7 @@ def _other_counts(a: Result, b: Result) -> int:
     return int(np.any(differ, axis=0).sum())
 
 
-def lend_data(task: Task, lender: Home, scratch: Home) -> None:
+def lend_data(task: Task, lender: Paths, scratch: Paths) -> None:
     """Links a task's data sets, its file, and weights from elsewhere from one home into an empty one."""
     here = [spec.name for spec in data_of(task, lender) if is_prepared(lender, spec.name)]
     pairs = [(lender.tasks, scratch.tasks), (lender.weights, scratch.weights)]

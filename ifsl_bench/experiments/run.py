@@ -21,7 +21,7 @@ from ifsl_bench.experiments.watching import Watch, watching
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, unknown
-from ifsl_bench.utils.files import Home, check_writable
+from ifsl_bench.utils.files import Paths, check_writable
 from ifsl_bench.utils.threads import cores
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def workers_for(
     return local_workers(setting, work.device, count, devices)
 
 
-def check_data(data: Mapping[str, Path], tasks: Iterable[Task], home: Home) -> None:
+def check_data(data: Mapping[str, Path], tasks: Iterable[Task], home: Paths) -> None:
     """Raises :class:`UserError` for a data set that no task has, and for a path that is needed and not there."""
     used = {spec.name for task in tasks for spec in data_of(task, home)}
     for name, path in data.items():

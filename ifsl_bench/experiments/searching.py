@@ -48,7 +48,7 @@ from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.store.selection_records import Choice
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Mute, Reporter
 
 
@@ -69,26 +69,26 @@ class Trial(JobStage):
     def family(self) -> str:
         return trials_named(self.job)
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         return f"{key_of(self.job, home)}-{self.job.training.select}"
 
     def inputs(self) -> Sequence[Stage]:
         return prepared_for(self.job, ("train", "val") if self.job.trains else ("val",))
 
-    def file(self, home: Home) -> Path:
+    def file(self, home: Paths) -> Path:
         return home.cache / "trials" / f"{self.key(home)}.json"
 
-    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         return [(self, self.file(home)), *MetaTrain(self.job).artefacts(home)]
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         return self.read_here(home) is not None
 
-    def read_here(self, home: Home) -> Tried | None:
+    def read_here(self, home: Paths) -> Tried | None:
         """The trial on the backbone that is in the home."""
         return self.read(home, backbone_of(self.job).weights(home))
 
-    def read(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
+    def read(self, home: Paths, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
         """The trial of the same method on the same backbone, if there is one."""
         return read_trial(self.file(home), weights, self.job.has_made, reporter)
 
@@ -173,7 +173,7 @@ class LaterTrial(JobStage):
         """The search's first trial, which takes about as long."""
         return Trial(rounds_of(self.job)[0][0].job)
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         select = self.job.training.select
         return f"{key_of(self.job, home)}-{self.job.setting}-{select}-{self.round}.{self.slot}"
 
@@ -182,17 +182,17 @@ class LaterTrial(JobStage):
             return [LaterTrial(self.job, self.round - 1, slot) for slot in range(PAIR)]
         return [Trial(candidate.job) for candidate in rounds_of(self.job)[0]]
 
-    def trial(self, home: Home) -> Trial | None:
+    def trial(self, home: Paths) -> Trial | None:
         """Returns its trial; None while a round before it is not done, and where the search has no such trial."""
         rounds = rounds_of(self.job, kept_accuracies(home))
         candidates = rounds[self.round][self.slot :] if len(rounds) > self.round else []
         return Trial(candidates[0].job) if candidates else None
 
-    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         trial = self.trial(home)
         return trial.artefacts(home) if trial else []
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         accuracy = kept_accuracies(home)
         rounds = rounds_of(self.job, accuracy)
         here = rounds[self.round][self.slot :][:1] if len(rounds) > self.round else rounds[-1]
@@ -221,7 +221,7 @@ def trials_of(job: Job) -> list[Trial | LaterTrial]:
     return [*first, *(LaterTrial(search, i + 1, slot) for i in range(later) for slot in range(PAIR))]
 
 
-def kept_accuracies(home: Home) -> Callable[[Candidate], float | None]:
+def kept_accuracies(home: Paths) -> Callable[[Candidate], float | None]:
     """The accuracies of trials that are in a home, for :func:`~ifsl_bench.experiments.candidates.rounds_of`."""
 
     def accuracy(candidate: Candidate) -> float | None:
@@ -238,19 +238,19 @@ class TrainChosen(MetaTrain):
     def told(self, seeds: str) -> str:
         return f"meta-training the choice for {self.job.told(seeds)}: {self.job.schedule.steps:,} steps"
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         return f"{key_of(self.job, home)}-{self.job.setting}-{self.job.training.select}"
 
     def inputs(self) -> Sequence[Stage]:
         return [*prepared_for(self.job, ("train", "val")), *trials_of(self.job)]
 
-    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         """The models of all candidates: one of these is its own."""
         candidates = itertools.chain.from_iterable(rounds_of(self.job, kept_accuracies(home)))
         jobs = [replace(candidate.job, seed=self.job.seed) for candidate in candidates]
         return [artefact for job in jobs for artefact in MetaTrain(job).artefacts(home)]
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         return False  # what is chosen is known where all trials are
 
     def compute(self, work: Workspace) -> Model:
@@ -305,7 +305,7 @@ def counted_on_test(job: Job, choice: dict[str, Any], counts: Counts, work: Work
     return choice | {"choice": msgspec.structs.replace(firmness, test_episodes=len(episodes), test_hits=hits)}
 
 
-def kept_choice(job: Job, home: Home) -> Job | None:
+def kept_choice(job: Job, home: Paths) -> Job | None:
     """The choice from trials that are there; None where one is missing, or all have failed."""
     if not job.searched:
         return job

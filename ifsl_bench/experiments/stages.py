@@ -38,7 +38,7 @@ from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.protocols.episodes import task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, Side, Task
 from ifsl_bench.utils.checkpoint import begun
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.threads import cores
 
 PREPARING = 500 << 20  # bytes that an import takes, with the processes that decode
@@ -78,18 +78,18 @@ class Stage(ABC):
         return self.told("")
 
     @abstractmethod
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         """Names its artefact; equal keys of one kind of stage mean equal artefacts."""
 
     def inputs(self) -> Sequence[Stage]:
         """The stages it waits for. It makes what they should have made and did not, if it comes to that."""
         return ()
 
-    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         """The models and trials that it makes, with their files or folders."""
         return []
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         """Tells whether the artefact is there; never, where it leaves none."""
         return False
 
@@ -127,10 +127,10 @@ class PrepareData(Stage):
         others = f" with novel classes of {self.task.novel_from}" if self.task.novel_from else ""
         return f"data set {self.task.dataset.name}{others}"
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         return "+".join(spec.name for spec in data_of(self.task, home))
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         return all(is_prepared(home, spec.name) for spec in data_of(self.task, home))
 
     def check(self, data: Outline) -> None:
@@ -179,7 +179,7 @@ class CheckEpisodes(Stage):
     def told(self, seeds: str) -> str:
         return f"{self.side} {'episodes' if self.side == 'train' else self.task.kind.drawn} of {self.task.name}"
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         return f"{self.task.name}-{self.task.hash[:12]}-{self.side}"
 
     def inputs(self) -> Sequence[Stage]:
@@ -208,11 +208,11 @@ class Pretrain(Stage):
     def shown_seed(self) -> int:
         return self.task.pretraining_seed(self.seed)
 
-    def key(self, home: Home, fingerprint: str = "?") -> str:
+    def key(self, home: Paths, fingerprint: str = "?") -> str:
         """The key on data of that fingerprint, where they are neither prepared nor pinned."""
         return pretraining_key(self.task, fingerprint_of(self.task.dataset, home) or fingerprint, self.head, self.seed)
 
-    def features_key(self, home: Home) -> str:
+    def features_key(self, home: Paths) -> str:
         """Names the folder of its features."""
         return features_key(self.task, fingerprint_of(self.task.dataset, home) or "?", self.head, self.seed)
 
@@ -227,14 +227,14 @@ class Pretrain(Stage):
             return [PrepareData(self.task), linear, *(Features(linear, pool, 1) for pool in pools)]
         return [PrepareData(self.task)]
 
-    def weights(self, home: Home) -> str | None:
+    def weights(self, home: Paths) -> str | None:
         """The checksum of the weights in the cache; None where there are none."""
         return pretrained_sha256(home, self.key(home))
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         return self.weights(home) is not None
 
-    def perhaps_shipped(self, home: Home) -> bool:
+    def perhaps_shipped(self, home: Paths) -> bool:
         """Whether the package has its weights, if the data, which are not prepared, are those of the weights."""
         from ifsl_bench.backbones.weights import shipped
 
@@ -286,7 +286,7 @@ class Features(Stage):
     def told(self, seeds: str) -> str:
         return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         task, origin = self.backbone.task, ""
         if task.novel_from and self.pool in NOVEL:
             origin = prefix_of(novel_fingerprint(task, home)) or "?"
@@ -296,7 +296,7 @@ class Features(Stage):
     def inputs(self) -> Sequence[Stage]:
         return [self.backbone]
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         there, weights = recorded(home.features / self.key(home)), features_sha256(home, self.backbone.key(home))
         return weights is not None and there.get("pretraining_sha256") == weights
 

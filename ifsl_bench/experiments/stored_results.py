@@ -14,7 +14,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import Home, set_aside
+from ifsl_bench.utils.files import Paths, set_aside
 from ifsl_bench.utils.locks import locked
 
 
@@ -27,7 +27,7 @@ class Kept:
     damaged: bool = False  # whether that is since its file is damaged
 
 
-def kept_of(job: Job, home: Home) -> Kept:
+def kept_of(job: Job, home: Paths) -> Kept:
     """The job's stored result, if it is what the job would make now, or why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and

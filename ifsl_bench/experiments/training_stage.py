@@ -29,7 +29,7 @@ from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import file_name
 from ifsl_bench.utils.checkpoint import begun, finished_info
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import Home, sha256_json
+from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.seeds import seed_of
 
@@ -46,7 +46,7 @@ def data_stage_of(job: Job) -> PrepareData:
     return PrepareData(job.task, job.sides, job.training.sessions)
 
 
-def key_of(job: Job, home: Home) -> str:
+def key_of(job: Job, home: Paths) -> str:
     """A name that differs wherever the parameters could, between jobs of one method."""
     training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
     plan, backbone = msgspec.to_builtins(job.schedule), backbone_of(job).key(home)
@@ -153,7 +153,7 @@ class MetaTrain(JobStage):
     def told(self, seeds: str) -> str:
         return f"meta-training {self.job.told(seeds)}: {self.job.schedule.steps:,} steps"
 
-    def key(self, home: Home) -> str:
+    def key(self, home: Paths) -> str:
         return key_of(self.job, home)
 
     def inputs(self) -> Sequence[Stage]:
@@ -163,14 +163,14 @@ class MetaTrain(JobStage):
         """Tells whether a folder is free, or has a model of the job's method."""
         return holds(folder, self.job.has_made)
 
-    def folder(self, home: Home) -> Path:
+    def folder(self, home: Paths) -> Path:
         """The folder of the model."""
         return next(folder for folder in folders(home.trained / key_of(self.job, home)) if self.is_ours(folder))
 
-    def artefacts(self, home: Home) -> list[tuple[Stage, Path]]:
+    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         return [(self, self.folder(home))]
 
-    def cached(self, home: Home) -> bool:
+    def cached(self, home: Paths) -> bool:
         return finished_info(self.folder(home), pretraining_sha256=backbone_of(self.job).weights(home)) is not None
 
     def place(self, work: Workspace) -> Place:
@@ -202,7 +202,7 @@ class MetaTrain(JobStage):
         if finished_info(folder, pretraining_sha256=prepared.pretrained.sha256):
             with suppress(CorruptFile):  # which is trained again, below
                 return load_trained(folder, method, job.label, job.training.select)
-        from ifsl_bench.experiments.meta_training import Course
+        from ifsl_bench.experiments.meta_training import MetaTrainer
 
         facts = {
             "method": job.chosen.file or job.name,
@@ -224,7 +224,7 @@ class MetaTrain(JobStage):
                     say_place(work, self, place)
                     how = job.schedule, job.training, job.seed, facts, work.reporter
                     check = partial(self.validate, work)
-                    return Model(method, Course(folder, method, job.label, loader, check, *how).run(), folder.name)
+                    return Model(method, MetaTrainer(folder, method, job.label, loader, check, *how).run(), folder.name)
         raise AssertionError("there is no end of folders")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import Home, own_code
+from ifsl_bench.utils.files import Paths, own_code
 from ifsl_bench.utils.tempnames import PARTIAL
 
 ACCELERATOR = "GPU"  # the resource that a worker with one declares
@@ -31,7 +31,7 @@ class MustHave:
 
 
 @contextmanager
-def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[MustHave]:
+def wanted(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[MustHave]:
     """Yields what workers must have; while the block runs, files in the folders let them check these."""
     tokens = {}
     try:

@@ -35,7 +35,7 @@ from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
 from ifsl_bench.solvers import numba_code_cache as store
 from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home, set_aside
+from ifsl_bench.utils.files import Paths, set_aside
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.threads import cores, evaluating, share, threads
 from ifsl_bench.utils.training_curves import CurveLogs
@@ -60,7 +60,7 @@ class Workspace:
         curves: where trainings write their curves; None where nobody asks for them.
     """
 
-    home: Home = field(default_factory=Home.locate)
+    home: Paths = field(default_factory=Paths.locate)
     device: torch.device = field(default_factory=lambda: choose_device("auto"))
     reporter: Reporter = field(default_factory=Reporter)
     forced: bool = False
@@ -89,13 +89,13 @@ def workspace(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Workspace:
-    """Makes the workspace; see :meth:`ifsl_bench.utils.files.Home.locate` for the defaults.
+    """Makes the workspace; see :meth:`ifsl_bench.utils.files.Paths.locate` for the defaults.
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
             gets, if there is one, see :mod:`ifsl_bench.backbones.device`.
     """
-    return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
+    return Workspace(Paths.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
 
 
 class PreparedTask:

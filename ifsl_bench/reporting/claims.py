@@ -20,17 +20,17 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import overall
 from ifsl_bench.analysis.query import board_of, rival_of, row_of
 from ifsl_bench.analysis.rank_intervals import LEVEL, Difference, holm
 from ifsl_bench.analysis.ranking import Ranking, setting_of
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.utils.errors import UserError, unknown
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import either
 from ifsl_bench.utils.toml import held, parsed, text_of
 
@@ -84,8 +84,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Evidence:
     """A - B on one task."""
 
-    a: Row
-    b: Row
+    a: SeedAggregate
+    b: SeedAggregate
     task: str
     difference: Difference
     by: float  # the difference in the direction that the claim says
@@ -136,10 +136,10 @@ def judged(root: Path | None = None) -> list[Judged]:
         UserError: a claim on a row or task that is not there.
     """
     claims = read_claims(packaged_root() / CLAIMS)
-    return judge(claims, replace(Home.locate(), results=root or packaged_root()))
+    return judge(claims, replace(Paths.locate(), results=root or packaged_root()))
 
 
-def judge(claims: Mapping[str, Claim], folders: Home) -> list[Judged]:
+def judge(claims: Mapping[str, Claim], folders: Paths) -> list[Judged]:
     """Claims with their verdicts, all statements tested at once; boards are those of these folders."""
     boards = {task: board_of(task, folders) for task in {name for claim in claims.values() for name in claim.tasks}}
     evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
@@ -181,7 +181,7 @@ def _p(evidence: Evidence, key: Key) -> float:
     return replace(gap, mean=(gap.mean if first == evidence.a.label else -gap.mean) - beyond).p_better()
 
 
-def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
+def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence]:
     evidence = []
     for a, b in claim.rows:
         for task in claim.tasks:
@@ -193,7 +193,7 @@ def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
     return evidence
 
 
-def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
+def _compared(claim: Claim, board: TaskResults, a: SeedAggregate, b: SeedAggregate) -> Evidence:
     gap = overall(a, b, board.compared, claim.metric)
     fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
     fixed += ["backbone"] if a.one_pretraining and b.one_pretraining else []
@@ -201,7 +201,7 @@ def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
     return Evidence(a, b, board.name, gap, -gap.mean if claim.says == "behind" else gap.mean, fixed_text)
 
 
-def _backbones(row: Row) -> set[str]:
+def _backbones(row: SeedAggregate) -> set[str]:
     """The names of the row's backbones, whatever the seed; pretrainings have keys like NAME-seed0-DIGEST.
 
     A head on the features of another pretraining has the backbone of that.

@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ifsl_bench.analysis.aggregate import COMPUTED, Row, lazy_rows
+from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, lazy_rows
 from ifsl_bench.analysis.rank_intervals import Difference
 from ifsl_bench.analysis.ranking import Ranked
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.tasks.contamination import MARKS
@@ -50,7 +50,7 @@ class Entry:
     partial: bool | None = None
     place: Ranked | None = None
     note: str = ""
-    measured: Row | None = None
+    measured: SeedAggregate | None = None
     after: Sequence[Estimate] = ()
     marks: str = ""
 
@@ -60,7 +60,7 @@ class Entry:
         return "measured" if self.measured else COMPUTED if self.source == COMPUTED else "published"
 
 
-def entries_of(board: Board, rank: bool = False) -> list[Entry]:
+def entries_of(board: TaskResults, rank: bool = False) -> list[Entry]:
     """Comparable measured rows (the best first, where they are ranked), lazy rows, other measured ones, published ones.
 
     Published rows in sessions have a table of their own, :mod:`ifsl_bench.reporting.published_table`. Ranks are among
@@ -75,7 +75,7 @@ def entries_of(board: Board, rank: bool = False) -> list[Entry]:
     return [*comparable, *_lazy(board), *others, *papers]
 
 
-def _measured(board: Board, row: Row, comparable: bool, place: Ranked | None = None) -> Entry:
+def _measured(board: TaskResults, row: SeedAggregate, comparable: bool, place: Ranked | None = None) -> Entry:
     return Entry(
         board.task,
         comparable,
@@ -91,7 +91,7 @@ def _measured(board: Board, row: Row, comparable: bool, place: Ranked | None = N
     )
 
 
-def _lazy(board: Board) -> list[Entry]:
+def _lazy(board: TaskResults) -> list[Entry]:
     """The rows, in sessions, of models that never answer with a novel class; each is named after a row of its A_0."""
     rows = [(lazy, alike) for lazy, alike in lazy_rows(board.rows) if LAZY not in {row.label for row in alike}]
     entries = []
@@ -106,7 +106,7 @@ def _lazy(board: Board) -> list[Entry]:
     return entries
 
 
-def published_entries(board: Board) -> list[Entry]:
+def published_entries(board: TaskResults) -> list[Entry]:
     """The published rows."""
     entries = []
     for paper in board.papers:

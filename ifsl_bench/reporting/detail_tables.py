@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, Row
+from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate
 from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
 from ifsl_bench.analysis.rank_intervals import Difference
 from ifsl_bench.protocols.calibration import RESAMPLES
@@ -38,7 +38,7 @@ def _metric(units: str) -> Column[str]:
     return Column("metric", text, lambda name: {"metric": name})
 
 
-def _notes(row: Row) -> list[str]:
+def _notes(row: SeedAggregate) -> list[str]:
     """Says what the intervals of a row hold fixed."""
     if row.single:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
@@ -50,7 +50,7 @@ def _notes(row: Row) -> list[str]:
     return notes
 
 
-def row_table(row: Row) -> Table[str]:
+def row_table(row: SeedAggregate) -> Table[str]:
     """A line for each metric of a row: the mean over its seeds, and the mean of each seed; of a file the mean alone."""
     summary, first, of_file = row.summary(), row.results[0], row.origin == FILE
 
@@ -70,7 +70,7 @@ def row_table(row: Row) -> Table[str]:
     return Table(columns, list(summary), f"{row.label} on {first.task}{seeds}", notes)
 
 
-def session_tables(row: Row) -> list[Table[int]]:
+def session_tables(row: SeedAggregate) -> list[Table[int]]:
     """Tables, in sessions, of all that is measured after each: plain, and with one bias where one was chosen."""
     if row.units != "orders":
         return []
@@ -81,7 +81,7 @@ def session_tables(row: Row) -> list[Table[int]]:
     return tables
 
 
-def _sessions(row: Row, title: str, prefix: str) -> Table[int]:
+def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
     def column(name: str) -> Column[int]:
         values = row.after(name)
 
@@ -188,7 +188,7 @@ def _calibration(result: Result, calibration: Calibration) -> str:
     text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
     if calibration.resampled_base:
         if in_sessions:
-            spread = float(Row(result.label, "", (result,)).choices("calibrated_acc").std(ddof=1))
+            spread = float(SeedAggregate(result.label, "", (result,)).choices("calibrated_acc").std(ddof=1))
         else:
             hits = np.add(calibration.resampled_base, calibration.resampled_novel)
             spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, having
 from ifsl_bench.analysis.ranking import Ranking, setting_of
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import Paper, papers, printed
 from ifsl_bench.protocols.tasks.contamination import MARKS
 from ifsl_bench.protocols.tasks.task import Task
@@ -35,7 +35,7 @@ NOT_METRICS = {"state": "bytes/class", "rank": "rank"}  # columns without an arr
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
 
 
-def paper_tables(boards: Sequence[Board], full: bool = False, rank: bool = False) -> str:
+def paper_tables(boards: Sequence[TaskResults], full: bool = False, rank: bool = False) -> str:
     """One ``table`` for tasks that differ in shots alone; needs the packages booktabs and multirow.
 
     Variants of a task have a table of their own, whose caption says so. Rows that are not comparable (on other
@@ -50,7 +50,7 @@ def paper_tables(boards: Sequence[Board], full: bool = False, rank: bool = False
         full: the columns of the paper's full ablation tables, with Delta_a and Delta_b; in sessions, :data:`BESIDE`.
         rank: also the ranks that each measured row can have.
     """
-    groups: dict[str, list[Board]] = {}
+    groups: dict[str, list[TaskResults]] = {}
     for board in boards:
         ranked = replace(board, setting=setting_of(*board.rows, default=board.setting))
         groups.setdefault(_kind(board.task), []).append(ranked)
@@ -66,7 +66,7 @@ def _kind(task: Task) -> str:
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
 
 
-def _table(boards: Sequence[Board], full: bool, rank: bool) -> str:
+def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
     columns = [name for name, heading in HEADINGS.items() if heading.paper and (full or heading.paper_short)]
     measured = [row for board in boards for row in (*board.rows, *board.others)]
     filled = [name for name in columns if having(measured, name)]
@@ -124,7 +124,7 @@ def _table(boards: Sequence[Board], full: bool, rank: bool) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
 
 
-def _notes(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
+def _notes(boards: Sequence[TaskResults], columns: Sequence[str]) -> list[str]:
     """The notes on all boards, and those on some of them with their names."""
     of_each = [[*notes_of(board, "their ± too", columns), *notes_of_ranks(board, to_best=False)] for board in boards]
     return [
@@ -134,7 +134,7 @@ def _notes(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
     ]
 
 
-def _caption(boards: Sequence[Board]) -> str:
+def _caption(boards: Sequence[TaskResults]) -> str:
     """Says what the tasks' titles have in common, and what a reader of the printed table must not miss."""
     titles = [(board.task.title or board.name).split(", ") for board in boards]
     caption = ", ".join(part for part in titles[0] if all(part in title for title in titles))
@@ -147,7 +147,7 @@ def _caption(boards: Sequence[Board]) -> str:
     return "; ".join(parts)
 
 
-def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
+def _header(boards: Sequence[TaskResults], columns: Sequence[str]) -> list[str]:
     shots = [f"{board.task.shots}-shot" for board in boards]
     if len(columns) == 1:
         return [" & ".join(["Model", *shots]) + r" \\"]
@@ -202,7 +202,7 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
     return f"{label}, partial data" if entry.partial and not entry.comparable else label
 
 
-def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
+def _bold(board: TaskResults, entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
     """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
     bold = set()
     for name in set(columns) - {"pd"}:  # of which the least is the best, where A_0 are alike
@@ -217,7 +217,7 @@ def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set
     return bold
 
 
-def _not_shown(boards: Sequence[Board], bold: Collection[tuple[Entry, str]]) -> list[str]:
+def _not_shown(boards: Sequence[TaskResults], bold: Collection[tuple[Entry, str]]) -> list[str]:
     """A comment on each task of whose measured accuracies none is bold, since what may be the best is not shown."""
     shown = {entry.measured for entry, name in bold if name == "acc"}
     lines = []

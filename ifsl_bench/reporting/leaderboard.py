@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED
-from ifsl_bench.analysis.task_results import Board, load_variants, nothing_stored, telling
+from ifsl_bench.analysis.task_results import TaskResults, load_variants, nothing_stored, telling
 from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.published_table import published_tables
@@ -32,7 +32,9 @@ RULE = (
 )
 
 
-def task_tables(board: Board, full: bool = False, ranked: bool = False) -> list[Table[Entry] | Table[PublishedRow]]:
+def task_tables(
+    board: TaskResults, full: bool = False, ranked: bool = False
+) -> list[Table[Entry] | Table[PublishedRow]]:
     """The table of a task, and for one in sessions the rows that papers print, in a table of their own."""
     printed = published_tables(board, full)
     if printed and not (board.rows or board.others):
@@ -40,7 +42,7 @@ def task_tables(board: Board, full: bool = False, ranked: bool = False) -> list[
     return [task_table(board, full, ranked), *printed]
 
 
-def task_table(board: Board, full: bool = False, ranked: bool = False) -> Table[Entry]:
+def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> Table[Entry]:
     """The table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
     Measured rows are placed as :meth:`ifsl_bench.analysis.ranking.Ranking.level` has it, by what they differ in on the
@@ -74,7 +76,7 @@ def task_table(board: Board, full: bool = False, ranked: bool = False) -> Table[
 
 
 def ranked_tables(
-    boards: Iterable[Board], results: Path, full: bool = False, labels: Collection[str] = ()
+    boards: Iterable[TaskResults], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
     """The ranked tables of tasks and of their variants, see :func:`with_variants`, and the notes below all of them."""
     shown = with_variants(boards, results, labels)
@@ -84,7 +86,7 @@ def ranked_tables(
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 
-def overview(boards: Iterable[Board]) -> tuple[list[Table[Entry]], str]:
+def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[Entry]], str]:
     """The best three ranked rows of each task and the user's own, with their lazy ones, in few columns; and where
     there is more.
     """
@@ -123,13 +125,13 @@ def _metrics_of(entries: Iterable[Entry]) -> set[str]:
     return {name for entry in entries for name in entry.values}
 
 
-def _notes(board: Board, entries: Sequence[Entry]) -> list[str]:
+def _notes(board: TaskResults, entries: Sequence[Entry]) -> list[str]:
     shared = [f"{entry.label}: {entry.note}." for entry in entries if entry.kind == COMPUTED and "," in entry.note]
     calibrated = [of_calibration(board.task)] if "calibrated_acc" in _metrics_of(entries) else []
     return [*notes_of(board), *shared, *calibrated]
 
 
-def with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> list[Board]:
+def with_variants(boards: Iterable[TaskResults], results: Path, labels: Collection[str]) -> list[TaskResults]:
     """Each board with rows, then the tasks whose protocol departs from its own and that are not named themselves.
 
     Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
@@ -142,8 +144,8 @@ def with_variants(boards: Iterable[Board], results: Path, labels: Collection[str
         UserError: nothing is stored of a task, nor of a variant of it.
     """
     named = {board.name: board for board in boards}
-    shown: dict[str, Board] = {}
-    every: list[Board] = []
+    shown: dict[str, TaskResults] = {}
+    every: list[TaskResults] = []
     for board in named.values():
         variants = [variant for variant in load_variants(board.task, results) if variant.name not in named]
         variants = [variant.in_setting(board.setting) for variant in variants]

@@ -21,7 +21,7 @@ from ifsl_bench.reporting.variance_table import variance_tables
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 Names = str | Sequence[str]
 Folder = str | Path | None
@@ -42,7 +42,7 @@ def table(
     Raises:
         UserError: an unknown task, row or setting, or nothing stored.
     """
-    boards = boards_of(tasks, listed(methods), Home.locate(home, results))
+    boards = boards_of(tasks, listed(methods), Paths.locate(home, results))
     boards = in_setting(boards, setting) if setting else boards
     return Frame([table for board in boards for table in task_tables(board, full)])
 
@@ -56,7 +56,7 @@ def leaderboard(
     Raises:
         UserError: an unknown task, row or setting, or nothing measured.
     """
-    folders, labels = Home.locate(home, results), listed(methods)
+    folders, labels = Paths.locate(home, results), listed(methods)
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
     return Frame(*ranked_tables(boards, folders.results, full, labels))
 
@@ -72,7 +72,7 @@ def compare(
     Raises:
         UserError: no such row or file, or two that were not measured on the same episodes.
     """
-    return Frame([comparison_table(compare_rows(*pair_of(str(a), str(b), task, Home.locate(home, results))))])
+    return Frame([comparison_table(compare_rows(*pair_of(str(a), str(b), task, Paths.locate(home, results))))])
 
 
 def variance(
@@ -87,7 +87,7 @@ def variance(
     Raises:
         UserError: an unknown task or row, a task in episodes, or no row with the metric.
     """
-    (board,) = boards_of([task], listed(methods), Home.locate(home, results))
+    (board,) = boards_of([task], listed(methods), Paths.locate(home, results))
     return Frame(variance_tables(board, metric))
 
 
@@ -98,7 +98,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         UserError: no such file or row, or a file that is damaged.
     """
     if task is not None:
-        return Results(row_of(board_of(task, Home.locate(home, results)), str(what)).results)
+        return Results(row_of(board_of(task, Paths.locate(home, results)), str(what)).results)
     path = Path(what).expanduser()
     if not os.path.isfile(path):
         raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
@@ -115,7 +115,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
         UserError: there are none, of a task that nobody knows.
     """
     results_here: list[Result] = []
-    folders = Home.locate(home, results)
+    folders = Paths.locate(home, results)
     for root in dict.fromkeys([packaged_root().resolve(), folders.results.resolve()]):
         some, remarks = stored(root, tasks or None)
         results_here += some

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from ifsl_bench.analysis.aggregate import PAPER, PARTIAL, Row, held_fixed, holding_choices, names_of
+from ifsl_bench.analysis.aggregate import PAPER, PARTIAL, SeedAggregate, held_fixed, holding_choices, names_of
 from ifsl_bench.analysis.comparison import p_value
 from ifsl_bench.analysis.rank_intervals import Difference
 from ifsl_bench.analysis.ranking import Ranking
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.consistency import solve_notes
@@ -46,7 +46,7 @@ def _what_is_measured(result: Result) -> str:
 
 
 def notes_of(
-    board: Board, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
+    board: TaskResults, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
 ) -> list[str]:
     """The notes that a reader of the task's table needs, a line each.
 
@@ -133,7 +133,7 @@ def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
     return merged
 
 
-def _overrun(row: Row) -> bool:
+def _overrun(row: SeedAggregate) -> bool:
     """True if joint prediction loses nine tenths of the base queries that are right among the base classes."""
     if "delta_a" not in row.metrics:
         return False
@@ -141,7 +141,7 @@ def _overrun(row: Row) -> bool:
     return alone >= 20 and joint < 0.1 * alone  # percent
 
 
-def notes_of_ranks(board: Board, to_best: bool = True) -> list[str]:
+def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
     """The further notes that a reader of the ranked table needs, with its column "to the best" or without."""
     ranking, places = board.ranking, board.places
     notes = []
@@ -170,7 +170,7 @@ def notes_of_ranks(board: Board, to_best: bool = True) -> list[str]:
     return notes
 
 
-def standings(board: Board, labels: Sequence[str]) -> list[list[str]]:
+def standings(board: TaskResults, labels: Sequence[str]) -> list[list[str]]:
     """The :func:`standing` of each row; one line for several rows that nothing is ranked with."""
     reasons = {place.reason for place in board.ranking.places}
     if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
@@ -181,7 +181,7 @@ def standings(board: Board, labels: Sequence[str]) -> list[list[str]]:
     return [standing(board, label) for label in labels]
 
 
-def standing(board: Board, label: str) -> list[str]:
+def standing(board: TaskResults, label: str) -> list[str]:
     """A row's rank, and its paired differences to the best row, to the nearest, and to its namesake of elsewhere."""
     mine, ranking = board.row(label), board.ranking
     if mine is None or mine not in board.rows:
@@ -205,7 +205,7 @@ def standing(board: Board, label: str) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def _again(ranking: Ranking, mine: Row, row: Row) -> str:
+def _again(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """The difference of a row to its namesake."""
     gap, common = _paired(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
@@ -213,13 +213,13 @@ def _again(ranking: Ranking, mine: Row, row: Row) -> str:
     return f"  against the row of the same name, {_difference(ranking, mine, row)}"
 
 
-def _paired(ranking: Ranking, mine: Row, row: Row) -> tuple[Difference, tuple[int, ...]]:
+def _paired(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> tuple[Difference, tuple[int, ...]]:
     """The difference of two rows and the seeds that it is over, in the ranking that they are in."""
     part = ranking.of(mine, row)
     return part.difference(mine, row), part.common(mine, row)
 
 
-def _difference(ranking: Ranking, mine: Row, row: Row) -> str:
+def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """The difference of two rows, with their numbers on its seeds where a table has other numbers."""
     gap, common = _paired(ranking, mine, row)
     ours, theirs = ranking.of(mine, row).means(mine, row)

@@ -20,7 +20,7 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")  # Matplotlib's names
 
 
 @dataclass(frozen=True)
-class Look:
+class PlotStyle:
     """The look of a method: a colour as ``#rrggbb``, and the names of a marker and a dash as Matplotlib has them."""
 
     colour: str
@@ -30,7 +30,7 @@ class Look:
     further: bool = False
 
 
-def look_of(label: str) -> Look:
+def look_of(label: str) -> PlotStyle:
     """The look of a row by its label; options, tuning and calibration do not change it.
 
     Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its
@@ -44,10 +44,10 @@ def look_of(label: str) -> Look:
         free = len(COLOURS) * len(MARKERS) - len(ours)
         index = len(ours) + int.from_bytes(sha256(method.encode()).digest()[:4]) % free
     turn, colour = divmod(index, len(COLOURS))
-    return Look(COLOURS[colour], MARKERS[(colour + turn) % len(MARKERS)], DASHES[(colour + turn) % len(DASHES)])
+    return PlotStyle(COLOURS[colour], MARKERS[(colour + turn) % len(MARKERS)], DASHES[(colour + turn) % len(DASHES)])
 
 
-def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[Look]:
+def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotStyle]:
     """The looks of rows that are drawn beside each other, no two of one method alike.
 
     One row of each method has the method's own: the plain one, if it is there. Each of the others has its colour, and

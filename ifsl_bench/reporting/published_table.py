@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.columns import HEADINGS, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence
@@ -24,7 +24,7 @@ NOTES = [
 ]
 
 
-def published_tables(board: Board, full: bool = False) -> list[Table[PublishedRow]]:
+def published_tables(board: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
     """The table of the published rows of a task in sessions, by method; none where there are none.
 
     Args:
@@ -41,7 +41,7 @@ def published_tables(board: Board, full: bool = False) -> list[Table[PublishedRo
     return [Table(_columns(board, full), rows, f"{board.name}: published numbers", notes, whole=full)]
 
 
-def _columns(board: Board, full: bool) -> Sequence[Column[PublishedRow]]:
+def _columns(board: TaskResults, full: bool) -> Sequence[Column[PublishedRow]]:
     sessions = range(board.task.sessions.count + 1) if board.task.sessions else range(0)
     fixed = {"task": board.name, "kind": "published", "comparable": False}
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ifsl_bench.analysis.task_results import Board, load_board
+from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.contract import corpora_of, is_frozen
 from ifsl_bench.data.preparing.catalogue import state_of
 from ifsl_bench.data.preparing.metadata import outline_of
@@ -12,7 +12,7 @@ from ifsl_bench.protocols.tasks.contamination import MARKS, seen
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, SessionSpec, Task
 from ifsl_bench.reporting.notes import HIDDEN
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 PROTOCOLS = {
     "separate": "the novel classes of meta-training are a pool of their own",
@@ -20,12 +20,12 @@ PROTOCOLS = {
 }
 
 
-def task_facts(task: Task, folders: Home) -> dict[str, str]:
+def task_facts(task: Task, folders: Paths) -> dict[str, str]:
     """Names and texts: the data, what an episode is, the three stages, and what is measured on it."""
     return {name: text for name, text in _facts(task, folders) if text}
 
 
-def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
+def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     data = task.dataset.name
     yield "task", f"{task.name}: {task.title}"
     yield "variant of", task.variant_of and f"{task.variant_of}; rows of the two are not compared"
@@ -52,7 +52,7 @@ def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
     yield "cite", f"ifsl-bench cite {task.name}"
 
 
-def _base_classes(task: Task, folders: Home) -> str:
+def _base_classes(task: Task, folders: Paths) -> str:
     try:
         count = outline_of(task, folders, lacking=True).base_classes
     except UserError:
@@ -86,7 +86,7 @@ def _backbone(task: Task) -> str:
     return f"{name}, pretrained on the base classes for {spec.steps:,} steps, {own}"
 
 
-def _results(board: Board) -> str:
+def _results(board: TaskResults) -> str:
     measured = len({(row.label, row.origin) for row in (*board.rows, *board.others)})
     counts = {"measured": measured, "published": len(board.papers)}
     text = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import Row, having, names_of
+from ifsl_bench.analysis.aggregate import SeedAggregate, having, names_of
 from ifsl_bench.analysis.comparison import overall
 from ifsl_bench.analysis.rank_intervals import Difference
 from ifsl_bench.analysis.session_variance import PARTS, Variance, WrongSign, split, wrong_sign
-from ifsl_bench.analysis.task_results import Board, nothing_stored
+from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.reporting.columns import heading_of, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
@@ -39,15 +39,15 @@ NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows
 class Split:
     """A row, or the difference a - b of two, with the variance of its parts."""
 
-    a: Row
-    b: Row | None
+    a: SeedAggregate
+    b: SeedAggregate | None
     mean: Estimate | Difference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
     parts: Mapping[str, Variance]  # by PARTS and "one"; what the design cannot tell is left out
     seeds: int  # how many it is over; 1 where all are the same by construction
     sign: WrongSign | None = None  # of a difference that is not 0
 
 
-def variance_tables(board: Board, metric: str = "acc") -> list[Table[Split]]:
+def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[Split]]:
     """Tables of how rows vary, the best first; and of how their differences do, the better one first.
 
     Raises:
@@ -75,7 +75,7 @@ def _empty(splits: Sequence[Split]) -> list[str]:
     return [EMPTY] if any(part not in entry.parts for entry in splits for part in PARTS) else []
 
 
-def splits_of_rows(board: Board, metric: str) -> list[Split]:
+def splits_of_rows(board: TaskResults, metric: str) -> list[Split]:
     """The split of each row, the best first; raises as :func:`variance_tables`."""
     if not board.task.sessions:
         raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
@@ -88,13 +88,13 @@ def splits_of_rows(board: Board, metric: str) -> list[Split]:
     return [split_of(row, metric) for row in rows]
 
 
-def split_of(row: Row, metric: str) -> Split:
+def split_of(row: SeedAggregate, metric: str) -> Split:
     """The split of a row; raises :class:`UserError` where there is one order of the classes."""
     x = _values(row, metric, row.seeds, row.fixed)
     return Split(row, None, row.summary()[metric], split(x), len(x))
 
 
-def splits_of_differences(board: Board, metric: str) -> list[Split]:
+def splits_of_differences(board: TaskResults, metric: str) -> list[Split]:
     """The split of the difference of every two rows that have a seed in common, the better one first."""
     rows = having((place.row for place in board.places), metric)
     splits = []
@@ -107,12 +107,12 @@ def splits_of_differences(board: Board, metric: str) -> list[Split]:
     return splits
 
 
-def _values(row: Row, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
+def _values(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
     """[seeds, orders, supports] of a row; of the first seed where all are the same."""
     return row.by_sequence(metric, seeds[:1] if fixed else seeds)
 
 
-def _named(names: Mapping[Row, str], heading: str, which: str) -> list[Column[Split]]:
+def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[Split]]:
     def name(entry: Split) -> str:
         row = entry.a if which == "a" else entry.b
         return names[row] if row else ""
@@ -120,7 +120,7 @@ def _named(names: Mapping[Row, str], heading: str, which: str) -> list[Column[Sp
     return [Column(heading, name, lambda entry: {heading.lower(): name(entry)}, fold=14)]
 
 
-def _columns(board: Board, heading: str) -> list[Column[Split]]:
+def _columns(board: TaskResults, heading: str) -> list[Column[Split]]:
     def deviation(part: str) -> Column[Split]:
         def text(entry: Split) -> str:
             if part not in entry.parts:

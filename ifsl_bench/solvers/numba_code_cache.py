@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home, mark_used, own_code, sha256_file
+from ifsl_bench.utils.files import Paths, mark_used, own_code, sha256_file
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.tempnames import tagged
 
@@ -57,7 +57,7 @@ def sources_folder() -> str:
 
 def _place() -> Path:
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    return (Path(chosen) if chosen else _wanted or Home.locate().cache / "compiled") / sources_folder()
+    return (Path(chosen) if chosen else _wanted or Paths.locate().cache / "compiled") / sources_folder()
 
 
 def _files(folder: Path) -> list[Path]:

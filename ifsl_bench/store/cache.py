@@ -21,7 +21,7 @@ from ifsl_bench.data import datasets
 from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.utils.atomic_dir import remove
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import is_locked, taken
 from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, what
 
@@ -57,12 +57,12 @@ class Item:
         return re.search(part, self.of) is not None
 
 
-def listed(home: Home) -> list[Item]:
+def listed(home: Paths) -> list[Item]:
     """Lists everything in the home but the results, by kind."""
     return sorted(_items(home), key=lambda item: (ORDER.index(item.kind), item.of, item.path))
 
 
-def _items(home: Home) -> Iterator[Item]:
+def _items(home: Paths) -> Iterator[Item]:
     for top in _inside(home.cache):
         if top.name not in (*KINDS, *STAYS):
             if top != home.results:
@@ -107,7 +107,7 @@ def _size_and_use(path: Path) -> tuple[int, float]:
 
 
 def pruning(
-    home: Home, names: Sequence[str] = (), unused: float | None = None, most: float | None = None
+    home: Paths, names: Sequence[str] = (), unused: float | None = None, most: float | None = None
 ) -> tuple[list[Item], list[tuple[Item, str]]]:
     """Sorts what is chosen, by last use; without a choice, what is left over is chosen.
 

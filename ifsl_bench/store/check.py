@@ -22,7 +22,7 @@ from ifsl_bench.reporting.data_frames import with_interval
 from ifsl_bench.store.check_form import Unverified, odd_values, unprintable, verifying
 from ifsl_bench.store.schema import Result, file_name, inconsistency, parse, read_raw
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.episodes import Sampler
@@ -49,7 +49,7 @@ class Checked:
         return f"{text} (not verified: {'; '.join(self.unverified)})" if self.unverified else text
 
 
-def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> Checked:
+def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None) -> Checked:
     """Verifies a result file.
 
     Held against each other are its schema and every name in it, all of which must be texts that can be printed; its
@@ -62,7 +62,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
         tasks: tasks of one's own, by name, beside the packaged ones.
         home: where data sets are looked for.
     """
-    home, tasks = home or Home.locate(), tasks or {}
+    home, tasks = home or Paths.locate(), tasks or {}
     try:
         raw = read_raw(path)
         if mixed := _published(path, raw):
@@ -101,7 +101,7 @@ def _lines(failures: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts[:MOST_LINES] + rest)
 
 
-def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
+def _task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
     if name in tasks:
         return tasks[name]
     if not is_plain(name):  # a path would be opened, and it is not the user who named it
@@ -131,7 +131,7 @@ def _folder(path: Path) -> str:
     return Path(os.path.abspath(path)).parent.name
 
 
-def _place(path: Path, result: Result, tasks: Mapping[str, Task], home: Home) -> Iterator[str]:
+def _place(path: Path, result: Result, tasks: Mapping[str, Task], home: Paths) -> Iterator[str]:
     if path.name != file_name(result.label, result.seed):
         yield f"file name: label and seed make it {file_name(result.label, result.seed)}"
     folder = _folder(path)
@@ -152,7 +152,7 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
         yield f"novel_fingerprint: {novel!r}, the novel classes of {task.name} are of {source}"
 
 
-def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
+def _digest(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """The digest, against the pinned one or against the episodes drawn again from the data."""
     count = len(result.episodes)
     if count > most_of(task):  # which does not fit, and may be millions to draw
@@ -165,7 +165,7 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"digest: {result.digest[:16]}, the {count:,} episodes of {task.name} have {expected[:16]}"
 
 
-def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
+def _classes(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """The novel classes of each episode, against the episodes drawn again from the data."""
     count = len(result.episodes)
     if unfit(task, [result]):
@@ -177,7 +177,7 @@ def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 
-def _sampler(result: Result, task: Task, home: Home, side: Side = "test") -> Sampler | SequenceSampler:
+def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sampler | SequenceSampler:
     """A side's episodes of the very data that a result was measured on."""
     _prepared(result, task, home)
     from ifsl_bench.experiments.workspace import Workspace
@@ -185,7 +185,7 @@ def _sampler(result: Result, task: Task, home: Home, side: Side = "test") -> Sam
     return Workspace(home).prepared(task, "linear", result.seed).sampler(side)
 
 
-def _prepared(result: Result, task: Task, home: Home) -> bool:
+def _prepared(result: Result, task: Task, home: Paths) -> bool:
     """Tells whether the data that a result was measured on are partial; exactly these have to be here."""
     from ifsl_bench.data.datasets import is_prepared
     from ifsl_bench.data.pools import open_dataset
@@ -202,7 +202,7 @@ def _prepared(result: Result, task: Task, home: Home) -> bool:
     return partial
 
 
-def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
+def _partial(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Checks the mark "partial", which is part of the fingerprint, against the pinned or the prepared data."""
     data = task.dataset
     crossed = task.novel_from is not None  # then either may be
@@ -218,7 +218,7 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {extent}"
 
 
-def _calibration(result: Result, task: Task, home: Home) -> Iterator[str]:
+def _calibration(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Checks that a calibration is there where the task allows one."""
     if not task.kind.has_base or result.calibration:
         return

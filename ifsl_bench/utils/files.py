@@ -30,7 +30,7 @@ from ifsl_bench.utils.tempnames import PARTIAL, tagged, what
 
 
 @dataclass(frozen=True)
-class Home:
+class Paths:
     """The folders that ifsl_bench writes to.
 
     Args:
@@ -42,7 +42,7 @@ class Home:
     results: Path
 
     @classmethod
-    def locate(cls, home: str | Path | None = None, results: str | Path | None = None) -> Home:
+    def locate(cls, home: str | Path | None = None, results: str | Path | None = None) -> Paths:
         """Explicit arguments first, then ``IFSL_BENCH_HOME``, then the platform's user folders.
 
         Raises:

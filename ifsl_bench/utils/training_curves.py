@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.utils.errors import Lacking, UserError, unknown
-from ifsl_bench.utils.files import Home, disk_errors, write_bytes
+from ifsl_bench.utils.files import Paths, disk_errors, write_bytes
 from ifsl_bench.utils.progress import RATE, Reporter, Stage
 
 COLUMNS = ("step", "loss", "accuracy", RATE, "validation accuracy")  # of CSV files; accuracy is in percent
@@ -82,7 +82,7 @@ class CurveLogs:
     folder: Path
 
 
-def curve_logs(log: str | None, folder: str | Path | None, home: Home) -> CurveLogs | None:
+def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> CurveLogs | None:
     """Finds kind and folder of the logs of trainings; None where no logs are asked for.
 
     Args:

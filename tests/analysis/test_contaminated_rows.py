@@ -7,9 +7,9 @@ import json
 import msgspec
 import pytest
 
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.ranking import Ranking
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import notes_of, standing
@@ -27,12 +27,12 @@ def board():
     def row(label, answer):
         results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]
         more = {"seen": answer} if answer else {}
-        return Row(label, "stored", tuple(
+        return SeedAggregate(label, "stored", tuple(
             msgspec.structs.replace(result, pretraining=result.pretraining | more) for result in results
         ))  # fmt: skip
 
     rows = (row("lr+a", "yes"), row("lwof", None), row("imprint", "may"), row("protonet", "no"))
-    return Board(task, rows, rows, (), (), ())
+    return TaskResults(task, rows, rows, (), (), ())
 
 
 def test_rows_that_may_have_seen_the_novel_classes_are_ranked_by_themselves(board):
@@ -69,4 +69,4 @@ def test_the_notes_name_them(board):
 def test_a_verdict_that_this_version_does_not_know_counts_as_may(board):
     (first, *_) = board.rows
     results = tuple(msgspec.structs.replace(r, pretraining={**r.pretraining, "seen": "perhaps"}) for r in first.results)
-    assert Row("x", "stored", results).novel_seen == "may"
+    assert SeedAggregate("x", "stored", results).novel_seen == "may"

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.analysis import task_results as boards
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare, p_value, verdict
 from ifsl_bench.analysis.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.analysis.ranking import Ranking
@@ -93,9 +93,9 @@ def test_few_seeds_and_options_make_a_row_provisional():
 
 
 def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
-    def of(label: str, seeds: list[int], noise: int) -> Row:
+    def of(label: str, seeds: list[int], noise: int) -> SeedAggregate:
         full_row = row(label, [14.0] * (max(seeds) + 1), noise=noise)
-        return Row(label, "yours", tuple(r for r in full_row.results if r.seed in seeds))
+        return SeedAggregate(label, "yours", tuple(r for r in full_row.results if r.seed in seeds))
 
     five, three, four = of("five", [0, 1, 2, 3, 4], 1), of("three", [0, 1, 2], 2), of("four", [0, 1, 2, 4], 3)
     ranking = Ranking([five, three, four])
@@ -121,7 +121,8 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
     same = {"pretraining": {"key": "k", "sha256": "s"}}
     once = [row(label, [mean], noise=1).results[0] for label, mean in (("a", 15.0), ("b", 14.8))]
     rows = [
-        Row(r.label, "yours", tuple(msgspec.structs.replace(r, seed=seed, **same) for seed in range(3))) for r in once
+        SeedAggregate(r.label, "yours", tuple(msgspec.structs.replace(r, seed=seed, **same) for seed in range(3)))
+        for r in once
     ]
     ranking = Ranking([*rows, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))])
     d = (accuracies(rows[0]) - accuracies(rows[1]))[0]
@@ -129,13 +130,15 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
     assert not ranking.difference(rows[0], ranking.rows[-1]).models_fixed
     assert ranking.difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
     trained = [
-        Row(entry.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in entry.results))
+        SeedAggregate(
+            entry.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in entry.results)
+        )
         for entry in rows
     ]
     foreign = msgspec.structs.replace(rows[0].results[2], pretraining={"key": "k", "sha256": "trained elsewhere"})
     assert [entry.fixed for entry in (*rows, *trained)] == [True, True, False, False]
-    assert not Row("a", "yours", (*rows[0].results[:2], foreign)).fixed
-    assert not Row("a", "yours", rows[0].results[:1]).fixed, "one seed tells nothing"
+    assert not SeedAggregate("a", "yours", (*rows[0].results[:2], foreign)).fixed
+    assert not SeedAggregate("a", "yours", rows[0].results[:1]).fixed, "one seed tells nothing"
 
 
 def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
@@ -185,7 +188,7 @@ def test_ranks_of_nothing_of_one_and_of_equals():
     assert Ranking([]).places == []
     original = row("a", [14.0, 14.2, 14.1])
     assert [(str(p.ranks), p.gap) for p in Ranking([original]).places] == [("1", None)]
-    twin = Row("b", "yours", original.results)
+    twin = SeedAggregate("b", "yours", original.results)
     assert [str(p.ranks) for p in Ranking([original, twin]).places] == ["1-2", "1-2"]
     assert Ranking([original, twin]).difference(original, twin).interval == 0
     lonely = row("c", [14.0])
@@ -256,7 +259,7 @@ def test_a_row_that_was_trained_with_another_gradient_than_it_names_is_shown_wit
             msgspec.structs.replace(r, training={"solves": {"adjoint_episodes": 8, "adjoint_diverged": count}})
             for r, count in zip(rows[0].results, replaced, strict=True)
         ]
-        stored_rows(Row("a", "yours", tuple(results)), *rows[1:])
+        stored_rows(SeedAggregate("a", "yours", tuple(results)), *rows[1:])
         board = load_board(task, stored_rows.root)
         notes.append(leaderboard([board], stored_rows.root))
         records = document(leaderboard([board], stored_rows.root, "json"))

@@ -18,7 +18,7 @@ from ifsl_bench.analysis.session_variance import (
     split,
     wrong_sign,
 )
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 
 def simulated(rng, shape, deviations, mean=0.0) -> np.ndarray:
@@ -148,7 +148,7 @@ def test_overall_is_wider_by_the_seeds():
 def average_accuracies(label: str) -> np.ndarray:
     """[seeds, 100, 4] of a stored row on glyphs-sessions, from its counts by a plain loop."""
     seeds = []
-    for result in board_of("glyphs-sessions", Home.locate()).row(label).results:
+    for result in board_of("glyphs-sessions", Paths.locate()).row(label).results:
         counts, of_sequences = result.counts(), []
         for hits, queries in zip(counts.hits.astype(int), counts.queries.astype(int), strict=True):
             after, at = [], 0

@@ -27,7 +27,7 @@ from ifsl_bench.protocols.tasks.contamination import seen, seen_facts
 from ifsl_bench.protocols.tasks.task_files import find, parse
 from ifsl_bench.protocols.tasks.variants import Change, changed, make_change
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.reporters import Messages
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def glyphs(backbone, weights=None):
 
 @pytest.fixture
 def home(tmp_path):
-    return Home.locate(tmp_path / "home")
+    return Paths.locate(tmp_path / "home")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Reporter
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def few(glyph_home):
     """(home, task, dataset) of a short pretraining on the real glyphs: 6 steps of batch 64."""
-    home = Home.locate(glyph_home)
+    home = Paths.locate(glyph_home)
     task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
     return home, task, ensure(home, task.dataset, Reporter())
 
@@ -33,7 +33,7 @@ def few(glyph_home):
 @pytest.fixture
 def frozen(clusters):
     """(home, task, dataset) of a classifier on frozen features, which is trained in no time."""
-    home = Home.locate(clusters / "home")
+    home = Paths.locate(clusters / "home")
     task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
     return home, task, ensure(home, task.dataset, Reporter())
 
@@ -80,7 +80,7 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
     task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
 
     def run(home, stops):
-        dataset = ensure(Home.locate(clusters / "home"), task.dataset, Reporter())
+        dataset = ensure(Paths.locate(clusters / "home"), task.dataset, Reporter())
         steps = {"n": 0}
         original = Trainer._step
 
@@ -97,8 +97,8 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
                     pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
             return pretrain(home, task, dataset, "linear", 0, CPU, Reporter()), steps["n"]
 
-    whole, plain = run(Home.locate(clusters / "a"), ())
-    broken, total = run(Home.locate(clusters / "b"), (9, 27))
+    whole, plain = run(Paths.locate(clusters / "a"), ())
+    broken, total = run(Paths.locate(clusters / "b"), (9, 27))
     assert plain == 60
     assert 60 < total < 90, "it went on from a checkpoint"
     for key, value in tensors(whole).items():

@@ -19,7 +19,7 @@ from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.writer import build
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 pytestmark = pytest.mark.skipif(
@@ -61,7 +61,7 @@ def dots(tmp_path):
                 with writer.pool(f"{side}/{part}", labels, classes, (16, 16, 1)) as images:
                     images[:] = generator.integers(0, 256, images.shape)
 
-    build(Home.locate(tmp_path / "home").data / "dots", "dots", "1", fill, {})
+    build(Paths.locate(tmp_path / "home").data / "dots", "dots", "1", fill, {})
     for name, backbone in (("dots", "resnet18-gn"), ("norms", "resnet-small")):
         (tmp_path / f"{name}.toml").write_text(TASK.format(backbone=backbone))
     return tmp_path
@@ -92,14 +92,14 @@ def done(process) -> tuple[int, str, str]:
 
 
 def state(folder: Path, home: str):
-    (directory,) = (path for path in Home.locate(folder / home).pretrained.iterdir() if path.is_dir())
+    (directory,) = (path for path in Paths.locate(folder / home).pretrained.iterdir() if path.is_dir())
     return CheckpointFolder(directory).load()
 
 
 def changes(folder: Path, home: str, task: str = "dots") -> dict[str, torch.Tensor]:
     """The change of each tensor by training, before it was rounded."""
     definition = find(str(folder / f"{task}.toml"))[0]
-    dataset = ensure(Home.locate(folder / home), definition.dataset, Reporter())
+    dataset = ensure(Paths.locate(folder / home), definition.dataset, Reporter())
     initial = Trainer(folder / "x", definition, dataset, "linear", 0, torch.device("cpu"))._tensors()
     trained = torch.load(exact(folder, home), weights_only=True)
     return {key: trained[key] - initial[key] for key in state(folder, home).tensors}
@@ -157,7 +157,7 @@ def test_what_goes_wrong_in_all_processes_is_told_once(dots):
 @pytest.mark.slow("starts torchrun")
 def test_ctrl_c_ends_all_processes_and_says_how_to_go_on(dots):
     command = start(dots, "stopped", 2)
-    checkpoints = Home.locate(dots / "stopped").pretrained
+    checkpoints = Paths.locate(dots / "stopped").pretrained
     while not any(checkpoints.glob("*/checkpoint.json")):
         assert command.poll() is None
         time.sleep(0.01)

@@ -28,14 +28,14 @@ from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home, sha256_json
+from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import LogReporter, Reporter
 
 CPU = torch.device("cpu")
 TASK = "clusters.toml:clusters-1shot"
 
 
-def weights_of(home: Home, log: io.StringIO | None = None, seed: int = 0):
+def weights_of(home: Paths, log: io.StringIO | None = None, seed: int = 0):
     """The weights of the clusters' pretraining in a home."""
     (task,) = find(TASK)
     dataset = ensure(home, task.dataset, Reporter())
@@ -43,17 +43,17 @@ def weights_of(home: Home, log: io.StringIO | None = None, seed: int = 0):
 
 
 @pytest.fixture
-def exported(here, tmp_path) -> tuple[Home, Path]:
+def exported(here, tmp_path) -> tuple[Paths, Path]:
     """A home with a finished pretraining, and its file."""
-    home = Home.locate(here / "home")
+    home = Paths.locate(here / "home")
     weights_of(home)
     return home, export_weights(TASK, "linear", 0, home, tmp_path / "out.safetensors")[0]
 
 
 @pytest.fixture
-def other(here, tmp_path) -> Home:
+def other(here, tmp_path) -> Paths:
     """A home with the same data and nothing else."""
-    home = Home.locate(tmp_path / "other")
+    home = Paths.locate(tmp_path / "other")
     home.cache.mkdir()
     (home.cache / "data").symlink_to(here / "home" / "data")
     return home
@@ -113,7 +113,7 @@ def test_imported_weights_are_those_that_were_trained(exported, other):
 
 
 def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call):
-    task, home = "tiny-features-sessions", Home.locate()
+    task, home = "tiny-features-sessions", Paths.locate()
     for _ in range(2):  # the second time it is there already
         status, out, err = call("pretrain", "--task", task, "--head", "cosine")
         assert status == 0, err
@@ -373,7 +373,7 @@ def test_a_network_pretrained_here_and_its_exported_file_taken_as_weights_give_t
     assert given_result["pretraining"]["pretrained_on"] == ["base"]
     assert given_result["pretraining"]["seen"] == "no"
     assert given_result["episodes"]["novel_alone"] == trained_result["episodes"]["novel_alone"]
-    home = Home.locate(hues / "home")
+    home = Paths.locate(hues / "home")
     banks = [np.load(path) for path in sorted(home.features.glob("*/novel-test/features.npy"))]
     assert len(banks) == 2, "one with the training, one with the weights, whatever is said of them"
     np.testing.assert_array_equal(*banks)

@@ -29,7 +29,7 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build
 from ifsl_bench.protocols.tasks.task_files import packaged
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 DEVICE = choose_device("auto")
@@ -107,7 +107,7 @@ def test_pretraining(benchmark, photos, tmp_path):
 
 def test_features(benchmark, photos, tmp_path):
     """Goal 0.9 of a bare forward loop on one batch in memory; 64x64 images."""
-    home = Home.locate(tmp_path / "home")
+    home = Paths.locate(tmp_path / "home")
     task = msgspec.structs.replace(TASK, pretraining=msgspec.structs.replace(TASK.pretraining, steps=0))
     photos.manifest["pools"].pop("base/val")  # nothing to evaluate on
     pretrained = pretrain(home, task, photos, "linear", 0, DEVICE, Reporter())
@@ -124,7 +124,7 @@ def test_features(benchmark, photos, tmp_path):
         synchronised(out)
 
     def ours() -> None:
-        folder = Home.locate(tmp_path / f"features-{next(rounds)}")
+        folder = Paths.locate(tmp_path / f"features-{next(rounds)}")
         compute_features(folder, task, photos, pretrained, "base/train", DEVICE, Reporter())
 
     ratio(benchmark, ours, bare, count)
@@ -168,7 +168,7 @@ def test_import(benchmark, tmp_path, kind):
         for c in range(classes):
             for i, content in enumerate(contents):
                 archive.writestr(f"photos/class {c}/{i}.JPEG", content)
-    home, count = Home.locate(tmp_path / "home"), loky.cpu_count()
+    home, count = Paths.locate(tmp_path / "home"), loky.cpu_count()
     times: list[tuple[float, float]] = []
     for _ in range(1 if benchmark.disabled else ROUNDS + 1):
         ours = seconds(lambda: prepare(home, "photos", path, True, Reporter(), own=OwnOptions(size=64)))

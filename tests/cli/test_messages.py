@@ -15,7 +15,7 @@ from ifsl_bench.cli.main import _guarded
 from ifsl_bench.cli.running import _typed
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.utils.errors import unknown
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 TASK = ("--task", "glyphs-5shot")
 LONG = "x" * 300  # longer than a file system takes, so that looking at it fails
@@ -201,7 +201,7 @@ class Odd(Imprint):
 )  # fmt: skip
 def test_names_that_no_file_can_have_are_not_the_systems_refusal(said, call, tmp_path, monkeypatch):
     """Also where there are folders in which somebody looks for them."""
-    home = Home.locate(tmp_path)
+    home = Paths.locate(tmp_path)
     for folder in (home.results, home.data):
         folder.mkdir(parents=True)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))

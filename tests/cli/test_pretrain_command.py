@@ -18,7 +18,7 @@ from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils import torchrun
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.torchrun import Launch, launch
 
@@ -61,7 +61,7 @@ def test_a_run_finds_what_the_command_has_made(here, call):
 
 
 def test_a_result_says_of_how_many_processes_its_pretraining_was_unless_it_was_one(here):
-    home, task = Home.locate(here / "home"), find("clusters.toml:clusters-1shot")[0]
+    home, task = Paths.locate(here / "home"), find("clusters.toml:clusters-1shot")[0]
     dataset = ensure(home, task.dataset, Reporter())
     weights = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     folder = CheckpointFolder(home.pretrained / weights.key)
@@ -165,7 +165,7 @@ def test_batch_norm_is_shared_on_devices_and_refused_on_the_cpu(monkeypatch):
 def test_gradients_of_unequal_parts_average_to_that_of_the_batch(here, tmp_path):
     """Which is what DistributedDataParallel does with them. A batch of 32 in 3 parts: 10, 11 and 11."""
     task = find("clusters.toml:clusters-1shot")[0]
-    dataset = ensure(Home.locate(here / "home"), task.dataset, Reporter())
+    dataset = ensure(Paths.locate(here / "home"), task.dataset, Reporter())
     pool = dataset.pool("base/train")
     inputs, labels = torch.from_numpy(pool.images[100:132].copy()), torch.from_numpy(pool.labels[100:132])
 
@@ -186,7 +186,7 @@ def test_gradients_of_unequal_parts_average_to_that_of_the_batch(here, tmp_path)
 def test_momentum_comes_back_in_the_layout_of_its_parameter(glyph_features_home, tmp_path):
     """Fused steps on devices go through memory and not through indices."""
     task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
-    dataset = ensure(Home.locate(glyph_features_home), task.dataset, Reporter())
+    dataset = ensure(Paths.locate(glyph_features_home), task.dataset, Reporter())
     first, second = (Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU) for _ in range(2))
     for i, parameter in enumerate(first.parameters):
         first.optimiser.state[parameter]["momentum_buffer"] = torch.full_like(parameter, i).contiguous()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 
 def _python2(value: Any) -> bytes:
@@ -42,9 +42,9 @@ def python2() -> Callable[[Any], bytes]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> Paths:
     """A cache with nothing in it."""
-    return Home.locate(tmp_path / "home")
+    return Paths.locate(tmp_path / "home")
 
 
 @pytest.fixture

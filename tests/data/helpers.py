@@ -11,7 +11,7 @@ import pytest
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 
@@ -29,7 +29,7 @@ def of_class(pool: Pool, name: str) -> np.ndarray:
     return pool.images[pool.starts[c] : pool.starts[c + 1]]
 
 
-def refused(home: Home, name: str, path: Path, message: str, **options: Any) -> str:
+def refused(home: Paths, name: str, path: Path, message: str, **options: Any) -> str:
     """Holds that a data set cannot be prepared and is not there then; returns what is said."""
     with pytest.raises(UserError, match=message) as caught:
         prepare(home, name, path, False, Reporter(), **options)

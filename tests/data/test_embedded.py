@@ -22,7 +22,7 @@ from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Reporter
 from tests.data.helpers import spoil
 from tests.tools.embed_features import _Named, embed
@@ -68,7 +68,7 @@ def made(clusters_source, tmp_path_factory):
         ):
             folder.mkdir()
             patch.setattr(module, name, folder)
-        home = Home.locate(shutil.copytree(clusters_source / "home", root / "home"))
+        home = Paths.locate(shutil.copytree(clusters_source / "home", root / "home"))
         (of,) = find(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
         of = msgspec.structs.replace(of, pretraining=msgspec.structs.replace(of.pretraining, seed=0))
         (task,) = find(f"{root / 'embedded.toml'}:embedded-1shot")
@@ -89,7 +89,7 @@ def used(made, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(root)
-    return Home.locate(tmp_path / "home"), *rest
+    return Paths.locate(tmp_path / "home"), *rest
 
 
 def test_features_moments_and_classifier_are_those_of_the_backbones(used):

@@ -27,7 +27,7 @@ from ifsl_bench.data.read.file_tree import FileTree
 from ifsl_bench.data.source import Count, DatasetSource, Form, Import, count_files
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import LogReporter, Reporter
 from tests.data.helpers import refused, spoil
@@ -80,7 +80,7 @@ def toy(tmp_path, monkeypatch) -> Path:
     return tmp_path / "toys"
 
 
-def state(home: Home) -> str:
+def state(home: Paths) -> str:
     return next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"]
 
 
@@ -110,7 +110,7 @@ def test_partial_data_say_so_everywhere(toy, home, messages):
 
 def test_an_interrupted_import_goes_on(toy, tmp_path, interrupted, home):
     """Stopped in the third pool: nothing is there, and the next run decodes the last four pools alone."""
-    whole = prepare(Home.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
+    whole = prepare(Paths.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
     decoded = interrupted(image_pools, "decode_into", 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
@@ -141,7 +141,7 @@ def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, inte
         spoil(partial / f"base-val.{change}.npy", -1)
     dataset = prepare(home, "toy", toy, False, Reporter())
     assert len(decoded) == 3 + (6 if change == "files" else 5)
-    fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter())
+    fresh = prepare(Paths.locate(tmp_path / "fresh"), "toy", toy, False, Reporter())
     assert dataset.fingerprint == fresh.fingerprint
 
 
@@ -210,10 +210,10 @@ def test_a_killed_import_leaves_nothing_half_made(toy, tmp_path, home, interrupt
     decoded = interrupted(image_pools, "decode_into", 0)
     made = prepare(home, "toy", toy, False, Reporter())
     assert len(decoded) == 3
-    assert made.fingerprint == prepare(Home.locate(tmp_path / "whole"), "toy", toy, False, Reporter()).fingerprint
+    assert made.fingerprint == prepare(Paths.locate(tmp_path / "whole"), "toy", toy, False, Reporter()).fingerprint
 
 
-def _left(home: Home) -> set[str]:
+def _left(home: Paths) -> set[str]:
     """The files that an import has left, but for its lock."""
     return {path.name for path in home.data.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
@@ -241,7 +241,7 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted, home
     decoded = interrupted(image_pools, "decode_into", 0)
     dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
     assert [len(out) for out, *_ in decoded] == [8, 7, 4, 3]
-    fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
+    fresh = prepare(Paths.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
     assert dataset.partial
     assert dataset.fingerprint == fresh.fingerprint
     assert dataset.manifest["pools"] == fresh.manifest["pools"]

@@ -18,7 +18,7 @@ from ifsl_bench.data.published_splits import rows, shuffled
 from ifsl_bench.data.sets import mini
 from ifsl_bench.data.source import Count
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
@@ -175,7 +175,7 @@ def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, 
         rows = [row for wnid in pool.classes for row in values[side]["class_dict"][wnid]]
         np.testing.assert_array_equal(pool.images, values[side]["image_data"][rows])
     (folder / "mini-imagenet-cache-validation.pkl").rename(folder / "mini-imagenet-cache-val.pkl")
-    again = prepare(Home.locate(tmp_path / "again"), "mini-imagenet-held-out", folder, False, Reporter())
+    again = prepare(Paths.locate(tmp_path / "again"), "mini-imagenet-held-out", folder, False, Reporter())
     assert again.fingerprint == dataset.fingerprint
 
 
@@ -215,7 +215,7 @@ def loaded(kind: str, *roots: object) -> list:
 def test_what_learn2learn_has_loaded_is_made_from_its_files(tmp_path):
     folder = write_caches(tmp_path / "caches", cache_values())
     files = prepare(
-        Home.locate(tmp_path / "files"), "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=True
+        Paths.locate(tmp_path / "files"), "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=True
     )
     objects = loaded("MiniImagenet", folder)
     wrapper = type("MetaDataset", (), {"__module__": "learn2learn.data"})()

@@ -13,7 +13,7 @@ from ifsl_bench.data.writer import build
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import spoil
 
@@ -106,14 +106,14 @@ def test_bad_pools_are_refused(tmp_path, labels, classes, message):
 
 def test_packaged_glyphs_are_the_ones_that_tasks_are_pinned_to(glyph_home):
     """The same bytes on every machine: the fingerprint in the task file is the one built here."""
-    home = Home.locate(glyph_home)
+    home = Paths.locate(glyph_home)
     verify(ensure(home, packaged()["glyphs-1shot"].dataset, Reporter()))
     with pytest.raises(UserError, match="pinned"):
         ensure(home, DataSpec(name="glyphs", fingerprint="0" * 64), Reporter())
 
 
 def test_missing_data_say_how_to_get_them(tmp_path):
-    home = Home.locate(tmp_path)
+    home = Paths.locate(tmp_path)
     with pytest.raises(UserError, match="It needs an email to the authors"):
         ensure(home, DataSpec(name="rare", obtain="an email to the authors"), Reporter())
     with pytest.raises(UserError, match=r"unknown data set 'glyph'.*did you mean 'glyphs'"):

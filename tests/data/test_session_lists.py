@@ -29,7 +29,7 @@ from ifsl_bench.protocols.episodes import task_stream
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.store.schema import read as read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
@@ -112,7 +112,7 @@ def prepared(cifar, tmp_path_factory) -> Dataset:
     """CIFAR-100 in sessions, of the made-up files."""
     root = tmp_path_factory.mktemp("cifar")
     files = write_cifar(root / "files", cifar)
-    return prepare(Home.locate(root / "home"), "cifar100-sessions", files, False, Reporter(), allow_partial=True)
+    return prepare(Paths.locate(root / "home"), "cifar100-sessions", files, False, Reporter(), allow_partial=True)
 
 
 def places(pool, name: str) -> list[int]:

@@ -18,7 +18,7 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import rows
 from ifsl_bench.data.sets import tiny
 from ifsl_bench.protocols.tasks.task_files import packaged
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
@@ -154,7 +154,7 @@ def test_the_real_pack(tmp_path):
     """All 55,125 images; some of them compared with Pillow, and the digests with those of the task file."""
     from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 
-    dataset = prepare(Home.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
+    dataset = prepare(Paths.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
     task = packaged()["tiny-pack-1shot"]
     assert dataset.fingerprint == task.dataset.fingerprint
     assert dataset.partial
@@ -173,4 +173,4 @@ def test_the_real_pack(tmp_path):
     duplicates = dataset.manifest["about"]["duplicates"]
     assert "n01945685_164" in json.dumps(duplicates["first"][0])
     assert "n01944390_66" in json.dumps(duplicates["first"][0])
-    PreparedTask(task, "linear", 0, Workspace(Home.locate(tmp_path))).check_digest()
+    PreparedTask(task, "linear", 0, Workspace(Paths.locate(tmp_path))).check_digest()

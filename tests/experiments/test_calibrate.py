@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.analysis.aggregate import BiasedRow, Row, held_fixed
+from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, held_fixed
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.candidates import rounds_of
 from ifsl_bench.experiments.evaluation import evaluate
@@ -77,7 +77,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     accuracy = (100 * (base + novel) / queries[1:]).sum(1) / 10  # beside A_0, which no bias moves
     orders = plain.counts().calibrated().of_sequence("acc").reshape(3, 4).mean(1)
     wide = stats.t.ppf(0.975, 2) * np.sqrt(orders.var(ddof=1) / 3 + accuracy.var(ddof=1))
-    both_rows = [Row("teen", "yours", (result,)) for result in (plain, applied)]
+    both_rows = [SeedAggregate("teen", "yours", (result,)) for result in (plain, applied)]
     summaries = [row.summary() for row in both_rows]
     assert summaries[0]["calibrated_acc"].interval == pytest.approx(wide)
     assert summaries[1]["acc"].interval == pytest.approx(wide)
@@ -108,7 +108,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     moved = f"others of which move cal. Acc. by {accuracy.std(ddof=1):.2f} (standard deviation)"
     assert f"found on 50 validation sequences, {moved}" in facts_of([plain])
     from_before = msgspec.structs.replace(calibration, resampled_base=[], resampled_novel=[])
-    before = Row("teen", "yours", (msgspec.structs.replace(plain, calibration=from_before),))
+    before = SeedAggregate("teen", "yours", (msgspec.structs.replace(plain, calibration=from_before),))
     assert held_fixed([before]) == "the base and novel classes and the bias on novel logits"
     assert session_tables(before)[1].notes == ["Intervals hold the bias on novel logits fixed, too."]
     for field, hits, fault in (

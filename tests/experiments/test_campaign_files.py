@@ -21,7 +21,7 @@ from ifsl_bench.store.published import published_sets
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 NINE = ["protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a"]
 ISSUE = """
@@ -47,7 +47,7 @@ def jobs(campaign, home, warn=nobody):
 
 
 def expanded(text: str, request: Request | None = None, folder: Path = Path("/there")) -> list[str]:
-    home = Home.locate()
+    home = Paths.locate()
     campaign = parse(text, "c.toml", folder)
     if request is not None:
         campaign = replace(campaign, requests=[request.over(run) for run in campaign.requests], only=request)
@@ -90,7 +90,7 @@ def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
 
 
 def test_globs_and_sets_stand_for_names_on_the_command_line_too(here, call):
-    home = Home.locate()
+    home = Paths.locate()
     assert method_names(["paper"], nobody) == NINE
     assert set(method_names(["lr*"], nobody)) == {"lr", "lr+s", "lr+a"}
     assert task_names(["paper"], home) == ["mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"]
@@ -207,11 +207,11 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
     monkeypatch.setattr("ifsl_bench.store.published.packaged_root", lambda: tmp_path)
     assert published_sets() == {"mine": (["lr", "anil"], ["glyphs-5shot"])}
     assert method_names(["mine"], nobody) == ["lr", "anil"]
-    assert task_names(["mine+ways=3"], Home.locate()) == ["glyphs-5shot+ways=3"]
+    assert task_names(["mine+ways=3"], Paths.locate()) == ["glyphs-5shot+ways=3"]
 
 
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
-    home = replace(Home.locate(), results=packaged_root())
+    home = replace(Paths.locate(), results=packaged_root())
     stored_paths = set(packaged_root().glob("*/*.seed-*.json"))
     campaign = with_tasks(asked("leaderboard", Request()), home)[0]
     paths = set()

@@ -36,7 +36,7 @@ from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.run import run_campaign, workers_for
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.reporters import Messages
 
 
@@ -59,8 +59,8 @@ def jobs_of(home: Path, methods: list[str], tasks: list[str], episodes: int | No
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.locate(tmp_path / "home")
+def home(tmp_path: Path) -> Paths:
+    return Paths.locate(tmp_path / "home")
 
 
 def test_a_worker_that_has_what_the_command_has_is_fit_and_nothing_is_left_behind(home):
@@ -118,7 +118,7 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
 
 
 @contextlib.contextmanager
-def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterator[dask_workers.DaskWorkers]:
+def opened(spec: ClusterSpec, home: Paths, warn: Callable[[str], None]) -> Iterator[dask_workers.DaskWorkers]:
     """The workers of a cluster that is started, or connected to."""
     reporter = Messages()
     reporter.warn = warn
@@ -194,7 +194,7 @@ def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(ho
     assert not list((home.cache / "keys").iterdir())
 
 
-def refused_to_open(spec: ClusterSpec, home: Home, message: str) -> None:
+def refused_to_open(spec: ClusterSpec, home: Paths, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)), opened(spec, home, lambda text: None):
         pass
 

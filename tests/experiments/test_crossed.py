@@ -27,7 +27,7 @@ from ifsl_bench.protocols.tasks.variants import Change, make_change, split
 from ifsl_bench.store.check import check_file
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.fuzz import small
 from tests.reporters import Messages
 
@@ -54,7 +54,7 @@ def pixels(name: str, pool: str, classes: int, size: int) -> np.ndarray:
     return np.clip(shades + random.integers(-50, 50, (len(shades), size, size, 1)), 0, 255).astype(np.uint8)
 
 
-def make(home: Home, name: str, size: int = 16, sources: Mapping[str, str] | None = None, few: int | None = None,
+def make(home: Paths, name: str, size: int = 16, sources: Mapping[str, str] | None = None, few: int | None = None,
          prefix: str = "", without: str = "") -> Dataset:  # fmt: skip
     """A data set; ``sources`` says whose images a pool has, ``few`` that novel pools have so many classes."""
 
@@ -79,7 +79,7 @@ def make(home: Home, name: str, size: int = 16, sources: Mapping[str, str] | Non
 def root(tmp_path_factory) -> Path:
     """A home with ``alpha``, ``beta`` (whose classes have the same names) and both, put together by hand."""
     path = tmp_path_factory.mktemp("crossed")
-    home = Home.locate(path / "home")
+    home = Paths.locate(path / "home")
     for name in ("alpha", "beta"):
         make(home, name)
     sources = dict.fromkeys(POOLS, "alpha") | {"novel/val": "beta", "novel/test": "beta"}
@@ -159,7 +159,7 @@ def test_mistakes_in_names(name, said):
 @pytest.fixture
 def refused(root, call, tmp_path, monkeypatch):
     """Says a command's one line of refusal, on the data of the module's home and those made here."""
-    home = Home.locate(tmp_path / "home")
+    home = Paths.locate(tmp_path / "home")
     shutil.copytree(root / "home" / "data", home.data)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
     monkeypatch.chdir(root)
@@ -206,7 +206,7 @@ def test_a_plan_knows_sizes_before_data_are_made(call):
 
 
 def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_with_others(tmp_path):
-    home = Home.locate(tmp_path / "home")
+    home = Paths.locate(tmp_path / "home")
     for name in ("alpha", "beta"):
         make(home, name)
     (tmp_path / "tasks.toml").write_text(TASKS)
@@ -229,7 +229,7 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
 
 
 def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(hues):
-    home = Home.locate(hues / "home")
+    home = Paths.locate(hues / "home")
     grey, colour = make(home, "beta", size=20), open_dataset(home.data / "hues")
     dataset = crossed(colour, grey)
     for name in ("novel/val", "novel/test"):

@@ -18,7 +18,7 @@ from ifsl_bench.protocols.episodes import Sampler
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.checksummed_json import write_sealed
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Reporter
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def few(glyph_features_home):
-    home = Home.locate(glyph_features_home)
+    home = Paths.locate(glyph_features_home)
     task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
     dataset = ensure(home, task.dataset, Reporter())
     return home, task, dataset, pretrain(home, task, dataset, "linear", 0, CPU, Reporter())

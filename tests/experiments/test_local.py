@@ -27,7 +27,7 @@ from ifsl_bench.experiments.run import run_campaign
 from ifsl_bench.experiments.status import read_log
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Unheard
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that
@@ -250,7 +250,7 @@ def test_workers_that_cannot_start_are_given_up(here, monkeypatch, work):
 
 
 def test_cores_and_memory_are_shared_and_whole_machines_are_not():
-    workers = LocalWorkers(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cpu", 8, ""), 3)
+    workers = LocalWorkers(Setting(Paths(Path("/nowhere"), Path("/nowhere")), "cpu", 8, ""), 3)
     assert [place.threads for place in workers.places] == [2, 2, 2]
 
     def node(threads: int, memory: int = 0) -> Node:
@@ -268,7 +268,7 @@ def test_cores_and_memory_are_shared_and_whole_machines_are_not():
 def test_places_of_one_accelerator_take_turns_and_the_others_are_left_to_what_needs_none(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    workers = LocalWorkers(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cuda", 8, ""), 3, [0, 1])
+    workers = LocalWorkers(Setting(Paths(Path("/nowhere"), Path("/nowhere")), "cuda", 8, ""), 3, [0, 1])
     assert [place.device for place in workers.places] == ["4", "6", "4"]
     node = Node("", None, (), Wants(1, 0, accelerator=True), ())  # type: ignore[arg-type]
     workers.places[0].node = node
@@ -297,7 +297,7 @@ class Closed(io.StringIO):
 
 
 def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
-    home = Home.locate(here / "home")
+    home = Paths.locate(here / "home")
     log = Log(home, LogReporter(Closed()))
     with pytest.raises(Unheard), log.of("dig/1", "it"):
         log.say("a word")

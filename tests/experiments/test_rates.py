@@ -13,12 +13,12 @@ from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.training_stage import MetaTrain, _stored_times, evaluation_amount
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 
 @pytest.fixture
 def home(tmp_path):
-    return Home.locate(tmp_path)
+    return Paths.locate(tmp_path)
 
 
 def test_a_rate_is_ones_own_or_that_of_the_likest_or_the_tables(home):
@@ -38,7 +38,7 @@ def test_a_rate_is_ones_own_or_that_of_the_likest_or_the_tables(home):
 
 
 def test_a_method_that_has_met_episodes_says_nothing_of_sequences(tmp_path):
-    work, rates = workspace(tmp_path), Rates(Home.locate(tmp_path))
+    work, rates = workspace(tmp_path), Rates(Paths.locate(tmp_path))
     jobs = make_jobs(Request(["lr"], ["tiny-features-5shot", "tiny-features-sessions"]), work.home)
     episodes, sequences = (evaluation_amount(job, 400, work) for job in jobs)
     as_stored = rates.seconds(sequences)
@@ -50,7 +50,7 @@ def test_a_method_that_has_met_episodes_says_nothing_of_sequences(tmp_path):
 
 
 def test_the_first_times_are_those_of_the_stored_row_if_there_is_one(tmp_path):
-    work, rates = workspace(tmp_path), Rates(Home.locate(tmp_path))
+    work, rates = workspace(tmp_path), Rates(Paths.locate(tmp_path))
 
     def jobs(methods, tasks, **more):
         return make_jobs(Request(methods, tasks, **{"train": {"steps": 4000}, **more}), work.home)

@@ -14,7 +14,7 @@ import pytest
 from ifsl_bench.experiments.graph import Graph, Node, Wants
 from ifsl_bench.experiments.logs import BEGUN, Event, Log, event_now
 from ifsl_bench.experiments.loop import TRIES, Loop
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Mute
 
 JOBS = 4
@@ -98,7 +98,7 @@ class Pretend:
     def look(self) -> None: ...
 
 
-NOWHERE = Home.locate("/nowhere")  # without logs
+NOWHERE = Paths.locate("/nowhere")  # without logs
 
 
 def deaf(node: Node, event: Event) -> None: ...
@@ -175,7 +175,7 @@ def test_what_takes_long_goes_first_where_equally_many_wait_for_it():
 class Ended(Pretend):
     """Workers that die when they have come so far, one place an attempt; after the last they end the node."""
 
-    def __init__(self, graph: Graph, places: list[int], home: Home):
+    def __init__(self, graph: Graph, places: list[int], home: Paths):
         self.places, self.home = places, home
         super().__init__(graph, random.Random(0), {}, 1, False)
 
@@ -194,7 +194,7 @@ class Ended(Pretend):
      ([300, 100, 200], 3)],
 )  # fmt: skip
 def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tries, tmp_path: Path):
-    home = Home.locate(tmp_path)
+    home = Paths.locate(tmp_path)
     workers = Ended(graph_of(node_of("one"), jobs=1), list(places), home)
     failures = Loop(workers.graph, workers, home, deaf).run()
     assert len(workers.submissions) == tries

@@ -21,7 +21,7 @@ from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.file_tree import natural
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter
 from tests.fuzz.formats import Format
 from tests.fuzz.images import encoded
@@ -232,7 +232,7 @@ def read_folder(path: Path) -> None:
     home = Path(tempfile.mkdtemp(dir=path.parent))
     try:
         quiet = LogReporter(io.StringIO())
-        prepare(Home.locate(home), "own", path, False, quiet, allow_partial=True, own=OwnOptions(size=8))
+        prepare(Paths.locate(home), "own", path, False, quiet, allow_partial=True, own=OwnOptions(size=8))
     finally:
         shutil.rmtree(home, ignore_errors=True)
 

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, Row
+from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.task_results import Board, load_board
+from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.protocols.metrics import Counts
@@ -34,7 +34,7 @@ from ifsl_bench.store.check import check_file
 from ifsl_bench.store.schema import Result, file_name, keep_old, parse, path_of, read, write
 from ifsl_bench.utils import array_codec as packed
 from ifsl_bench.utils.errors import UserError, is_printable
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, change_json, spoiled, spoiled_text
 from tests.store.result_fields import counted, leaderboard
@@ -203,11 +203,11 @@ def _placed(path: Path, root: Path) -> Path:
     return path.rename(place)
 
 
-def _shown(board: Board, root: Path, ours: Result | None, style: str) -> None:
+def _shown(board: TaskResults, root: Path, ours: Result | None, style: str) -> None:
     """Everything that prints a board, and the result among it."""
     pages = [render([task_table(board, full=True)], style), leaderboard([board], root, style, full=True)]
     if ours is not None:
-        pages.append(render([row_table(Row(ours.label, FILE, (ours,)))], style))
+        pages.append(render([row_table(SeedAggregate(ours.label, FILE, (ours,)))], style))
     for page in pages:
         assert all(map(is_printable, page.split("\n"))), style
         page.encode()
@@ -226,7 +226,7 @@ def read_result(path: Path) -> None:
     Raises:
         UserError: it does not pass ``check``; or the tables refuse it, though it does.
     """
-    root, home = path.parent / "results", Home(path.parent / "home", path.parent / "results")
+    root, home = path.parent / "results", Paths(path.parent / "home", path.parent / "results")
     folder = root / task().name
     for entry in good():
         if not path_of(root, entry).exists():  # they are left for the next case
@@ -250,7 +250,7 @@ def read_result(path: Path) -> None:
         if not report.failures:
             assert report.line
             assert result is not None
-            mine = Row("mine", "file", (result,))
+            mine = SeedAggregate("mine", "file", (result,))
             render([comparison_table(compare(mine, mine))], "text")
         keep_old(root, msgspec.structs.replace(good()[0], label="zzz", seed=1))
         if report.failures:

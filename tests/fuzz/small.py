@@ -20,7 +20,7 @@ from ifsl_bench.cli.main import _guarded
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.experiments import api
 from ifsl_bench.utils import files
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.tempnames import what
 from tests.reporters import Messages
@@ -54,7 +54,7 @@ shots = 1
 PATIENCE = 60.0  # seconds after which a run counts as hanging
 
 
-def make_data(home: Home) -> None:
+def make_data(home: Paths) -> None:
     """Six pools of noisy images, 16 x 16, that a network tells apart a little; goes on where another call stopped."""
     sides = {"base": 5, "novel/train": 6, "novel/val": 5, "novel/test": 5}
     centres = {
@@ -79,7 +79,7 @@ def make_data(home: Home) -> None:
 
 def run(root: Path, reporter: Reporter | None = None, rerun: bool = False) -> dict[str, Any]:
     """From what there is in ``root/home``, or from nothing, to a result; returns what it says."""
-    home = Home.locate(root / "home")
+    home = Paths.locate(root / "home")
     if not (home.data / "tiny-images").exists():
         make_data(home)
     file = root / "tiny.toml"

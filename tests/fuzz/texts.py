@@ -13,7 +13,7 @@ from ifsl_bench.experiments.request import Request
 from ifsl_bench.protocols.tasks.task_files import find, parse
 from ifsl_bench.store.result_folder import CLAIMS
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import spoiled_text
 
@@ -79,7 +79,7 @@ queries = [2, 3]
 
 def read_campaign(path: Path) -> None:
     path = path.rename(path.with_suffix(".toml"))
-    campaign, tasks = with_tasks(asked(str(path), Request()), Home.locate(path.parent / "home"))
+    campaign, tasks = with_tasks(asked(str(path), Request()), Paths.locate(path.parent / "home"))
     assert tasks
     assert all(request.tasks for request in campaign.requests)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ifsl_bench.analysis.aggregate import Row
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.aggregate import SeedAggregate
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.experiments import api
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.leaderboard import task_table
@@ -60,10 +60,12 @@ def board():
 
     def row(label, transductive):
         results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]
-        return Row(label, "stored", tuple(msgspec.structs.replace(r, transductive=transductive) for r in results))
+        return SeedAggregate(
+            label, "stored", tuple(msgspec.structs.replace(r, transductive=transductive) for r in results)
+        )
 
     rows = (row("lwof", True), row("imprint", False), row("protonet", True))
-    return Board(task, rows, rows, (), (), ())
+    return TaskResults(task, rows, rows, (), (), ())
 
 
 def test_transductive_rows_are_ranked_by_themselves_and_marked(board):

@@ -21,7 +21,7 @@ from ifsl_bench.reporting.claims import Claim, Judged, edges_of, judge, judged, 
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.store.result_fields import row
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ def test_verdicts_are_those_of_a_plain_computation():
     some["far"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "equivalent", margin=2.0)
     some["chance"] = Claim("", [("lr", "lr+a")], ["glyphs-5shot"], "behind", "calibrated_acc")  # p = 0.01, alone
     some["alike"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "not told apart")
-    result = {judgement.name: judgement.verdict for judgement in judge(some, Home(packaged_root(), packaged_root()))}
+    result = {judgement.name: judgement.verdict for judgement in judge(some, Paths(packaged_root(), packaged_root()))}
     assert result == naive(some)
     assert set(result.values()) == {"supported", "contradicted", "not told apart", "not shown", "equivalent within 1.5"}
 
@@ -198,7 +198,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
             write(tmp_path, result)
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
     claim = Claim("{0.by:.1f} {least.by:.1f}", [(a, b)], [TASK], says, margin=margin)
-    (judgement,) = judge({"x": claim}, Home(tmp_path, tmp_path))
+    (judgement,) = judge({"x": claim}, Paths(tmp_path, tmp_path))
     assert (judgement.verdict, judgement.holds) == (verdict, holds)
     if says == "behind":
         assert np.allclose([float(number) for number in judgement.text.split()], 4, atol=0.2)  # 8 standard errors
@@ -206,7 +206,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
 
 def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
-    (judgement,) = judge({"x": claim}, Home(packaged_root(), packaged_root()))
+    (judgement,) = judge({"x": claim}, Paths(packaged_root(), packaged_root()))
     assert "with 95% interval over orders and seeds." in summary([judgement])
     (evidence,) = judgement.evidence
     (row,) = (row for row in load_board(*find("tiny-features-sessions"), packaged_root()).rows if row.label == "lr")

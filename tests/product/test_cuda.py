@@ -25,7 +25,7 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments.training_stage import MetaTrain, fresh
 from ifsl_bench.plugin.method import FEW
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.product import test_pretend as pretend
 from tests.product.test_pretend import CPU, _job, _other_home, _prepared, on, seeded_method, variants
@@ -157,7 +157,7 @@ def test_the_command_pretrains(glyph_home, how):
 
 def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_home):
     """A thousandth is lost where cuDNN rounds the convolutions' numbers to TF32."""
-    home = Home.locate(glyph_features_home)
+    home = Paths.locate(glyph_features_home)
     task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
     dataset = ensure(home, task.dataset, Reporter())
     trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())

@@ -19,7 +19,7 @@ from ifsl_bench import UserError
 from ifsl_bench.reporting.data_frames import data_frame
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.utils.errors import Lacking
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 TASK = "glyphs-5shot"
 HOSTILE = "<script>alert(1)</script>"
@@ -98,7 +98,7 @@ def test_a_frame_of_sequences_has_the_triangle_of_the_file(pandas):
 @pytest.fixture
 def one_seed_of_mine():
     """The user's own lr, as the tutorial's command stores it: one seed, beside the five stored ones."""
-    folder = Home.locate().results / TASK
+    folder = Paths.locate().results / TASK
     folder.mkdir(parents=True)
     shutil.copy(packaged_root() / TASK / "lr.seed-0.json", folder)
 

@@ -35,7 +35,7 @@ from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.solvers import numba_backend as compiled
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 CPU = torch.device("cpu")
@@ -372,7 +372,7 @@ def _other_home(folder, name):
 
 
 def _job(folder, name, train=None, task="clusters-5shot"):
-    home = Home.locate(folder / "home")
+    home = Paths.locate(folder / "home")
     (job,) = make_jobs(Request([name], [f"{folder / 'clusters.toml'}:{task}"], {}, train or {}), home)
     return job
 
@@ -460,8 +460,8 @@ def pretrained_on(device: torch.device, glyph_home: Path, rate: float) -> tuple[
     schedule = msgspec.structs.replace(task.pretraining.schedule, rate=rate)
     spec = msgspec.structs.replace(task.pretraining, steps=4, schedule=schedule)
     task = msgspec.structs.replace(task, pretraining=spec)
-    dataset = some_base_classes(ensure(Home.locate(glyph_home), task.dataset, Reporter()), 8)
-    home = Home.locate(glyph_home.parent / device.type)
+    dataset = some_base_classes(ensure(Paths.locate(glyph_home), task.dataset, Reporter()), 8)
+    home = Paths.locate(glyph_home.parent / device.type)
     trained = pretrain(home, task, dataset, "linear", 0, device, Reporter())
     bank = compute_features(home, task, dataset, trained, "base/val", device, Reporter())
     return [value.cpu() for value in trained.network.state_dict().values()], np.array(bank)
@@ -494,7 +494,7 @@ def pretraining(backbone: str, batch: int, steps: int, folder: Path) -> None:
     task = find("mini-5shot")[0]
     spec = msgspec.structs.replace(task.pretraining, backbone=backbone, batch=batch, steps=steps)
     task = msgspec.structs.replace(task, pretraining=spec)
-    pretrain(Home.locate(folder), task, dataset, "linear", 0, DEVICE, Reporter())
+    pretrain(Paths.locate(folder), task, dataset, "linear", 0, DEVICE, Reporter())
 
 
 def test_a_step_of_pretraining_keeps_to_its_budget(tmp_path):

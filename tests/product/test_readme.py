@@ -11,7 +11,7 @@ import pytest
 
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.experiments import api
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_own_method_and_own_data(features_folder, tmp_path, monkeypatch):
     text = block("toml", "[tasks.mine-5shot]", DATA) + "\n[evaluation]\nepisodes = 40\nvalidation_episodes = 10\n"
     (tmp_path / "mine.toml").write_text(text.replace("steps = 2000", "steps = 50"))
     work = api.workspace(tmp_path / "home", device="cpu")
-    prepare(Home.locate(tmp_path / "home"), "mine", features_folder, False, Reporter())
+    prepare(Paths.locate(tmp_path / "home"), "mine", features_folder, False, Reporter())
     result = api.run("nearest-mean", str(tmp_path / "mine.toml"), options={"bias": "-0.1"}, work=work)
     assert result.label == "nearest-mean.bias=-0.1"
     assert result.summary["novel_alone"]["mean"] > 50

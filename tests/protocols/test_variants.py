@@ -22,7 +22,7 @@ from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
 from ifsl_bench.protocols.tasks.variants import Change, changed
 from ifsl_bench.reporting.task_sheet import task_facts
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 
@@ -134,7 +134,11 @@ def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lis
         tasks = [find(f"mini-sessions{order}{rest}")[0] for order in ("", "+base-order=1", "+base-order=2")]
         for key in (pretraining_key, features_key):
             assert len({key(task, "0" * 64, "linear", 0) for task in tasks}) == 3
-    assert [task_facts(task, Home.locate(tmp_path)).get("seen") for task in tasks] == [None, MARKS["may"], MARKS["may"]]
+    assert [task_facts(task, Paths.locate(tmp_path)).get("seen") for task in tasks] == [
+        None,
+        MARKS["may"],
+        MARKS["may"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
         labels = np.repeat(np.arange(5) if pool.startswith("base") else np.arange(5) + 10 * len(pool), sizes)
         features = np.c_[labels, np.arange(len(labels))].astype(np.float32)  # says which class and image it is
         np.savez(folder / f"{pool}.npz", features=features, labels=labels)
-    whole = prepare(Home.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
+    whole = prepare(Paths.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
     classes = chosen_classes(3, 5)
     pool = some_base_classes(whole, 3).pool("base/test")
     assert [pool.images[a, 0] for a in pool.starts[:-1]] == classes.tolist()

@@ -19,7 +19,7 @@ from matplotlib.text import Text
 import ifsl_bench
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.curves import bias_curve
-from ifsl_bench.analysis.task_results import Board, load_board
+from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.experiments.api import run
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.figures import base_classes, pairs, ranks, seed_dots, sessions, tradeoff, validation
@@ -29,7 +29,7 @@ from ifsl_bench.reporting.figures.texts import short_names, width_of, wrapped
 from ifsl_bench.reporting.plot_styles import look_of
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 ROUNDING = 1e-10  # of percents, which are sums over thousands of episodes
 METHODS = ("imprint", "protonet", "castle", "acastle")
@@ -59,11 +59,11 @@ def task(measured):
 
 
 @pytest.fixture
-def board(measured, task) -> Board:
+def board(measured, task) -> TaskResults:
     return load_board(task, measured / "results")
 
 
-def drawing(kind: str, board: Board, wide: bool = False):
+def drawing(kind: str, board: TaskResults, wide: bool = False):
     return KINDS[kind].draw([board] if kind == "ranks" else board, wide=wide)
 
 
@@ -120,7 +120,7 @@ def test_rows_without_validation_episodes_have_no_curves(board):
         tradeoff.draw(of_rows(board, tuple(map(without, board.rows))))
 
 
-def of_rows(board: Board, rows) -> Board:
+def of_rows(board: TaskResults, rows) -> TaskResults:
     return replace(board, rows=rows, compared=rows)
 
 
@@ -188,7 +188,7 @@ def test_validation_draws_what_training_recorded(board):
 
 
 def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task):
-    home = Home.locate(measured / "home", measured / "results")
+    home = Paths.locate(measured / "home", measured / "results")
     boards = base_classes.boards_by_count(task, home)
     assert list(boards) == [5, 8]
     figure, notes = base_classes.draw(boards)
@@ -200,7 +200,7 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
         for count, acc in points:
             assert acc == pytest.approx(boards[int(count)].row(label).summary()["acc"].mean)
     with pytest.raises(UserError, match="--base-classes 20"):
-        base_classes.boards_by_count(find("glyphs-shared-1shot")[0], Home.locate(measured / "home", measured / "home"))
+        base_classes.boards_by_count(find("glyphs-shared-1shot")[0], Paths.locate(measured / "home", measured / "home"))
 
 
 def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
@@ -358,7 +358,7 @@ def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def letters() -> Board:
+def letters() -> TaskResults:
     """The stored rows of letters in sessions."""
     return shown(load_board(find("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
 

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.analysis import task_results as boards
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.query import row_of
 from ifsl_bench.analysis.task_results import load_board, load_variants
@@ -183,9 +183,9 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
 def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     task = packaged()["mini-5shot"]
 
-    def trained(base: Row, *solves: dict[str, int]) -> Row:
+    def trained(base: SeedAggregate, *solves: dict[str, int]) -> SeedAggregate:
         copies = [msgspec.structs.replace(r, training={"solves": s}) for r, s in zip(base.results, solves, strict=True)]
-        return Row(base.label, base.origin, tuple(copies))
+        return SeedAggregate(base.label, base.origin, tuple(copies))
 
     counts = [{"adjoint_episodes": 8000, "adjoint_indefinite": count} for count in (0, 3)]
     met = trained(row("a", [15.0, 15.1], n=2000, task=task.name), *counts)
@@ -340,7 +340,7 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
     assert len(standings(board, ["x"])[0]) > 1, "one row has its differences"
     mine = row("lr", [15.0], n=2000)
     same = replace(board, rows=(mine, replace(mine, origin="stored")))
-    monkeypatch.setattr(Row, "edge", ["weight_decay"])
+    monkeypatch.setattr(SeedAggregate, "edge", ["weight_decay"])
     (note,) = [note for note in notes_of(same) if "Chosen at an end" in note]
     assert note.endswith("lr (yours): weight_decay; lr (stored): weight_decay.")
 

@@ -34,7 +34,7 @@ from ifsl_bench.reporting.page.html import SCRIPTS, page_html, script_json
 from ifsl_bench.reporting.render import render
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, write
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.store.result_fields import result as plain
 from tests.store.test_calibrated_results import result
 
@@ -375,7 +375,7 @@ def test_claims_with_what_they_rest_on(results, tmp_path, monkeypatch):
         "open": Claim("a leads <b> by {0.by:.1f}", [("a", "b"), ("a.x=2", "c")], [TASK], "ahead"),
         "close": Claim("a and b are equivalent", [("a", "b")], [TASK], "equivalent", margin=0.1),
     }
-    judgements = judge(claims, Home(tmp_path, results))
+    judgements = judge(claims, Paths(tmp_path, results))
     page = gather([load_board(find(TASK)[0], results)], judgements)
     reader = Reader(page_html(page))
     assert html.escape(judgements[0].text) in page_html(page)

@@ -27,7 +27,7 @@ from ifsl_bench.reporting.render import render
 from ifsl_bench.reporting.terminal import print_tables
 from ifsl_bench.store.published import KINDS, ONE_ORDER, published
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 LIST = Path(__file__).parents[3] / "shared" / "fscil" / "published.json"
 TASKS = {"mini-imagenet": "mini-sessions", "cifar100": "cifar100-sessions", "cub200": "cub-sessions"}
@@ -98,7 +98,7 @@ def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
 
 def stored_counts(label: str) -> tuple[np.ndarray, np.ndarray]:
     """Hits [seeds, n, columns] and queries [n, T + 1] of a stored row on tiny-features-sessions."""
-    results = board_of("tiny-features-sessions", Home.locate()).row(label).results
+    results = board_of("tiny-features-sessions", Paths.locate()).row(label).results
     counts = [result.counts() for result in results]
     return np.stack([c.hits for c in counts]).astype(float), counts[0].queries.astype(float)
 
@@ -143,7 +143,7 @@ def test_harmonic_mean_and_gacc_stand_beside_base_and_novel_accuracy(call, style
 
 
 def test_terminals_leave_out_other_columns_first():
-    table = task_tables(board_of("tiny-features-sessions", Home.locate()))[0]
+    table = task_tables(board_of("tiny-features-sessions", Paths.locate()))[0]
     heads = {}
     for width in (80, 120):
         screen = io.StringIO()
@@ -236,7 +236,7 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
     _, out, _ = call("show", "lr", "tiny-features-sessions", "--format", "json")
     records = [record for record in json.loads(out) if record["session"] is not None]
     plain, biased = records[:10], records[10:]
-    counts = board_of("tiny-features-sessions", Home.locate()).row("lr").results[0].counts()  # as of all its seeds
+    counts = board_of("tiny-features-sessions", Paths.locate()).row("lr").results[0].counts()  # as of all its seeds
     for rows, hits, as_base, prefix in (
         (plain, counts.hits, counts.novel_as_base, ""),
         (biased, counts.calibrated_hits, counts.calibrated_novel_as_base, "calibrated_"),
@@ -306,7 +306,7 @@ def test_what_is_said_of_sessions_names_orders_and_sequences(call):
     ],
 )
 def test_the_overview_says_what_intervals_are_over(tasks, over):
-    assert over in overview([board_of(task, Home.locate()) for task in tasks])[1]
+    assert over in overview([board_of(task, Paths.locate()) for task in tasks])[1]
 
 
 def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
@@ -331,14 +331,14 @@ def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
 
 
 def test_tables_say_where_validation_hides_base_classes():
-    board = board_of("tiny-features-sessions", Home.locate())
+    board = board_of("tiny-features-sessions", Paths.locate())
     listed = msgspec.structs.replace(board.task, sessions=msgspec.structs.replace(board.task.sessions, listed=True))
     note = "Validation sequences have hidden base classes in place of novel ones."
     assert [note in notes_of(of_task) for of_task in (board, replace(board, task=listed))] == [False, True]
 
 
 def test_the_overview_has_averages_of_sessions(call):
-    lines = render(overview([board_of("tiny-features-sessions", Home.locate())])[0], "text").splitlines()
+    lines = render(overview([board_of("tiny-features-sessions", Paths.locate())])[0], "text").splitlines()
     assert lines[0] == "tiny-features-sessions"
     assert lines[2].split() == [
         "rank", "method", "Avg.", "cal.", "Acc.", "gain", "base", "novel", "harmonic", "gAcc", "seeds", "source"

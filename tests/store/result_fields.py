@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.protocols.metrics import Counts, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.latex import paper_tables
@@ -64,17 +64,17 @@ def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **
     return counted(label, seed, counts, classes, **{**of_task, **changes})
 
 
-def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: float = 2.0, **changes) -> Row:
+def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: float = 2.0, **changes) -> SeedAggregate:
     """A row with about these base hits, by seed; its episodes share their difficulty with other rows."""
     difficulty = np.random.default_rng(1).normal(0, 2, n)
     results = []
     for seed, mean in enumerate(means):
         own = np.random.default_rng([seed, noise]).normal(mean, spread, n)
         results.append(result(label, seed, np.clip(np.round(own + difficulty), 0, 25).astype(int), **changes))
-    return Row(label, "yours", tuple(results))
+    return SeedAggregate(label, "yours", tuple(results))
 
 
-def accuracies(board_row: Row, seeds: int | None = None) -> np.ndarray:
+def accuracies(board_row: SeedAggregate, seeds: int | None = None) -> np.ndarray:
     """Percent of right queries, [seeds, n], counted anew."""
     hits = [r.episodes.column("base_joint") + r.episodes.column("novel_joint") for r in board_row.results[:seeds]]
     return np.array(hits) * 2.0

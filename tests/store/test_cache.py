@@ -16,7 +16,7 @@ from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.store import cache
 from ifsl_bench.store.cache import listed, pruning
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.tempnames import tagged
 from tests.fuzz.small import run
@@ -59,7 +59,7 @@ def prune(call, root):
 
 def paths(root: Path) -> set[str]:
     """All items of the home."""
-    home = Home.locate(root / "home")
+    home = Paths.locate(root / "home")
     return {item.path.relative_to(home.cache).as_posix() for item in listed(home)}
 
 
@@ -69,7 +69,7 @@ def rows(out: str) -> set[str]:
 
 
 def kinds(root: Path) -> set[str]:
-    return {item.kind for item in listed(Home.locate(root / "home"))}
+    return {item.kind for item in listed(Paths.locate(root / "home"))}
 
 
 def test_the_list_has_every_byte_once_by_task_and_method(call, root):
@@ -79,7 +79,7 @@ def test_the_list_has_every_byte_once_by_task_and_method(call, root):
     assert status == 0
     for word in (*MADE, "tiny-images-1shot", "lwof", "tiny-images-resnet-small-cosine"):
         assert word in out
-    items = listed(Home.locate(home))
+    items = listed(Paths.locate(home))
     assert {item.path.name for item in items if item.kind == "rates"} == {"rates.json"}
     inside = [path for path in home.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
     results = [path for path in inside if home / "results" in path.parents]
@@ -88,7 +88,7 @@ def test_the_list_has_every_byte_once_by_task_and_method(call, root):
 
 
 def test_what_is_used_says_so_without_access_times(root):
-    home = Home.locate(root / "home")
+    home = Paths.locate(root / "home")
     before = {item.path: item.used for item in listed(home)}
     assert max(before.values()) < time.time() - 86400
     shutil.rmtree(home.results)
@@ -133,7 +133,7 @@ def test_names_are_kinds_and_what_these_are_of(prune, root):
 
 
 def test_a_home_that_is_too_large_loses_what_was_used_longest_ago(prune, root):
-    home = Home.locate(root / "home")
+    home = Paths.locate(root / "home")
     size = {item.path: item.bytes for item in listed(home)}
     models = sorted(path for path in home.trained.iterdir() if not path.name.startswith("."))
     for days, model in zip((5, 4), models, strict=True):
@@ -155,7 +155,7 @@ def test_nobody_is_asked_where_nobody_is(prune, root):
 
 
 def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune, root):
-    home = Home.locate(root / "home")
+    home = Paths.locate(root / "home")
     model, other_model = sorted(home.trained.glob("[!.]*"))
     everything, starting = ("--unused", "0", "--dry-run"), {"pretrained", "features", "trained"}
     with locked(model):
@@ -170,7 +170,7 @@ def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune
 
 
 def test_what_is_used_between_the_question_and_the_removal_stays(root):
-    home = Home.locate(root / "home")
+    home = Paths.locate(root / "home")
     going, _ = pruning(home, ["trained"])
     model, *_ = sorted(home.trained.glob("[!.]*"))
     os.utime(model / "checkpoint.json")
@@ -183,7 +183,7 @@ def test_what_is_used_between_the_question_and_the_removal_stays(root):
 @pytest.mark.slow("two runs from data to result, one of them disturbed all the while")
 def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(root, monkeypatch):
     """Again and again, whatever is there is removed, used or not, while a run goes from nothing to its result."""
-    expected, home = run(root), Home.locate(root / "home")
+    expected, home = run(root), Paths.locate(root / "home")
     shutil.rmtree(home.results)
     monkeypatch.setattr(cache, "RECENT", -1e9)
     monkeypatch.setattr(cache, "is_locked", lambda path: False)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.analysis import task_results as boards
-from ifsl_bench.analysis.aggregate import FILE, Row
+from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.calibration import Margins, find_bias
@@ -152,19 +152,19 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
 
 def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
     results = tuple(result(seed=seed, gap=1 + seed) for seed in range(3))
-    row = Row("m", "yours", results)
+    row = SeedAggregate("m", "yours", results)
     summary = row.summary()
     for name in ("ausuc", "calibrated_acc", "calibrated_delta"):
         assert summary[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=STORED)
     b, n = summary["base_joint"].mean, summary["novel_joint"].mean
     assert summary["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
-    mixed = Row("m", "yours", (*results[:2], result(seed=2, bare=True)))
+    mixed = SeedAggregate("m", "yours", (*results[:2], result(seed=2, bare=True)))
     assert set(BALANCE) & set(mixed.metrics) == {"harmonic", "ausuc"}
 
 
 def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
     """Two rows whose biases move together differ by what is left; the same hits in another order do not pair."""
-    rows = [Row(label, "yours", tuple(result(label, s, shift=shift) for s in range(3)))
+    rows = [SeedAggregate(label, "yours", tuple(result(label, s, shift=shift) for s in range(3)))
             for label, shift in (("a", 1.0), ("b", 3.0))]  # fmt: skip
     first, second = (row.choices("calibrated_acc") for row in rows)
     assert first == pytest.approx(second, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
@@ -176,7 +176,7 @@ def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
         r.calibration, resampled_base=r.calibration.resampled_base[::-1],
         resampled_novel=r.calibration.resampled_novel[::-1])) for r in rows[1].results]  # fmt: skip
     spread = (first - second[::-1]).var(ddof=1)
-    apart = compare(rows[0], Row("b", "yours", tuple(noisy)), rows)
+    apart = compare(rows[0], SeedAggregate("b", "yours", tuple(noisy)), rows)
     expected = np.sqrt(d.var(ddof=1) / 60 + spread)
     assert apart.episodes["calibrated_acc"].interval == pytest.approx(1.96 * expected)
     overall = [of.overall["calibrated_acc"].error ** 2 for of in (comparison, apart)]
@@ -197,7 +197,7 @@ def test_the_interval_of_a_tuned_row_holds_how_far_resamples_choose_otherwise(tm
         choice |= {"rivals": [2], "test_episodes": 40, "test_hits": {name: [n, n - 30] for name, n in first.items()}}
     record = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
     assert read(write(tmp_path, record)) == record
-    summary, counts = Row("m", "yours", (record,)).summary(), record.counts().per_episode()
+    summary, counts = SeedAggregate("m", "yours", (record,)).summary(), record.counts().per_episode()
 
     def more(name: str) -> np.ndarray:
         gains = [(hits[name][place] - hits[name][1]) / 300 for place in range(3)]  # of an episode
@@ -239,7 +239,7 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
 
 def test_a_shown_result_says_its_bias(tmp_path):
     record = result(applied=True)
-    assert [name for name in row_table(Row("new", FILE, (record,))).rows if name in BALANCE] == list(BALANCE)
+    assert [name for name in row_table(SeedAggregate("new", FILE, (record,))).rows if name in BALANCE] == list(BALANCE)
     hits = np.add(record.calibration.resampled_base, record.calibration.resampled_novel) / (60 * 2 * QUERIES)
     fact = (
         f"bias {record.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
@@ -247,6 +247,9 @@ def test_a_shown_result_says_its_bias(tmp_path):
     moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
     assert f"{fact} {moved}" in facts_of([record])
     bare = result(bare=True)
-    assert [name for name in row_table(Row("bare", FILE, (bare,))).rows if name in BALANCE] == ["harmonic", "ausuc"]
+    assert [name for name in row_table(SeedAggregate("bare", FILE, (bare,))).rows if name in BALANCE] == [
+        "harmonic",
+        "ausuc",
+    ]
     assert "calibration" not in facts_of([bare])
     assert facts_of([msgspec.structs.replace(record, calibration=None)]) != facts_of([record])

@@ -15,7 +15,7 @@ from ifsl_bench.store.check import check_file
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import file_name, parse, write
 from ifsl_bench.utils.errors import is_printable
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from tests.store.result_fields import altered, listed
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -179,7 +179,7 @@ def measured(clusters, monkeypatch, work):
     name = "clusters.toml:clusters-5shot"
     api.run("lr", name, episodes=20, work=work)
     api.run("protonet", name, change={"ways": 3, "base-classes": 6}, work=work)
-    return Home.locate(clusters / "home"), {p.parent.name: p for p in work.home.results.glob("*/*.json")}
+    return Paths.locate(clusters / "home"), {p.parent.name: p for p in work.home.results.glob("*/*.json")}
 
 
 def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):

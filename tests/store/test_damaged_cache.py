@@ -19,7 +19,7 @@ from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_
 from ifsl_bench.experiments.training_stage import MetaTrain
 from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Home, read_errors, read_json
+from ifsl_bench.utils.files import Paths, read_errors, read_json
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
 from tests.fuzz.small import TASKS, run
 from tests.reporters import Messages
@@ -73,8 +73,8 @@ def result(folder, home, reporter=None):
 def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypatch):
     """The counts are those of an undisturbed run, not of one that skips steps."""
     shutil.copytree(here / "home", here / "other")
-    expected = result(here, Home.locate(here / "other")).episodes
-    home = Home.locate(here / "home")
+    expected = result(here, Paths.locate(here / "other")).episodes
+    home = Paths.locate(here / "home")
     path = interrupted(here, monkeypatch, home)
 
     def ahead(value):
@@ -117,7 +117,7 @@ def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
 
 
 def test_a_stray_file_in_a_training_is_left_alone(here, monkeypatch):
-    home = Home.locate(here / "home")
+    home = Paths.locate(here / "home")
     path = interrupted(here, monkeypatch, home)
     stray = path.parent / "model.safetensors"
     stray.write_bytes(b"mine")
@@ -162,7 +162,7 @@ def test_changed_frozen_features_are_noticed(here):
     path = here / "home" / "data" / "clusters" / "novel-test.images.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy is not what was written"):
-        result(here, Home.locate(here / "home"))
+        result(here, Paths.locate(here / "home"))
 
 
 @pytest.mark.parametrize("change", ["about", "dtype", "classes"])

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 
 @pytest.fixture
 def folder():
     """Three rows of the user's: one of two seeds, measured today, and two of a month ago."""
-    root, now = Home.locate().results, datetime.now(UTC)
+    root, now = Paths.locate().results, datetime.now(UTC)
     for task, label, seeds, age in (("glyphs-5shot", "lr", 2, 0), ("glyphs-5shot", "imprint", 1, 30),
                                     ("glyphs-1shot", "lr", 1, 30)):  # fmt: skip
         (root / task).mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
     from ifsl_bench.reporting.detail_tables import comparison_table
     from ifsl_bench.reporting.terminal import print_tables
 
-    table = comparison_table(compare(*pair_of("lr+a", "lr", "glyphs-5shot", Home.locate())))
+    table = comparison_table(compare(*pair_of("lr+a", "lr", "glyphs-5shot", Paths.locate())))
     for width, has_seeds in ((80, False), (140, True)):
         out = StringIO()
         print_tables([table], Console(file=out, width=width))

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.class_draws import ClassDraws
@@ -28,7 +28,7 @@ from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, inconsistency, keep_old, parse, read, write
 from ifsl_bench.utils import array_codec as packed
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.limits import RESULT_FILE
 from tests.store.result_fields import listed
 
@@ -148,7 +148,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     changed[0] += 1
     entry = msgspec.structs.replace(newer.episodes, base_alone=packed.pack(changed))
     assert keep_old(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
-    a, b = (Row(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
+    a, b = (SeedAggregate(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
     table = compare(a, b)
     assert table.episodes["acc"].mean == 0
     assert table.classes
@@ -182,7 +182,7 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
     with pytest.raises(CorruptFile, match="is not a valid result: episodes") as error:
         parse(path)
     assert "\n" not in str(error.value)
-    checked = check_file(path, home=Home(tmp_path, tmp_path))
+    checked = check_file(path, home=Paths(tmp_path, tmp_path))
     assert [why in line for line in checked.failures] == [True]
     (task,) = find("glyphs-5shot")
     remarks = load_board(task, tmp_path).remarks
@@ -221,7 +221,7 @@ def test_tables_of_many_episodes_keep_little_in_memory():
         entry = counts_entry(counts, classes)
         return msgspec.structs.replace(template, label=f"row{row}", seed=seed, episodes=entry, setting="every")
 
-    table_rows = [Row(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]
+    table_rows = [SeedAggregate(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]
     tracemalloc.start()
     places = Ranking(table_rows).places
     _, peak = tracemalloc.get_traced_memory()

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.analysis import task_results as boards
-from ifsl_bench.analysis.aggregate import Row, rows_of
+from ifsl_bench.analysis.aggregate import SeedAggregate, rows_of
 from ifsl_bench.analysis.comparison import compare, over_classes
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.protocols.tasks.metric_sets import JOINT, METRICS
@@ -96,8 +96,8 @@ def test_seeds_that_do_not_belong_together_do_not_mix(changes, reason):
 
 
 def test_comparison_is_paired_over_episodes_and_over_seeds():
-    a = Row("a", "yours", tuple(make("a", s, noise=1) for s in range(3)))
-    b = Row("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
+    a = SeedAggregate("a", "yours", tuple(make("a", s, noise=1) for s in range(3)))
+    b = SeedAggregate("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
     gaps = compare(a, b)
     for name in METRICS:
         first, second = a.per_episode()[name], b.per_episode()[name]
@@ -152,12 +152,12 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
 )
 def test_comparison_refuses_with_the_reason(changes, reason):
     with pytest.raises(UserError, match=reason):
-        compare(Row("a", "yours", (make("a"),)), Row("b", "yours", (make("b", **changes),)))
+        compare(SeedAggregate("a", "yours", (make("a"),)), SeedAggregate("b", "yours", (make("b", **changes),)))
 
 
 def test_comparison_notes_unequal_seeds_and_separate_backbones():
-    a = Row("a", "yours", tuple(make("a", s) for s in range(2)))
-    b = Row("b", "stored", (make("b", 1, noise=3, pretraining={"key": "k1", "sha256": "other"}),))
+    a = SeedAggregate("a", "yours", tuple(make("a", s) for s in range(2)))
+    b = SeedAggregate("b", "stored", (make("b", 1, noise=3, pretraining={"key": "k1", "sha256": "other"}),))
     comparison = compare(a, b)
     assert comparison.seeds == (1,)
     assert comparison.episodes["acc"].mean == pytest.approx(comparison.by_seed["acc"][0], abs=STORED)
@@ -167,7 +167,7 @@ def test_comparison_notes_unequal_seeds_and_separate_backbones():
 
 def test_comparison_says_which_seeds_have_base_classifiers_of_their_own_on_features_of_one_backbone():
     a, b = (
-        Row(
+        SeedAggregate(
             name,
             "yours",
             tuple(make(name, s, pretraining={"key": "k", "sha256": name, "features": "f"}) for s in range(3)),

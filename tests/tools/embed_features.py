@@ -28,7 +28,7 @@ from ifsl_bench.data.source import Import
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.utils.files import Home, write_bytes
+from ifsl_bench.utils.files import Paths, write_bytes
 
 LEVELS = 255
 KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--notice", required=True, help="the terms on the images, in one line")
     parser.add_argument("--home")
     options = parser.parse_args()
-    home = Home.locate(options.home)
+    home = Paths.locate(options.home)
     print(embed(find(options.of, home=home)[0], find(options.task, home=home)[0], options.notice, Workspace(home)))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import Lacking, UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import RATE, Reporter
 from ifsl_bench.utils.training_curves import COLUMNS, CurveLogs, Curves, curve_logs
 
@@ -107,7 +107,7 @@ def test_the_command_and_a_run_write_the_curves_of_a_pretraining_to_one_folder(c
 
 
 def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
-    home = Home.locate(tmp_path)
+    home = Paths.locate(tmp_path)
     assert curve_logs(None, None, home) is None
     assert curve_logs("tensorboard", None, home) == CurveLogs("tensorboard", home.logs / "tensorboard")
     with pytest.raises(UserError, match="unknown kind of log 'wandb'"):

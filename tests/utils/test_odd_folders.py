@@ -19,7 +19,7 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments.evaluate_stage import provenance
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError, is_printable
-from ifsl_bench.utils.files import Home, write_json
+from ifsl_bench.utils.files import Paths, write_json
 from ifsl_bench.utils.locks import is_locked, locked
 from ifsl_bench.utils.progress import LogReporter, Reporter
 
@@ -138,7 +138,7 @@ def test_an_account_without_a_home_is_told(monkeypatch):
 
     monkeypatch.setattr(Path, "expanduser", nobody)
     with pytest.raises(UserError, match="no home folder is known"):
-        Home.locate()
+        Paths.locate()
 
 
 def test_results_on_a_full_disk_are_one_line_and_the_run_can_be_repeated(here, mounted):

@@ -14,23 +14,23 @@ import torch
 from ifsl_bench.utils.atomic_dir import building, unfinished
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home, read_json, set_aside, sha256_json, write_bytes, write_json
+from ifsl_bench.utils.files import Paths, read_json, set_aside, sha256_json, write_bytes, write_json
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.tempnames import LONGEST, tagged, what
 
 
 def test_home_prefers_arguments_over_environment_over_platform(tmp_path, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "env"))
-    assert Home.locate().cache == tmp_path / "env"
-    assert Home.locate().results == tmp_path / "env" / "results"
-    assert Home.locate(tmp_path / "arg").cache == tmp_path / "arg"
-    assert Home.locate(tmp_path / "arg", tmp_path / "out").results == tmp_path / "out"
+    assert Paths.locate().cache == tmp_path / "env"
+    assert Paths.locate().results == tmp_path / "env" / "results"
+    assert Paths.locate(tmp_path / "arg").cache == tmp_path / "arg"
+    assert Paths.locate(tmp_path / "arg", tmp_path / "out").results == tmp_path / "out"
     monkeypatch.delenv("IFSL_BENCH_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     if sys.platform == "linux":
-        assert Home.locate().cache == tmp_path / "cache" / "ifsl_bench"
-        assert Home.locate().results == tmp_path / "data" / "ifsl_bench" / "results"
+        assert Paths.locate().cache == tmp_path / "cache" / "ifsl_bench"
+        assert Paths.locate().results == tmp_path / "data" / "ifsl_bench" / "results"
 
 
 def test_failed_write_leaves_old_content_and_no_litter(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
 from ifsl_bench.utils.atomic_dir import remove, unfinished
 from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.utils.files import Home, check_out, disk_errors, write_bytes
+from ifsl_bench.utils.files import Paths, check_out, disk_errors, write_bytes
 from ifsl_bench.utils.locks import is_locked, locked
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.tempnames import PARTIAL
@@ -36,20 +36,20 @@ _NAME = 24  # letters of a class's name in a table
 NAMES_WIDE, LINE_WIDE, LINE_HIGH = 124, 18, 12  # of names on a contact sheet: pixels, letters of a line, its pixels
 
 
-def prepared_names(home: Home) -> list[str]:
+def prepared_names(home: Paths) -> list[str]:
     if not home.data.is_dir():
         return []
     folders = (p.name for p in home.data.iterdir() if not p.name.startswith(".") and ".corrupt-" not in p.name)
     return sorted(name for name in folders if is_prepared(home, name))
 
 
-def unfinished_names(home: Home) -> list[str]:
+def unfinished_names(home: Paths) -> list[str]:
     """Data sets whose import goes on now, or was interrupted; the same command then goes on with it."""
     folders = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
     return sorted({path.name.removeprefix(PARTIAL) for path in folders if path.is_dir()})
 
 
-def listing(home: Home) -> list[dict[str, str]]:
+def listing(home: Paths) -> list[dict[str, str]]:
     """Every data set that is registered, prepared, or used by a packaged task."""
     rows = []
     registered = registry.names(registry.DATASETS)
@@ -81,7 +81,7 @@ def listing(home: Home) -> list[dict[str, str]]:
     return rows
 
 
-def state_of(home: Home, name: str) -> str:
+def state_of(home: Paths, name: str) -> str:
     """Says in words that a task's data set is there, or what makes it."""
     if is_prepared(home, name):
         return "prepared"
@@ -95,7 +95,7 @@ def state_of(home: Home, name: str) -> str:
     return f"to be prepared from files: {command(name)}"
 
 
-def task_listing(home: Home) -> list[dict[str, str]]:
+def task_listing(home: Paths) -> list[dict[str, str]]:
     """The packaged tasks and the user's own, by data set: those first whose data are there, or need no files."""
 
     @cache
@@ -120,7 +120,7 @@ def task_listing(home: Home) -> list[dict[str, str]]:
     ]
 
 
-def open_or_make(home: Home, name: str, reporter: Reporter) -> Dataset:
+def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
     """A prepared data set; one that needs no source is made now."""
     if (ready := prepared(home, name)) is not None:
         return ready
@@ -134,7 +134,7 @@ def open_or_make(home: Home, name: str, reporter: Reporter) -> Dataset:
     raise UserError(not_prepared(home, spec))
 
 
-def verify_all(home: Home, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
+def verify_all(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
     """A line for each data set whose checksums are right, then an error for those whose are not.
 
     Raises:
@@ -162,7 +162,7 @@ def _bytes(dataset: Dataset) -> int:
     return sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
 
 
-def removable(home: Home, name: str) -> list[Path]:
+def removable(home: Paths, name: str) -> list[Path]:
     """Lists what :func:`remove_data` removes: a data set's folder, unfinished imports of it, and its task file.
 
     The task file stays as long as there are results: they are read with it.
@@ -189,7 +189,7 @@ def removable(home: Home, name: str) -> list[Path]:
     return paths
 
 
-def remove_data(home: Home, name: str) -> None:
+def remove_data(home: Paths, name: str) -> None:
     """Removes a prepared data set, unfinished or not, and its task file; what was computed from it stays in the cache.
 
     Raises:
@@ -227,7 +227,7 @@ def _pools_of(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Map
             yield pool, ("", "", "= base/train" if pool == "novel/train" else "missing"), {}
 
 
-def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
+def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
     """The paper's "Dataset Statistics" for any data set."""
     dataset = open_or_make(home, name, reporter)
     rows: list[dict[str, object]] = []
@@ -241,7 +241,7 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
     return [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
 
 
-def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
+def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
     """A picture of some classes of each pool, a row each, spread over the pool's classes; its name says the format.
 
     Raises:

@@ -13,7 +13,7 @@ from ifsl_bench.data.source import Downloadable
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.atomic_dir import remove
 from ifsl_bench.utils.errors import UserError, one_line, unknown
-from ifsl_bench.utils.files import Home, disk_errors
+from ifsl_bench.utils.files import Paths, disk_errors
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.tempnames import DOWNLOAD
@@ -33,7 +33,7 @@ def downloadable(name: str) -> Downloadable:
 
 
 @contextmanager
-def downloaded(home: Home, name: str, reporter: Reporter) -> Iterator[Path]:
+def downloaded(home: Paths, name: str, reporter: Reporter) -> Iterator[Path]:
     """Inside, the archive that a data set is made from; it stays in the home until the data set is made.
 
     Raises:

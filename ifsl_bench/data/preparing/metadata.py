@@ -26,7 +26,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own, packaged
 from ifsl_bench.utils.errors import UserError, unknown
-from ifsl_bench.utils.files import Home, mark_used
+from ifsl_bench.utils.files import Paths, mark_used
 from ifsl_bench.utils.progress import Reporter
 
 
@@ -70,12 +70,12 @@ def remembered() -> Iterator[None]:
         _fingerprints.reset(token)
 
 
-def novel_fingerprint(task: Task, home: Home) -> str:
+def novel_fingerprint(task: Task, home: Paths) -> str:
     """The fingerprint of the data set that novel classes come from; "" where that is the task's own, or unknown."""
     return next((fingerprint_of(spec, home) or "" for spec in data_of(task, home)[1:]), "")
 
 
-def fingerprint_of(spec: DataSpec, home: Home) -> str | None:
+def fingerprint_of(spec: DataSpec, home: Paths) -> str | None:
     """The fingerprint of the prepared data set, or the one that the task is pinned to."""
     fingerprints, key = _fingerprints.get(), (home.data, spec.name)
     if fingerprints is None:
@@ -86,7 +86,7 @@ def fingerprint_of(spec: DataSpec, home: Home) -> str | None:
     return fingerprints[key] or spec.fingerprint
 
 
-def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
+def outline_of(task: Task, home: Paths, lacking: bool = False) -> Outline:
     """Reads what is prepared, asks the data set's plugin otherwise; makes nothing.
 
     Args:
@@ -110,7 +110,7 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
 
 
 def _outline(
-    spec: DataSpec, home: Home, lacking: bool, base_classes: int | None = None, base_order: int | None = None
+    spec: DataSpec, home: Paths, lacking: bool, base_classes: int | None = None, base_order: int | None = None
 ) -> Outline:
     name = spec.name
     if (dataset := prepared(home, name)) is not None:
@@ -131,7 +131,7 @@ def _outline(
     return Outline(spec.fingerprint, shape, starts, False)
 
 
-def data_of(task: Task, home: Home) -> tuple[DataSpec, ...]:
+def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
     """The data sets that a task needs: its own, and the one that novel classes come from where that is another.
 
     Raises:
@@ -150,7 +150,7 @@ def data_of(task: Task, home: Home) -> tuple[DataSpec, ...]:
     return task.dataset, specs.get(name, DataSpec(name=name))
 
 
-def ensure_of(task: Task, home: Home, reporter: Reporter) -> Dataset:
+def ensure_of(task: Task, home: Paths, reporter: Reporter) -> Dataset:
     """The data of a task, built now if they can be.
 
     Raises:
@@ -168,7 +168,7 @@ def _with_base(dataset: Dataset, base_classes: int | None, base_order: int | Non
     return dataset if base_classes is None else some_base_classes(dataset, base_classes)
 
 
-def _ensure(spec: DataSpec, home: Home, reporter: Reporter) -> Dataset:
+def _ensure(spec: DataSpec, home: Paths, reporter: Reporter) -> Dataset:
     if (dataset := pinned(home, spec)) is not None:
         mark_used(dataset.folder / "manifest.json")
         return dataset

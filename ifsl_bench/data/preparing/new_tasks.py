@@ -14,11 +14,11 @@ from ifsl_bench.data.sets.own import suggested, task_file
 from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
 from ifsl_bench.protocols.tasks.task_limits import NAME, RULE
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home, disk_errors, write_bytes
+from ifsl_bench.utils.files import Paths, disk_errors, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 
-def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
+def write_new(home: Paths, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
     """Writes tasks ``name-1shot``, ``name-5shot`` and ``name-sessions`` with comments on every key; returns the names.
 
     The last is left out where classes or images do not suffice.

@@ -23,12 +23,12 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_limits import NAME
 from ifsl_bench.utils.errors import CorruptFile, UserError, unknown
-from ifsl_bench.utils.files import Home, mark_used
+from ifsl_bench.utils.files import Paths, mark_used
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
 
 
-def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
+def ensure(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
     """The data set of a task, built now if it can be.
 
     Raises:
@@ -52,7 +52,7 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
 
 
 def prepare(
-    home: Home,
+    home: Paths,
     name: str,
     path: Path | None,
     force: bool,
@@ -105,7 +105,7 @@ def prepare(
 
 
 def prepare_objects(
-    home: Home, objects: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
+    home: Paths, objects: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
 ) -> Dataset:
     """Builds a data set of the user's own from objects in memory, or a known one from the files they were loaded from.
 
@@ -152,7 +152,7 @@ def _check_name(name: Any) -> None:
 
 
 def _prepared(
-    home: Home,
+    home: Paths,
     source: DatasetSource,
     force: bool,
     reporter: Reporter,
@@ -176,7 +176,7 @@ def _prepared(
         return dataset
 
 
-def _current(home: Home, source: DatasetSource, warn: Callable[[str], None] = lambda _: None) -> Dataset | None:
+def _current(home: Paths, source: DatasetSource, warn: Callable[[str], None] = lambda _: None) -> Dataset | None:
     """The data set as it was prepared before; None where it is not there, damaged, or made by another version.
 
     Where no lock is held, another process may be replacing it: who gets None looks again under the lock.
@@ -222,7 +222,7 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, repo
 
 
 def _build(
-    home: Home,
+    home: Paths,
     source: DatasetSource,
     path: Path | None,
     reporter: Reporter,

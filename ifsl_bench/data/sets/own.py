@@ -27,7 +27,7 @@ from ifsl_bench.protocols.tasks.task import (
 )
 from ifsl_bench.protocols.tasks.task_files import packaged, parse
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home, set_aside, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, set_aside, sha256_json, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 HEAD = """\
@@ -102,7 +102,7 @@ class OwnData(DatasetSource):
         settings = about.get("settings")
         return settings == self.options.settings() if settings else not self.options.flags()
 
-    def has_tasks(self, home: Home, dataset: Dataset) -> bool:
+    def has_tasks(self, home: Paths, dataset: Dataset) -> bool:
         """Returns whether the tasks of a data set are there, or cannot be, since others have their names.
 
         They are for other data only where the file names other fingerprints and not this one.
@@ -115,7 +115,7 @@ class OwnData(DatasetSource):
         named = re.findall(r"\b[0-9a-f]{64}\b", path.read_text(encoding="utf-8", errors="replace"))
         return not named or dataset.fingerprint in named
 
-    def write_tasks(self, home: Home, dataset: Dataset, reporter: Reporter) -> None:
+    def write_tasks(self, home: Paths, dataset: Dataset, reporter: Reporter) -> None:
         """Writes the tasks of a data set; a file for other data is kept aside."""
         path, head = home.tasks / f"{self.name}.toml", HEAD.format(name=self.name, fingerprint=dataset.fingerprint)
         text = task_file(dataset, self.name, suggested(dataset), head, reporter)

@@ -29,7 +29,7 @@ from ifsl_bench.protocols.tasks.task import (
 from ifsl_bench.protocols.tasks.task_limits import NAME, check_name, check_task
 from ifsl_bench.protocols.tasks.variants import Change, Variant, changed, derived, in_sessions, merged
 from ifsl_bench.utils.errors import UserError, unknown
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.toml import held, parsed, text_of
 
 ALL = "ifsl-bench tasks"  # where all tasks are listed
@@ -141,7 +141,7 @@ def packaged() -> dict[str, Task]:
     return tasks
 
 
-def own(home: Home) -> dict[str, Task]:
+def own(home: Paths) -> dict[str, Task]:
     """The tasks on data sets that the user prepared from images of their own, by name.
 
     Raises:
@@ -167,7 +167,7 @@ def _check_free(task: Task, where: str) -> None:
         )
 
 
-def find(name: str, change: Change | None = None, home: Home | None = None) -> list[Task]:
+def find(name: str, change: Change | None = None, home: Paths | None = None) -> list[Task]:
     """The task of that name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``; each with a change.
 
     Args:
@@ -185,7 +185,7 @@ def find(name: str, change: Change | None = None, home: Home | None = None) -> l
     return tasks
 
 
-def find_one(name: str, home: Home | None = None, change: Change | None = None) -> Task:
+def find_one(name: str, home: Paths | None = None, change: Change | None = None) -> Task:
     """The one task of that name; raises as :func:`find`, and for a file that defines several."""
     task, *more = find(name, change, home)
     if more:
@@ -204,7 +204,7 @@ def names_file(name: str) -> bool:
     return bool(re.search(r"\.toml($|[:+])", name))
 
 
-def _named(name: str, home: Home | None) -> list[Task]:
+def _named(name: str, home: Paths | None) -> list[Task]:
     path, _, chosen = name.partition(".toml:")
     if chosen:
         path += ".toml"
@@ -217,7 +217,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
         return [tasks[chosen]] if chosen else list(tasks.values())
     if name in packaged():
         return [packaged()[name]]
-    by_name = {**packaged(), **own(home or Home.locate())}
+    by_name = {**packaged(), **own(home or Paths.locate())}
     if name not in by_name:
         raise unknown("task", name, by_name, see=ALL)
     return [by_name[name]]

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.aggregate import Row
-from ifsl_bench.analysis.task_results import Board, load_board, load_variants, row_names
+from ifsl_bench.analysis.aggregate import SeedAggregate
+from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, row_names
 from ifsl_bench.data.preparing.metadata import outline_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks, shown
 from ifsl_bench.reporting.figures.style import grid, legend_below, new_figure, styled
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 
-def boards_by_count(task: Task, home: Home) -> dict[int, Board]:
+def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
     """Number of base classes -> the board of the task with so many; the task itself has all of them.
 
     Raises:
@@ -44,7 +44,7 @@ def boards_by_count(task: Task, home: Home) -> dict[int, Board]:
 
 @styled()
 def draw(
-    boards: dict[int, Board], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
+    boards: dict[int, TaskResults], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
 ) -> tuple[Figure, list[str]]:
     """A row of each board becomes a line, with the 95% interval over episodes that its table has (Ren et al. 2019).
 
@@ -55,7 +55,7 @@ def draw(
     """
     chosen = {count: by_accuracy(shown(board, _there(board, labels), setting)) for count, board in boards.items()
               if not labels or _there(board, labels)}  # fmt: skip
-    lines: dict[tuple[str, str], dict[int, Row]] = {}  # a stored row and your own of its label are two
+    lines: dict[tuple[str, str], dict[int, SeedAggregate]] = {}  # a stored row and your own of its label are two
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
         for row in chosen[count]:
             lines.setdefault((row.label, row.origin), {})[count] = row
@@ -80,7 +80,7 @@ def draw(
     return figure, [*notes, *_uneven(names, shared)]
 
 
-def _uneven(names: Sequence[str], lines: Sequence[dict[int, Row]]) -> list[str]:
+def _uneven(names: Sequence[str], lines: Sequence[dict[int, SeedAggregate]]) -> list[str]:
     """A note on lines whose points are means over different numbers of seeds."""
     names_by_seeds: dict[str, list[str]] = {}
     for name, line in zip(names, lines, strict=True):
@@ -94,6 +94,6 @@ def _uneven(names: Sequence[str], lines: Sequence[dict[int, Row]]) -> list[str]:
     ]
 
 
-def _there(board: Board, labels: Sequence[str]) -> list[str]:
+def _there(board: TaskResults, labels: Sequence[str]) -> list[str]:
     names = {name for row in board.rows for name in row_names(row)}
     return [label for label in labels if label.lower() in names]

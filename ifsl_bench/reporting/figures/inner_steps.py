@@ -33,7 +33,7 @@ DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].defaul
 
 
 @dataclass(frozen=True)
-class Course:
+class StepCurve:
     """The accuracy of a row of models against the number of inner steps."""
 
     label: str  # of the method
@@ -57,7 +57,7 @@ def courses(
     episodes: int | None = None,
     options: Mapping[str, Any] | None = None,
     train: bool = False,
-) -> list[Course]:
+) -> list[StepCurve]:
     """Evaluates the models of a method on the first test episodes of a task.
 
     All of them search alike here, whatever they were trained with: gradient steps from the fixed start, as T-BPTT takes
@@ -84,7 +84,7 @@ def courses(
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
         of_seeds = [dict(_accuracies(open_model(job, work), steps, episodes, work)) for job in jobs]
         means = {n: estimate(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
-        finished.append(Course(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
+        finished.append(StepCurve(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
     return finished
 
 
@@ -131,7 +131,7 @@ def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
 
 
 @styled()
-def draw(by_task: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tuple[Figure, list[str]]:
     """A panel a task, a line a row of models; at the right end the search has converged.
 
     Follows the figure on truncated BPTT and RBP of Ren et al. (2019), who do not say how long a step is. A dotted line
@@ -151,7 +151,7 @@ def draw(by_task: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[F
     return figure, []
 
 
-def _look(course: Course, row: int) -> dict[str, Any]:
+def _look(course: StepCurve, row: int) -> dict[str, Any]:
     """The method's own for RBP; hollow and broken in its colour for T-BPTT."""
     look = drawn(course.label)
     if not course.unrolled:
@@ -161,7 +161,7 @@ def _look(course: Course, row: int) -> dict[str, Any]:
     return look | hollow | {"linestyle": dashes[(row - 1) % len(dashes)]}
 
 
-def _panel(axes: Axes, courses: Sequence[Course]) -> None:
+def _panel(axes: Axes, courses: Sequence[StepCurve]) -> None:
     last = max(n for course in courses for n in course.at)
     end = 3.0 * last  # where the converged ones stand
     for row, course in enumerate(courses):

@@ -27,10 +27,10 @@ from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Task
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.reporting.figures.texts import short_names
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 
-def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] = (0,),
+def jobs_of(methods: Sequence[str], task: str, home: Paths, seeds: Sequence[int] = (0,),
             options: Mapping[str, Any] | None = None) -> list[Job]:  # fmt: skip
     """The jobs whose models are wanted, by seed, then method, as ``run`` makes them.
 
@@ -41,7 +41,7 @@ def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] 
     return make_jobs(Request(methods, [task], options or {}, seeds=seeds), home)
 
 
-def check_trained(jobs: Sequence[Job], home: Home) -> None:
+def check_trained(jobs: Sequence[Job], home: Paths) -> None:
     """Raises :class:`UserError` where a job's model is not in the home folder, with the command that trains it."""
     lacking = [job for job in jobs if not is_trained(job, home)]
     if lacking:
@@ -63,7 +63,7 @@ def dataset_of(job: Job, work: Workspace) -> Dataset:
     return PreparedTask(job.task, job.method.head, job.seed, work).dataset
 
 
-def is_trained(job: Job, home: Home) -> bool:
+def is_trained(job: Job, home: Paths) -> bool:
     """True if nothing has to be trained for a job: no backbone, no trial, no method."""
     stage = backbone_of(job)
     backbone = stage.linear or stage  # a head on its features takes seconds
@@ -77,12 +77,12 @@ def is_trained(job: Job, home: Home) -> bool:
     return best is not None and MetaTrain(best).cached(home)
 
 
-def command_of(job: Job, home: Home) -> str:
+def command_of(job: Job, home: Paths) -> str:
     """The command that trains a job's model."""
     typed = job.row._replace(name=job.chosen.file or job.row.name).typed
     words = ["ifsl-bench", "run", *typed[:2], "--task", job.task.name, *typed[2:]]
     words += ["--seed", str(job.seed)] if job.seed else []
-    words += ["--home", str(home.cache)] if home.cache != Home.locate().cache else []
+    words += ["--home", str(home.cache)] if home.cache != Paths.locate().cache else []
     return shlex.join(words)
 
 

@@ -11,10 +11,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ifsl_bench.analysis.aggregate import Row, names_of
+from ifsl_bench.analysis.aggregate import SeedAggregate, names_of
 from ifsl_bench.analysis.rank_intervals import told_apart
 from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.rows import by_accuracy
 from ifsl_bench.reporting.figures.style import COLUMN, PAGE, new_figure, styled, text_of
 from ifsl_bench.utils.errors import UserError
@@ -27,7 +27,7 @@ NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
 
 
 @styled()
-def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
 
     A cell has colour where the difference is significant, all pairs of the figure at once (Holm, 5% for any mistake, as
@@ -84,7 +84,7 @@ def draw(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure,
     return figure, [f"{note}: {', '.join(which)}" for note, which in notes.items() if which]
 
 
-def differences(board: Board, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+def differences(board: TaskResults, rows: list[SeedAggregate]) -> tuple[np.ndarray, np.ndarray]:
     """Row minus column [n, n], as ``compare`` has it over episodes and all seeds of both; and which differ from 0.
 
     By Holm's procedure over all one-sided hypotheses.

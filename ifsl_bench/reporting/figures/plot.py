@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from ifsl_bench.analysis.task_results import Board, load_board
+from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.reporting.figures import base_classes as _base_classes
 from ifsl_bench.reporting.figures import pairs as _pairs
@@ -31,7 +31,7 @@ from ifsl_bench.reporting.figures.rows import shown
 from ifsl_bench.reporting.figures.style import as_bytes, save
 from ifsl_bench.reporting.notebook import Folder, Names, listed
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Home
+from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:  # what needs torch is imported for figures with trained models alone
     from ifsl_bench.experiments.evaluation_context import Ready
@@ -154,7 +154,7 @@ def base_classes(
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
     """Accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
-    folders = Home.locate(home, results)
+    folders = Paths.locate(home, results)
     boards = _base_classes.boards_by_count(find_one(task, folders), folders)
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
 
@@ -217,7 +217,7 @@ def confusions(
     return _drawing(draw(of_methods, wide))
 
 
-def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:
+def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: TaskResults) -> Drawing:
     """A figure with its notes, and with the remarks on files and rows that its boards leave out."""
     figure, notes = drawn
     return Drawing(figure, (*notes, *dict.fromkeys(remark for board in boards for remark in board.left_out)))
@@ -225,9 +225,9 @@ def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:
 
 def _board(
     name: str, methods: Names, setting: str | None, home: Folder, results: Folder, papers: bool = False
-) -> Board:
+) -> TaskResults:
     """The rows of a task that are to be drawn."""
-    folders = Home.locate(home, results)
+    folders = Paths.locate(home, results)
     return shown(load_board(find_one(name, folders), folders.results), listed(methods), setting, papers)
 
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import names_of
 from ifsl_bench.analysis.ranking import Ranked
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
     dots,
@@ -28,7 +28,7 @@ KEY = ("place by Acc.", "ranks it can have")
 
 
 @styled()
-def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(boards: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, list[str]]:
     """A panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
 
     Two rows whose bars share no rank are significantly apart, all pairs at once, at a chance of 5% of any mistake. A
@@ -55,7 +55,7 @@ def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]
     ]
 
 
-def _placed(board: Board) -> list[Ranked]:
+def _placed(board: TaskResults) -> list[Ranked]:
     ranked = [place for place in board.places if not place.provisional]
     if not ranked:
         raise UserError(f"{board.name}: no row of these is ranked, for which it takes three seeds: "
@@ -63,7 +63,7 @@ def _placed(board: Board) -> list[Ranked]:
     return ranked
 
 
-def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
+def _panel(axes: Axes, board: TaskResults, ranked: Sequence[Ranked]) -> None:
     names = names_of([place.row for place in ranked])
     labels = []
     for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
@@ -81,7 +81,7 @@ def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
     axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
 
 
-def _place(place: Ranked, board: Board) -> int:
+def _place(place: Ranked, board: TaskResults) -> int:
     """The place of a row by accuracy, among the rows that it is ranked among."""
     family = board.ranking.of(place.row).family
     before = itertools.takewhile(lambda better: better is not place, board.ranking.places)

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ifsl_bench.analysis.aggregate import EVERY, STORED, Row, names_of
+from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
 from ifsl_bench.analysis.query import in_setting, only
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import drawn_beside
 from ifsl_bench.utils.errors import UserError
 
 
-def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False) -> Board:
+def shown(
+    board: TaskResults, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False
+) -> TaskResults:
     """The board with the rows to be drawn: those with these labels, or those of a setting without options of their own.
 
     Args:
@@ -40,12 +42,12 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None, 
     return view
 
 
-def by_accuracy(board: Board) -> list[Row]:
+def by_accuracy(board: TaskResults) -> list[SeedAggregate]:
     """The rows of a board, the best first, in the order of ``table --rank``."""
     return [place.row for place in board.places]
 
 
-def named_looks(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+def named_looks(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dict[str, Any]]]:
     """Names and looks of rows; a user's own beside the stored one of the same label has another look."""
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.rows import named_looks
 from ifsl_bench.reporting.figures.style import DARK, heights, legend_below, lines_of_rows, new_figure, styled, text_of
 
@@ -16,7 +16,7 @@ SPREAD = 0.22  # of a line's height, that the first and the last seed are above 
 
 
 @styled()
-def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Dots are the seeds' means over episodes; the upright line is their mean, Acc. of ``table``, with the 95% interval
     over episodes that stands there, as a bar. The trained models are held fixed in it; how they vary is what the dots
     show. Seeds stand one below the other, so that none hides another.

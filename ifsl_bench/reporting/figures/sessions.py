@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ifsl_bench.analysis.aggregate import Row, lazy_rows, names_of
+from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
 from ifsl_bench.analysis.session_variance import PARTS
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
 from ifsl_bench.reporting.figures.style import (
     DARK,
@@ -41,14 +41,14 @@ SAID = (
 COLOUR_OF = dict(zip(PARTS, COLOURS, strict=False))
 
 
-def require_sessions(board: Board) -> None:
+def require_sessions(board: TaskResults) -> None:
     """Raises :class:`UserError` for a task in episodes."""
     if not board.task.sessions:
         raise UserError(f"{board.name} is in episodes; this figure is of tasks in sessions")
 
 
 @styled()
-def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """The accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
     Dotted lines are the models with the rows' A_0 that never answer with a novel class. Published rows that were asked
@@ -92,7 +92,7 @@ def curves(board: Board, wide: bool = False, named: bool = False) -> tuple[Figur
 
 
 @styled()
-def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """A triangle for each row: its accuracy on the classes of each session, after that session and each later one.
 
     Followed down a column, one session's classes are forgotten; the first column has the base classes. One scale for
@@ -123,14 +123,14 @@ def forgetting(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
 
 
 @styled()
-def variance(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Shares of the variance of a single value of the average that are due to order, support set and training seed.
 
     Above rows, below their differences to the best one. At the right is the standard deviation of a single value, and
     for a difference how likely a single one has the wrong sign.
     """
     rows = splits_of_rows(board, "acc")
-    names: dict[Row, str] = dict(zip([row.a for row in rows], names_of([row.a for row in rows]), strict=True))
+    names: dict[SeedAggregate, str] = dict(zip([row.a for row in rows], names_of([row.a for row in rows]), strict=True))
     differences = [split for split in splits_of_differences(board, "acc") if split.a is rows[0].a]
     splits = [*rows, *differences]
     labels = [names[row.a] for row in rows] + [f"\N{MINUS SIGN} {names[d.b]}" for d in differences if d.b]

@@ -21,7 +21,7 @@ import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ifsl_bench.reporting.plot_styles import Look, look_of, looks_of
+from ifsl_bench.reporting.plot_styles import PlotStyle, look_of, looks_of
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import check_out, write_bytes
 
@@ -144,7 +144,7 @@ def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dic
     return [_line(look) | (half if look.further else {"markeredgewidth": 0}) for look in looks_of(labels, second)]
 
 
-def _line(look: Look) -> dict[str, Any]:
+def _line(look: PlotStyle) -> dict[str, Any]:
     return {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
 
 

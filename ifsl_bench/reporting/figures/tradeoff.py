@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.curves import bias_curve, calibrated_point
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
 from ifsl_bench.reporting.figures.style import DARK, FAINT, legend_below, new_figure, styled, text_of
 from ifsl_bench.utils.errors import UserError
@@ -22,7 +22,7 @@ MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is
 
 
 @styled()
-def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the rows of a board, the best first in the legend.
 
     A point is where a row's argmax puts it, a hollow one where the bias that validation episodes chose does. Along a
@@ -78,7 +78,7 @@ def _view(axes: Axes, points: np.ndarray) -> None:
     axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
-def _equal_accuracy(axes: Axes, row: Row) -> None:
+def _equal_accuracy(axes: Axes, row: SeedAggregate) -> None:
     """Lines of equal Acc., which weighs base and novel accuracy by their queries."""
     counts = row.results[0].episodes
     base, novel = counts.base_queries, counts.novel_queries

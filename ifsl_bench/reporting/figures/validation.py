@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.task_results import Board
+from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
 from ifsl_bench.reporting.figures.style import DARK, grid, legend_below, new_figure, styled
 from ifsl_bench.store.schema import Result
@@ -19,7 +19,7 @@ RING: dict[str, Any] = {"marker": "o", "markersize": 6.5, "markerfacecolor": "no
 
 
 @styled()
-def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """A line is the mean over a row's seeds, with those as faint lines; a ring is where most seeds' model was taken.
 
     These are the validation episodes that checkpoints are watched on, not those that options are chosen on. Rows that

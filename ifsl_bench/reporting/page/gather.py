@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED, Row
+from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED, SeedAggregate
 from ifsl_bench.analysis.curves import bias_curve, calibrated_point
 from ifsl_bench.analysis.ranking import Ranking
-from ifsl_bench.analysis.task_results import Board, load_board, load_variants, nothing_stored, telling
+from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.claims import Judged
@@ -23,7 +23,7 @@ from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.page.origins import Origin, origin_of
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.reporting.page.row_pairs import RowPair, digits_of, row_pairs
-from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, Look, look_of, looks_of
+from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, look_of, looks_of
 from ifsl_bench.reporting.published_table import NOTES as PUBLISHED
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.reporting.variance_table import split_of
@@ -112,7 +112,7 @@ class Page:
     claims: Sequence[Judged]
 
 
-def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
+def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> list[TaskResults]:
     """The boards of tasks and of their variants that have rows.
 
     Args:
@@ -124,7 +124,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
         UserError: nothing is stored of such a task, nor of a variant of it.
     """
     boards = {task.name: load_board(task, results) for task in tasks}
-    every: dict[str, Board] = {}
+    every: dict[str, TaskResults] = {}
     for board in boards.values():
         variants = [variant for variant in load_variants(board.task, results) if variant.name not in boards]
         if named and all(member.empty for member in (board, *variants)):
@@ -132,7 +132,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
         every |= {member.name: member for member in (board, *variants)}
     shown = [member for member in every.values() if not member.empty]
 
-    def late(member: Board) -> tuple[bool, ...]:
+    def late(member: TaskResults) -> tuple[bool, ...]:
         task, measured = member.task, bool(member.rows or member.others)
         lone = not any(len(row.seeds) > 1 for row in member.rows)  # then nothing is ranked
         return not measured, task.dataset.name == "glyphs", bool(task.sessions), member.name not in boards, lone
@@ -140,7 +140,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
     return telling(shown if named else sorted(shown, key=late), every.values())
 
 
-def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
+def gather(boards: Iterable[TaskResults], claims: Sequence[Judged] = ()) -> Page:
     """The page of these boards, each in every setting that has rows of its own, and of claims on them."""
     page_boards: list[PageBoard] = []
     rows: list[PageRow] = []
@@ -168,7 +168,7 @@ def _key(entry: Entry) -> object:
     return entry.measured or (entry.label, entry.source)
 
 
-def _board(view: Board, table: Table[Entry], numbers: dict[object, int]) -> PageBoard:
+def _board(view: TaskResults, table: Table[Entry], numbers: dict[object, int]) -> PageBoard:
     shape = view.task.episode
     own = {row: numbers[row] for row in view.rows}
     pairs = {}
@@ -181,7 +181,7 @@ def _board(view: Board, table: Table[Entry], numbers: dict[object, int]) -> Page
     return PageBoard(view.task, view.setting, table, order, queries, pairs)
 
 
-def _looks(board: Board) -> dict[Row, Look]:
+def _looks(board: TaskResults) -> dict[SeedAggregate, PlotStyle]:
     """The look of each measured row of a task, all its settings together."""
     rows = (*board.rows, *board.others)
     stored = {row.label for row in rows if row.origin == STORED}
@@ -189,7 +189,7 @@ def _looks(board: Board) -> dict[Row, Look]:
     return dict(zip(rows, looks_of([row.label for row in rows], second), strict=True))
 
 
-def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Citation, int]) -> PageRow:
+def _row(entry: Entry, shared: bool, looks: dict[SeedAggregate, PlotStyle], citations: dict[Citation, int]) -> PageRow:
     row = entry.measured
     of_method = citation_of_row(row.results[0].method, row.label) if row else citation_of_label(entry.label)
     computed = Citation(f"Computed here from {entry.note}.", "") if entry.kind == COMPUTED else None
@@ -218,7 +218,7 @@ def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Cit
     )
 
 
-def _measured(row: Row) -> dict[str, Any]:
+def _measured(row: SeedAggregate) -> dict[str, Any]:
     """The page's fields of measured rows alone."""
     in_sessions = bool(row.after())
     return {
@@ -245,7 +245,7 @@ def _point(means: Sequence[float]) -> tuple[float, float] | None:
     return round(base, 3), round(novel, 3)
 
 
-def _curve(row: Row) -> list[list[float]] | None:
+def _curve(row: SeedAggregate) -> list[list[float]] | None:
     """A row's base-novel curve, thinned to points that an eye can tell apart; five seeds have some 250."""
     curve = bias_curve(row)
     if curve is None:
@@ -264,7 +264,7 @@ def _after(entry: Entry) -> list[list[float]]:
     return [[round(float(value), 2) for value in line] for line in (means, *bands) if len(line)]
 
 
-def _variance(row: Row) -> dict[str, float]:
+def _variance(row: SeedAggregate) -> dict[str, float]:
     try:
         return {part: float(f"{variance.value:.4g}") for part, variance in split_of(row, "acc").parts.items()}
     except UserError:
@@ -277,7 +277,7 @@ def _validation(training: dict[str, Any]) -> list[list[float]]:
     return [[step for step, _ in points], [value for _, value in points]]
 
 
-def _cost(row: Row) -> dict[str, float]:
+def _cost(row: SeedAggregate) -> dict[str, float]:
     """The least of the seeds: they do the same work, and other programs only lengthen it."""
 
     def least(*names: str) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.analysis.aggregate import PARTIAL, Row
+from ifsl_bench.analysis.aggregate import PARTIAL, SeedAggregate
 from ifsl_bench.store.schema import Result, path_of
 from ifsl_bench.utils.errors import one_line
 
@@ -21,7 +21,7 @@ class Origin:
     seeds: list[dict[str, str]]  # the other facts of each seed; the same names for all
 
 
-def origin_of(row: Row) -> Origin:
+def origin_of(row: SeedAggregate) -> Origin:
     """Gathers all that a reader needs to find a row's results, and to make them again."""
     facts = [_facts(result) for result in row.results]
     names = list(dict.fromkeys(name for of_seed in facts for name in of_seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from ifsl_bench.analysis.aggregate import Row
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.ranking import Ranking
 
 SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data have been held against
@@ -41,7 +41,7 @@ def digits_of(value: float) -> int:
     return 9 if f"{value:.4f}".endswith(("50", "500", "5000")) else 4
 
 
-def row_pairs(ranking: Ranking, numbers: dict[Row, int]) -> list[RowPair]:
+def row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPair]:
     """Each pair of ranked rows once; a user's rows are compared with the family, not with each other.
 
     Args:
@@ -61,7 +61,9 @@ def row_pairs(ranking: Ranking, numbers: dict[Row, int]) -> list[RowPair]:
     return pairs
 
 
-def _pairs(ranking: Ranking, family: list[Row], guest: Row | None, numbers: dict[Row, int]) -> list[RowPair]:
+def _pairs(
+    ranking: Ranking, family: list[SeedAggregate], guest: SeedAggregate | None, numbers: dict[SeedAggregate, int]
+) -> list[RowPair]:
     """The pairs of the family, or of one guest and the family."""
     better = ranking.better(guest)
     pairs = []
