@@ -11,7 +11,6 @@ from typing import Any, overload
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.expansion import method_names, task_names
 from ifsl_bench.experiments.job import Job, make_jobs, trained_in_vain
-from ifsl_bench.experiments.ranges import remove_evaluated
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.run import run_campaign
 from ifsl_bench.experiments.stages import PrepareData
@@ -194,6 +193,4 @@ def evaluate_checkpoint(
     if backbone_of(job).weights(work.home) != info["pretraining_sha256"]:
         raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
-    result = evaluation.compute(work)
-    remove_evaluated(job, work.home, folder)
-    return result
+    return evaluation.compute(work)

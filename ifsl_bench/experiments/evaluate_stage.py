@@ -1,4 +1,4 @@
-"""The last stage of a job: its evaluation, which makes the result."""
+"""The last stage of a job: its method is opened, held against the contract, calibrated and evaluated."""
 
 from __future__ import annotations
 
@@ -7,87 +7,214 @@ import datetime
 import importlib.metadata
 import platform
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
+from ifsl_bench.backbones.device import Place, describe_device
 from ifsl_bench.data.preparing.metadata import Outline
-from ifsl_bench.experiments.evaluation import joined
-from ifsl_bench.experiments.evaluation_context import EvaluationStage, Part, Ready, in_ranges
-from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.evaluation import Evaluated, evaluate, has_sessions
+from ifsl_bench.experiments.job import TUNING_SEED, Job
 from ifsl_bench.experiments.rates import Amount
 from ifsl_bench.experiments.stages import CheckEpisodes, PrepareData, Stage
-from ifsl_bench.experiments.training_stage import data_stage_of, evaluation_amount, say_place
-from ifsl_bench.experiments.workspace import Workspace
-from ifsl_bench.plugin.episode_contract import check_answers, check_repeated
+from ifsl_bench.experiments.trained_models import Trained, load_trained
+from ifsl_bench.experiments.training_stage import (
+    JobStage,
+    MetaTrain,
+    backbone_of,
+    data_stage_of,
+    evaluation_amount,
+    features_stages,
+    fresh,
+    key_of,
+    say_place,
+    to_evaluate,
+)
+from ifsl_bench.experiments.workspace import PreparedTask, Workspace
+from ifsl_bench.plugin.episode_contract import Asked, check_answers, check_repeated
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.protocols.calibration import Bias, find_bias
+from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.metrics import Counts, summarise
+from ifsl_bench.protocols.tasks.task import Side
 from ifsl_bench.store.episode_counts import counts_entry
 from ifsl_bench.store.schema import SCHEMA, Result, SessionResult, summary_entry
 from ifsl_bench.store.selection_records import Calibration
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.files import Paths, sha256_json
+from ifsl_bench.utils.progress import Reporter
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocols.sequence_loader import SequenceLoader
 
 LIBRARIES = ("torch", "torchvision", "numpy")
-DRAWN = 1e-5  # seconds, roughly, in which an episode is drawn for the digest
+FIRST = 8  # test episodes that the contract is checked on in every run
 
 
 @dataclass(frozen=True)
-class Evaluate(EvaluationStage):
-    """The result, of the best of its candidates; :mod:`ifsl_bench.experiments.stored_results` keeps it.
+class EvaluationContext:
+    """A job's method and data, opened where it is evaluated.
 
-    Few episodes are evaluated here, many in ranges before.
+    Attributes:
+        job: with the options that were chosen.
+        choice: the fields of a result about the choice of options.
+        method: on the device of the evaluation.
+        trained: its meta-training, if there was one.
+        folder: of the meta-training under ``trained``; "" without one.
+        prepared: the task's data, features and episodes.
+        place: the device, and why it was chosen.
     """
 
+    job: Job
+    choice: dict[str, Any]
+    method: Method
+    trained: Trained | None
+    folder: str
+    prepared: PreparedTask
+    place: Place
+
+    def loader(self, side: Side) -> EpisodeLoader | SequenceLoader:
+        """Return the loader of one side's episodes or sequences, on the device of the evaluation."""
+        return self.prepared.loader(side, device=self.place.device)
+
+    def episodes(self) -> EpisodeLoader:
+        """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
+        return self.prepared.episodes("test", self.place.device)
+
+    def first_episodes(self) -> Asked:
+        """Return the method with its first test episodes; of sequences, with the first sessions of these."""
+        loader = self.loader("test")
+        count = min(FIRST, self.job.episodes)
+        first = loader.episodes(count) if has_sessions(loader) else loader.batch(0, FIRST)
+        return Asked(self.job.name, self.method.eval(), first.support, first.query, first.masked).looked_at()
+
+    def check_sessions(self) -> None:
+        """Raise :class:`UserError` where a method that learns session by session breaks its contract.
+
+        It is checked on the first test sequences.
+        """
+        loader = self.loader("test")
+        if has_sessions(loader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
+            from ifsl_bench.plugin.session_contract import check_sessions
+
+            batch = loader.batch(0, min(FIRST, self.job.episodes))
+            check_sessions(self.job.name, self.method, batch.supports, loader.episodes(len(batch)).query)
+
+    def find_bias(self, reporter: Reporter) -> Bias | None:
+        """Find the bias that calibrates the method, on the validation episodes that options are chosen on.
+
+        None in regular few-shot learning, and in sessions for a method that is given every image, which each validation
+        sequence would fit again; and, with a warning, where the data have too few validation classes.
+        """
+        task = self.job.task
+        if not task.kind.has_base or (task.sessions is not None and self.job.method.every_image):
+            return None
+        try:
+            self.prepared.sampler("val")
+        except UserError as error:
+            reporter.warn(f"{self.job}: no calibrated Acc., since validation episodes cannot be drawn: {error}")
+            return None
+        loader, episodes, title = self.loader("val"), task.evaluation.halves[0], f"calibrating {self.job}"
+        called = "validation accuracy"
+        margins = evaluate(self.method, self.job.name, loader, episodes, reporter, title, called=called).margins
+        return find_bias(margins, sequences=task.sessions is not None) if margins else None
+
+    def evaluate(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Evaluated:
+        """Evaluate some of the job's test episodes; margins are not kept, so that memory is that of the counts.
+
+        Args:
+            episodes: which of the test stream.
+            bias: on the novel logits, to count hits with it too.
+            reporter: receives the progress.
+            title: of the progress.
+        """
+        return evaluate(
+            self.method,
+            self.job.name,
+            self.loader("test"),
+            episodes,
+            reporter,
+            title,
+            whole=self.job.episodes,
+            bias=bias,
+            keep_margins=False,
+        )
+
+
+@dataclass(frozen=True)
+class Evaluate(JobStage):
+    """The result, of the best of its candidates; :mod:`ifsl_bench.experiments.stored_results` stores it."""
+
     kind = "evaluation"
+    placed_as = "evaluation"
+    model: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
     command: str = ""  # what the user typed, recorded with the result
 
     def told(self, seeds: str) -> str:
         return f"evaluating {self.job.told(seeds)}: {self.job.task.kind.counted(self.job.episodes)}"
 
-    def inputs(self) -> Sequence[Stage]:
-        if not in_ranges(self.job):
-            return self.needed()
-        from ifsl_bench.experiments.ranges import ranges_of
+    def key(self, home: Paths) -> str:
+        """Name all that is evaluated for one result."""
+        job = self.job
+        how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
+        return f"{key_of(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
 
-        return ranges_of(self.job, self.model)
+    def inputs(self) -> Sequence[Stage]:
+        job = self.job
+        # Every row has calibrated numbers beside its own; validation episodes that cannot be drawn are no hindrance.
+        stages = features_stages(job, (*job.sides, "val") if job.task.kind.has_base else job.sides)
+        if job.searched and self.model is None:
+            from ifsl_bench.experiments.searching import TrainChosen, trials_of
+
+            if job.trials and job.seed != TUNING_SEED and job.trains:  # which waits for the trials
+                stages += [TrainChosen(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))]
+            else:
+                stages += trials_of(job)
+        elif job.trains and self.model is None:
+            stages += [MetaTrain(replace(job, calibrated=False))]
+        return [*(CheckEpisodes(job.task, side) for side in job.sides), *stages]
 
     def amount(self, data: Outline, work: Workspace) -> Amount:
-        if in_ranges(self.job):
-            return Amount("drawing", f"{self.job.task.name}/cpu", self.job.episodes, DRAWN)
         more = len(self.job.task.evaluation.halves[0]) if self.job.task.kind.has_base else 0  # for calibration
         return evaluation_amount(self.job, self.job.episodes + more, work)
 
+    def open(self, work: Workspace) -> EvaluationContext:
+        """Open the method and its data; the method is trained if need be."""
+        job, choice = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
+        if self.model is None and job.searched:
+            from ifsl_bench.experiments.searching import chosen
+
+            job, choice = chosen(job, work, work.reporter)
+        if self.model is None:
+            method, trained, folder = MetaTrain(job).compute(work)
+        else:
+            method, trained, folder = load_trained(self.model, fresh(job, work), job.name, job.training.select)
+        prepared, method = backbone_of(job).prepared(work), to_evaluate(job, work, method)
+        return EvaluationContext(job, choice, method, trained, folder, prepared, self.place(work))
+
     def compute(self, work: Workspace) -> Result:
-        ready = self.ready(work, work.reporter)
-        say_place(work, self, ready.place)
-        why, parts = self._in_ranges(work) if in_ranges(self.job) else self._at_once(ready, work)
-        if why:
-            work.reporter.warn(f"{self.job}: {why}")
-        return self._result(ready, parts, work)
-
-    def _at_once(self, ready: Ready, work: Workspace) -> tuple[str, list[Part]]:
-        asked = ready.asked()
-        answers = check_answers(asked)
-        ready.check_sessions()
-        bias, why = ready.bias(work.reporter)
-        part = ready.part(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
-        check_repeated(asked, answers)  # all that lies between must have left no trace
-        return why, [part]
-
-    def _in_ranges(self, work: Workspace) -> tuple[str, list[Part]]:
-        from ifsl_bench.experiments.ranges import Calibrate, ranges_of
-
-        _, why = Calibrate(self.job, self.model).compute(work)
-        return why, [part.compute(work) for part in ranges_of(self.job, self.model)]
-
-    def _result(self, ready: Ready, parts: Sequence[Part], work: Workspace) -> Result:
-        job, prepared, trained = ready.job, ready.prepared, ready.trained
-        evaluated, seconds = joined([part.evaluated for part in parts]), sum(part.seconds for part in parts)
-        for remark in (*evaluated.remarks(), *(trained.remarks() if trained else ())):
+        context = self.open(work)
+        say_place(work, self, context.place)
+        first = context.first_episodes()
+        answers = check_answers(first)
+        context.check_sessions()
+        bias = context.find_bias(work.reporter)
+        start = time.perf_counter()
+        evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
+        seconds = time.perf_counter() - start
+        check_repeated(first, answers)  # all that lies between must have left no trace
+        remarks = *evaluated.remarks(), *(context.trained.remarks() if context.trained else ())
+        for remark in remarks:
             work.reporter.warn(f"{self.job}: {remark}")
-        counts, calibrated, choice = evaluated.counts, evaluated.calibrated, ready.choice
+        return self._result(context, evaluated, seconds, work)
+
+    def _result(self, context: EvaluationContext, evaluated: Evaluated, seconds: float, work: Workspace) -> Result:
+        job, prepared, trained = context.job, context.prepared, context.trained
+        counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.choice
         if not isinstance(counts, Counts):
             counts = counts.calibrated() if self.job.calibrated else counts
         else:
@@ -97,9 +224,9 @@ class Evaluate(EvaluationStage):
                 choice = counted_on_test(self.job, choice, counts, work)
             if calibrated and self.job.calibrated:
                 counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
-        sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
+        sampler, backbone = prepared.sampler("test", context.place.device), prepared.pretrained
         libraries = *job.method.requires, *libraries_of(job.task.pretraining)
-        device = " and ".join(dict.fromkeys(part.device for part in parts))
+        device = describe_device(context.place.device)
         kind: Any = SessionResult if job.task.sessions else Result
         result: Result = kind(
             schema=SCHEMA,
@@ -119,7 +246,7 @@ class Evaluate(EvaluationStage):
             pretraining=backbone.entry(),
             training=trained.entry() if trained else {},
             cost={
-                "parameters": sum(p.numel() for p in ready.method.parameters()),
+                "parameters": sum(p.numel() for p in context.method.parameters()),
                 "pretraining_seconds": round(backbone.info["seconds"], 3),
                 "training_seconds": round(trained.seconds, 3) if trained else 0.0,
                 "evaluation_seconds": round(seconds, 3),
@@ -128,7 +255,7 @@ class Evaluate(EvaluationStage):
             provenance={
                 **provenance(self.command, device, libraries),
                 **job.identity,
-                "checkpoint": ready.folder,
+                "checkpoint": context.folder,
             },
             novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.partial,
@@ -138,7 +265,7 @@ class Evaluate(EvaluationStage):
                 "pretraining": backbone.info["device"],
                 **prepared.features_places(),
                 **({"meta-training": trained.place} if trained and trained.place else {}),
-                "evaluation": " and ".join(dict.fromkeys(part.place for part in parts)),
+                "evaluation": str(context.place),
             },
         )
         return result

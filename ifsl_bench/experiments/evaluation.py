@@ -152,6 +152,7 @@ def evaluate(
     title: str = "",
     whole: int | None = None,
     bias: Bias | None = None,
+    keep_margins: bool = True,
     at_once: bool = True,
     called: str = "accuracy",
 ) -> Evaluated:
@@ -163,8 +164,8 @@ def evaluate(
     Args:
         title: what the reporter calls it.
         whole: the end of the stream, where the last block is cut; that of the episodes by default.
-        bias: on the novel logits, to count the hits with it too, and to keep no margins: of many episodes these are
-            most of what is kept.
+        bias: on the novel logits, to count the hits with it too; then no margins are kept.
+        keep_margins: of the queries; those of many episodes would take most of the memory.
         at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
             episodes are looked at often.
         called: what the reporter calls the accuracy so far.
@@ -179,9 +180,9 @@ def evaluate(
         from ifsl_bench.protocols.session_answers import Sessions
 
         sessions = Sessions(method, name, loader, method.keeps_supports(method.__dict__.get("_made_with", {})))
-        evaluated = partial(_of_sequences, sessions, bias=bias)
+        evaluated = partial(_of_sequences, sessions, bias=bias, keep_margins=keep_margins)
     else:
-        evaluated = partial(_evaluated, name, loader.sampler.shape, bias=bias)
+        evaluated = partial(_evaluated, name, loader.sampler.shape, bias=bias, keep_margins=keep_margins)
 
     def answered(method: Method, start: int, batch: Batch | SequenceBatch) -> Evaluated:
         return evaluated(method, batch, slice(max(0, episodes.start - start), episodes.stop - start))
@@ -203,7 +204,7 @@ def evaluate(
 
 
 def _evaluated(
-    name: str, spec: EpisodeSpec, method: Method, batch: Batch, asked: slice, bias: Bias | None
+    name: str, spec: EpisodeSpec, method: Method, batch: Batch, asked: slice, bias: Bias | None, keep_margins: bool
 ) -> Evaluated:
     """Evaluates those episodes of a block that were asked for."""
     prediction = predict(method, name, batch, numbers=False)
@@ -216,14 +217,14 @@ def _evaluated(
     margins = Margins(outcome.margins.base[asked], outcome.margins.novel[asked])
     plain = replace(plain, pairs=outcome.pairs[asked])
     if bias is None:
-        return Evaluated(plain, statistics, margins)
+        return Evaluated(plain, statistics, margins if keep_margins else None)
     with_bias = bias.applied(margins)
     plain = replace(plain, calibrated_base=with_bias.base_joint, calibrated_novel=with_bias.novel_joint)
     return Evaluated(plain, statistics, None, with_bias)
 
 
 def _of_sequences(
-    sessions: Sessions, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None
+    sessions: Sessions, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None, keep_margins: bool
 ) -> Evaluated:
     """Evaluates those sequences of a block that were asked for."""
     from ifsl_bench.protocols.session_hits import Answers, count
@@ -237,7 +238,7 @@ def _of_sequences(
     )
     statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
     if bias is None:
-        return Evaluated(counts, statistics, answers.margins())
+        return Evaluated(counts, statistics, answers.margins() if keep_margins else None)
     counts = counts.with_bias(count(answers, sessions.classes, sessions.ways, bias.value))
     return Evaluated(counts, statistics, None, bias.applied_to_sequences(answers.margins(), sessions.sessions))
 

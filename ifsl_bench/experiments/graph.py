@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from ifsl_bench.backbones.device import HOST
 from ifsl_bench.data.preparing.metadata import Outline, outline_of, remembered
 from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.evaluation_context import EvaluationStage
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.rates import Amount, Rates
 from ifsl_bench.experiments.stages import Stage
@@ -131,8 +130,7 @@ class _Expansion:
         key, anew = key_of(stage, self.work.home), self.retrain and stage.trains
         if key in self.nodes or key in self.done:
             return key if key in self.nodes else None
-        of_old_model = self.retrain and isinstance(stage, EvaluationStage)
-        if not anew and not of_old_model and stage.cached(self.work.home):
+        if not anew and stage.cached(self.work.home):
             self.done.add(key)
             return None
         keys = [self._visit(needed, outline) for needed in stage.inputs()]

@@ -16,7 +16,6 @@ from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import data_of, outline_of
 from ifsl_bench.experiments.evaluate_stage import stages_of
 from ifsl_bench.experiments.job import Job, make_jobs
-from ifsl_bench.experiments.ranges import remove_evaluated
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.training_stage import data_stage_of
 from ifsl_bench.experiments.workspace import Workspace
@@ -132,7 +131,6 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     stored = result_file.read(path)
     job, seeds = job_of(stored, work.home, task, method), _seeds(path, stored)
     result = run_unstored(job, work)
-    remove_evaluated(job, work.home)
     reasons = []
     if (stored.fingerprint, stored.novel_fingerprint) != (result.fingerprint, result.novel_fingerprint):
         reasons.append("other data")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ifsl_bench.data.preparing.metadata import fingerprint_of, novel_fingerprint
-from ifsl_bench.experiments.evaluation_context import in_ranges
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import Pretrain, Stage
 from ifsl_bench.experiments.workspace import Workspace
@@ -86,17 +85,10 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 
 def store(job: Job, work: Workspace, result: Result) -> None:
-    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost.
-
-    What its ranges of episodes have left is removed.
-    """
+    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
     with locked(work.home.results / "results", work.reporter.warn, ""):
         if name := result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {name}")
-    if in_ranges(job):
-        from ifsl_bench.experiments.ranges import remove_evaluated
-
-        remove_evaluated(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")
 
 

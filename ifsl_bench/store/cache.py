@@ -26,7 +26,7 @@ from ifsl_bench.utils.locks import is_locked, taken
 from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, what
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
-OF_JOBS = ("trained", "trials", "evaluated")
+OF_JOBS = ("trained", "trials")
 KINDS = (*STARTS, *OF_JOBS, "compiled", "logs", "rates", "keys")
 STAYS = ("digests", "tasks", "weights")  # pinned, for the user to change, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from paper_shapes import D, Episodes, H, K, N, Q
 from scipy.optimize import minimize
-from solve_table import SeedAggregate, training
+from solve_table import Row, training
 
 from ifsl_bench.solvers import LBFGS, DualNewton, Memory, Regression, SoftmaxRegression, TanhNetwork, minimise
 from ifsl_bench.solvers.network import activations
@@ -116,7 +116,7 @@ def test_mlp_evaluation(benchmark, shots):
 @pytest.mark.parametrize("gradient", ["rbp", "implicit", "t-bptt"])
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 def test_meta_training(benchmark, learner, gradient, batch):
-    step = training(SeedAggregate("", learner, 5, gradient), batch, torch.device("cpu"))
+    step = training(Row("", learner, 5, gradient), batch, torch.device("cpu"))
     benchmark.pedantic(step, rounds=30 if learner == "lr" else 10, warmup_rounds=2)
     episodes = Episodes(batch, 5)
     sizes = (D + 1,) if learner == "lr" else (H + 1, D + 1, D)

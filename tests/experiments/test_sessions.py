@@ -36,7 +36,7 @@ from ifsl_bench.protocols.session_answers import Sessions
 from ifsl_bench.protocols.session_hits import Answers, count
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.protocols.tasks.task_files import find_one
-from ifsl_bench.solvers import solve as minimise
+from ifsl_bench.solvers import minimise
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
 

@@ -144,11 +144,10 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, pools
     for share in (1, 3):
         processor.limit(3, share)
         work = api.workspace(here / "home", device="cpu")
-        answers.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").evaluated)
+        answers.append(Evaluate(job).open(work).evaluate(range(60), None, Reporter(), ""))
     assert set(pools) == {3}
-    for side in ("base", "novel"):
-        a, b = (getattr(answer.margins, side) for answer in answers)
-        np.testing.assert_array_equal(a, b)
+    for name, values in answers[0].counts.columns().items():  # the pairs compare all margins
+        np.testing.assert_array_equal(values, answers[1].counts.columns()[name])
 
 
 DRAWS = """
@@ -174,10 +173,10 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
     (here / "draws.py").write_text(DRAWS.format(declared))
     processor.limit(3, 3)
     (job,) = make_jobs(Request(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))
-    ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
+    context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
     if lock:
-        ready.method.lock = threading.Lock()
-    ready.part(range(60), None, Reporter(), "")
+        context.method.lock = threading.Lock()
+    context.evaluate(range(60), None, Reporter(), "")
     assert pools == several
 
 
@@ -185,8 +184,8 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     monkeypatch.setattr(evaluation, "BLOCKS", (25,))
     processor.limit(2, 2)
     (job,) = make_jobs(Request(["lr"], ["clusters.toml:clusters-5shot"]))
-    ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
-    ready.part(range(25), None, Reporter(), "")  # compiles
+    context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
+    context.evaluate(range(25), None, Reporter(), "")  # compiles
     call, begun = kernel_threads._call, threading.Event()
 
     def slow(*arguments):
@@ -207,7 +206,7 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     try:
         threading.Thread(target=press).start()
         with pytest.raises(KeyboardInterrupt):
-            ready.part(range(60), None, Reporter(), "")
+            context.evaluate(range(60), None, Reporter(), "")
     finally:
         signal.signal(signal.SIGINT, handler)
     assert time.monotonic() - pressed[0] < 4

@@ -16,8 +16,7 @@ import torch
 
 from ifsl_bench import Method, Prediction
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.experiments import api, searching
-from ifsl_bench.experiments import evaluation_context as ready
+from ifsl_bench.experiments import api, evaluate_stage, searching
 from ifsl_bench.experiments import training_stage as stages
 from ifsl_bench.experiments.candidates import rounds_of
 from ifsl_bench.experiments.evaluation import evaluate
@@ -264,7 +263,7 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
                 raise KeyboardInterrupt
         return evaluate(method, name, loader, episodes, *more, **how)
 
-    for module in (searching, ready):
+    for module in (searching, evaluate_stage):
         monkeypatch.setattr(module, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         api.run_job(job_of(task, work), work)

@@ -26,12 +26,12 @@ FLOORS = [
     "solvers",
     "protocols/tasks",
     "plugin",
-    "protocols",
     "data/read",
     "data",
     "data/sets",
     "data/preparing",
     "backbones",
+    "protocols",
     "store",
     "experiments",
     "analysis",
@@ -189,7 +189,7 @@ def test_a_row_is_run_again_without_what_it_does_not_need():
     data; and little in all."""
     idle = ("backbone.trainer", "backbone.weights", "episodic.meta_training", "protocol.sequences", "jobs.searching",
             "protocol.session_metrics", "backbone.second_head", "learners.network", "learners.dual", "solve.lbfgs",
-            "plugin.rules", "jobs.ranges", "data.source", "data.preparing.prepare", "data.read.archive")  # fmt: skip
+            "plugin.rules", "data.source", "data.preparing.prepare", "data.read.archive")  # fmt: skip
     lines = [
         f"import sys, {', '.join(f'ifsl_bench.{name}' for name in ON_THE_WAY)}",
         f"loaded = {{f'ifsl_bench.{{name}}' for name in {idle}}} & set(sys.modules)",

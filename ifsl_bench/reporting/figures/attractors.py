@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ifsl_bench.experiments.evaluation_context import Ready
+from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import ask
 from ifsl_bench.protocols.episode_loader import Batch
@@ -85,7 +85,7 @@ class _Watched:
 
 
 @torch.no_grad()
-def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
+def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Weights:
     """The attractors and fast weights of a test episode, and the attractors of its classes in others.
 
     LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.

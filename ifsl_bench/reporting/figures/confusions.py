@@ -13,8 +13,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.evaluation import batch_size, has_sessions, predict
-from ifsl_bench.experiments.evaluation_context import Ready
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.plugin.method import Method, masked_logits
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
@@ -131,7 +131,7 @@ def confusions(
 
 @torch.no_grad()
 @evaluating()
-def _confusions(label: str, ready: Ready, episodes: int, work: Workspace) -> Confusions:
+def _confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
     method, name, answered = ready.method.eval(), ready.job.name, []

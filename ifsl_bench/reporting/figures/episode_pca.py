@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ifsl_bench.experiments.evaluation_context import Ready
+from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 from ifsl_bench.reporting.figures.models import Episode, episode_of
 from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, styled, text_of
@@ -61,7 +61,7 @@ class Plane:
 
 
 @torch.no_grad()
-def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
+def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
     """A test episode as a method sees it, in the plane along which its features vary most.
 
     Points of the plane are answered by the method itself, as queries beside the episode's support.
@@ -100,7 +100,7 @@ def plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
 
 
-def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tensor:
+def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -> torch.Tensor:
     """Joint logits of points [P, D] in the space of features, [P, K + N]."""
     base, logits = ready.method.base, []
     for some in points.to(base.weight).split(AT_ONCE):

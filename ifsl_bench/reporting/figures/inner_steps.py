@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.evaluation import evaluate
-from ifsl_bench.experiments.evaluation_context import Ready
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.training_stage import fresh, to_evaluate
 from ifsl_bench.experiments.workspace import Workspace
@@ -108,7 +108,9 @@ def _label(job: Job) -> str:
     return ".".join(label_parts(job.method, job.name, shown, job.task))
 
 
-def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspace) -> Iterator[tuple[int, np.ndarray]]:
+def _accuracies(
+    ready: EvaluationContext, steps: Sequence[int], episodes: int, work: Workspace
+) -> Iterator[tuple[int, np.ndarray]]:
     """Number of steps, and the accuracy of each episode [n], in percent."""
     loader, job = ready.loader("test"), ready.job
     for n in (*steps, CONVERGED):
@@ -118,7 +120,7 @@ def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspa
         yield n, evaluation.counts.value("acc")
 
 
-def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
+def stopped(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
     """The method with the parameters that were trained, whose search ends after so many gradient steps."""
     own = ready.job.set_options
     options = {key: value for key, value in own.items() if key not in SOLVING}

@@ -12,9 +12,8 @@ import torch
 from ifsl_bench.backbones.pretrained import is_offered
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import outline_of
-from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.evaluation import predict
-from ifsl_bench.experiments.evaluation_context import Ready
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.searching import kept_choice
@@ -50,12 +49,12 @@ def check_trained(jobs: Sequence[Job], home: Paths) -> None:
                         f"stores its result, or add --train here, train=True in Python{more}")  # fmt: skip
 
 
-def open_model(job: Job, work: Workspace) -> Ready:
+def open_model(job: Job, work: Workspace) -> EvaluationContext:
     """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
     home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
     data_stage_of(job).check(outline_of(job.task, work.home))
     data_stage_of(job).compute(work)
-    return Evaluate(job).ready(work, work.reporter)
+    return Evaluate(job).open(work)
 
 
 def dataset_of(job: Job, work: Workspace) -> Dataset:
@@ -121,7 +120,7 @@ class Episode:
 
 
 @torch.no_grad()
-def episode_of(ready: Ready, index: int, label: str = "") -> Episode:
+def episode_of(ready: EvaluationContext, index: int, label: str = "") -> Episode:
     """A test episode with a method's answer."""
     loader, dataset, task = ready.episodes(), ready.prepared.dataset, ready.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)

@@ -34,7 +34,7 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:  # what needs torch is imported for figures with trained models alone
-    from ifsl_bench.experiments.evaluation_context import Ready
+    from ifsl_bench.experiments.evaluate_stage import EvaluationContext
     from ifsl_bench.experiments.job import Job
     from ifsl_bench.experiments.workspace import Workspace
 
@@ -244,7 +244,7 @@ def _jobs(
     return jobs, work
 
 
-def _opened(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, Ready]]:
+def _opened(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, EvaluationContext]]:
     """Labels and models, one after the other; where one is not trained and is not to be, an error before any."""
     from ifsl_bench.reporting.figures.models import check_trained, open_model
 
