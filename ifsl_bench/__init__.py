@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.tasks.task import Task as Task
     from ifsl_bench.reporting.figures import plot as plot
     from ifsl_bench.reporting.figures.confusions import class_accuracy as class_accuracy
-    from ifsl_bench.reporting.frames import Results as Results
+    from ifsl_bench.reporting.data_frames import Results as Results
     from ifsl_bench.reporting.notebook import compare as compare
     from ifsl_bench.reporting.notebook import leaderboard as leaderboard
     from ifsl_bench.reporting.notebook import load as load
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ifsl_bench.utils.errors import UserError as UserError
 
 _HOMES = {
-    "ifsl_bench.reporting.frames": ("Results",),
+    "ifsl_bench.reporting.data_frames": ("Results",),
     "ifsl_bench.reporting.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance"),
     "ifsl_bench.experiments.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.utils.errors": ("UserError",),
