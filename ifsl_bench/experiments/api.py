@@ -21,7 +21,7 @@ from ifsl_bench.experiments.workspace import workspace as workspace
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.protocols.tasks.variants import make_change
-from ifsl_bench.reporting.data_frames import Results
+from ifsl_bench.reporting.frames import Results
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -64,7 +64,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     """Runs methods on tasks, and returns the results, which are stored as files as well.
 
     One method on one task, without ``seeds``, gives one result; a list of either, or ``seeds``, gives
-    :class:`ifsl_bench.reporting.data_frames.Results`. What is stored already is not repeated.
+    :class:`ifsl_bench.reporting.frames.Results`. What is stored already is not repeated.
 
     Args:
         method: a registered name, see ``ifsl-bench methods``; ``path/to/file.py:Class``; or a subclass of

@@ -163,7 +163,7 @@ def make_jobs(request: Request, home: Paths | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
-            every = chosen.method.every_image
+            every = chosen.method.uses_all_images
             if (every or job.supports_kept) and task.sessions and task.sessions.memory == "none":
                 keeps = "is trained on every image of all classes" if every else "keeps the supports of all sessions"
                 raise UserError(f"{job.label} {keeps}, and {task.name} is for methods that keep none (memory = "

@@ -17,11 +17,11 @@ from torch.optim.adam import adam
 from ifsl_bench.experiments.evaluation import predict
 from ifsl_bench.experiments.trained_models import Diverged, Solves, Trained, check_progress, training_threads
 from ifsl_bench.plugin.method import (
-    Learned,
     Method,
     NonFinite,
     Prediction,
     Query,
+    SessionOutput,
     State,
     Support,
     answering,
@@ -301,7 +301,7 @@ def by_session(
         session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
         queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
         with answering(name, method):
-            learned = returned(Learned, method.learn, session, state)
+            learned = returned(SessionOutput, method.learn, session, state)
             state, answer = learned.state, returned(Prediction, method.answer, learned.state, queries)
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
         shape = episodes, queries.features.shape[1], classes + t * method.ways

@@ -12,7 +12,7 @@ from typing import Any
 from ifsl_bench.backbones.networks import feature_count
 from ifsl_bench.data.datasets import not_prepared, rough_seconds
 from ifsl_bench.data.datasets import prepared as prepared_data
-from ifsl_bench.data.preparing.metadata import Outline, data_of, remembered
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate, stages_of
 from ifsl_bench.experiments.graph import Graph, Node, graph_of, key_of
 from ifsl_bench.experiments.job import Job
@@ -98,7 +98,7 @@ def plan_of(
     Raises:
         UserError: no job can be run, all for one reason.
     """
-    with remembered():
+    with cached_fingerprints():
         graph = graph_of(jobs, replace(work, reporter=Mute()), rerun, retrain, lacking=lacking)
         if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
             raise graph.refused[0]
@@ -136,7 +136,7 @@ def _step(key: str, stage: Stage, graph: Graph, job: Job, home: Paths, paths: Ma
     return Step(key, stage, state, why, node, _size(stage, graph.outlines[job.task.hash]), job.row.name)
 
 
-def _size(stage: Stage, data: Outline) -> int:
+def _size(stage: Stage, data: DatasetMetadata) -> int:
     """Bytes of what a stage leaves, of data sets and features; the rest is small."""
     if not data.shape:
         return 0

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.backbones.device import Place
-from ifsl_bench.data.preparing.metadata import Outline
+from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.candidates import Candidate, rounds_of
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import TUNING_SEED, Job
@@ -47,7 +47,7 @@ from ifsl_bench.plugin.search_points import PAIR
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.store.selection_records import Choice
+from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Mute, Reporter
 
@@ -99,7 +99,7 @@ class Trial(JobStage):
     def threads(self) -> int:
         return MetaTrain(self.job).threads()
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         """Meta-training, beside which the episodes take little; without it these."""
         if self.job.trains:
             return MetaTrain(self.job).amount(data, work)
@@ -204,7 +204,7 @@ class LaterTrial(JobStage):
     def threads(self) -> int:
         return self._first.threads()
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         return self._first.amount(data, work)
 
     def compute(self, work: Workspace) -> Tried | None:

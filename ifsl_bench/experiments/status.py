@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.data.preparing.metadata import remembered
+from ifsl_bench.data.preparing.metadata import cached_fingerprints
 from ifsl_bench.experiments.graph import Node, graph_of
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, Tail, log_path
@@ -50,7 +50,7 @@ class JobState:
 
 def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     """The state of each job; a stage that several jobs wait for is told of each."""
-    with remembered():
+    with cached_fingerprints():
         graph = graph_of(jobs, replace(work, reporter=Mute()), lacking=True)
         states = {index: JobState(jobs[index], DONE) for index in graph.stored}
         states |= {index: JobState(jobs[index], MISSING, str(error)) for index, error in graph.refused.items()}

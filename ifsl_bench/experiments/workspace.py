@@ -30,7 +30,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import ensure_of
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.episodes import Sampler, task_stream, training_sampler
+from ifsl_bench.protocols.sampling.episodes import Sampler, task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
 from ifsl_bench.solvers import numba_code_cache as store
 from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
@@ -41,8 +41,8 @@ from ifsl_bench.utils.threads import cores, evaluating, share, threads
 from ifsl_bench.utils.training_curves import CurveLogs
 
 if TYPE_CHECKING:
+    from ifsl_bench.protocols.sampling.sequences import SequenceSampler
     from ifsl_bench.protocols.sequence_loader import SequenceLoader
-    from ifsl_bench.protocols.sequences import SequenceSampler
 
 
 def host_threads(device: torch.device) -> int:
@@ -188,7 +188,7 @@ class PreparedTask:
         return task_stream(self.task, side, self.seed, self._starts, device, self._classes, self.order)
 
     def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
-        """See :func:`~ifsl_bench.protocols.episodes.training_sampler`."""
+        """See :func:`~ifsl_bench.protocols.sampling.episodes.training_sampler`."""
         return training_sampler(self.task, sessions, self.seed, self._starts, device, self._classes)
 
     def _starts(self, pool: str) -> np.ndarray:

@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED
+from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
 from ifsl_bench.analysis.task_results import TaskResults, load_variants, nothing_stored, telling
 from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, rounded, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.consistency import solve_notes
 from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
 from ifsl_bench.utils.text_format import either
 

@@ -2,7 +2,7 @@
 
 :func:`ifsl_bench.reporting.render.render` turns tables into text, Markdown, LaTeX, CSV and JSON,
 :mod:`ifsl_bench.reporting.terminal` lays them out for a terminal, :mod:`ifsl_bench.reporting.latex` puts tasks side by
-side as papers do, and :class:`ifsl_bench.reporting.data_frames.Frame` shows them in a notebook.
+side as papers do, and :class:`ifsl_bench.reporting.frames.Frame` shows them in a notebook.
 """
 
 from __future__ import annotations

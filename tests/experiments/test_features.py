@@ -14,7 +14,7 @@ from ifsl_bench.backbones.features import Moments, base_classifier, class_moment
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.checksummed_json import write_sealed

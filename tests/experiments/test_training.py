@@ -22,7 +22,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.method import Method, Prediction, Support
 from ifsl_bench.plugin.options import with_ways
-from ifsl_bench.protocols.episodes import training_sampler
+from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.training_options import Training

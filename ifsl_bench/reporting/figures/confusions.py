@@ -21,7 +21,6 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.session_answers import Sessions
 from ifsl_bench.reporting.columns import plus_minus, rounded
-from ifsl_bench.reporting.data_frames import Frame
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import (
     drawn_beside,
@@ -33,6 +32,7 @@ from ifsl_bench.reporting.figures.style import (
     text_of,
 )
 from ifsl_bench.reporting.figures.texts import short_names
+from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.notebook import Names, listed
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.errors import UserError, one_line
