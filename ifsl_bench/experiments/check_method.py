@@ -27,7 +27,7 @@ from ifsl_bench.store.check_form import Unverified, verifying
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
@@ -224,7 +224,9 @@ def _odd_settings(
         ("train", result.train, job.training.changes()),
     ):
         for key in sorted(recorded.keys() | expected.keys()):
-            recorded_text, expected_text = (short(of[key]) if key in of else "none" for of in (recorded, expected))
+            recorded_text, expected_text = (
+                format_value(of[key]) if key in of else "none" for of in (recorded, expected)
+            )
             if recorded_text != expected_text and recorded.get(key) != expected.get(key):
                 yield f"{name}.{key}: {recorded_text}, {why} {expected_text}"
     if sorted(result.edge) != sorted(edge):

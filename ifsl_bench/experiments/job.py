@@ -25,7 +25,7 @@ from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.store.schema import file_name
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
 
@@ -55,7 +55,7 @@ class Job:
     def row(self) -> Label:
         """The row of tables that it makes: the method's name, with everything that is not the default."""
         name, *options = label_parts(self.method, self.name, self.set_options, self.task)
-        options += [f"train.{key}={short(value)}" for key, value in self.training.changes().items()]
+        options += [f"train.{key}={format_value(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             options.append(f"episodes={self.episodes}")
         return Label(name, self.calibrated, self.setting if self.trials else "", tuple(options))

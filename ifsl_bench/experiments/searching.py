@@ -49,7 +49,7 @@ from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.store.selection_records import Choice
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.progress import NullReporter, Reporter
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class TrainChosen(MetaTrain):
         return False  # what is chosen is known where all trials are
 
     def compute(self, work: Workspace) -> Model:
-        best, _ = chosen(self.job, work, Mute())
+        best, _ = chosen(self.job, work, NullReporter())
         return MetaTrain(best).compute(work)
 
 

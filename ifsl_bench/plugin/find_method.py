@@ -17,7 +17,7 @@ from ifsl_bench.plugin.method_source import FROM, method_source
 from ifsl_bench.plugin.options import defaults
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def label_parts(method: type[Method], name: str, options: Mapping[str, Any], tas
         called, named_keys = method.label(name, defaults(method, task) | dict(options))
         if called != name and called not in method.shorthands:
             registry.check_free(called, name, f"label {called!r} of method {name}")
-    return [called, *(f"{key}={short(value)}" for key, value in options.items() if key not in named_keys)]
+    return [called, *(f"{key}={format_value(value)}" for key, value in options.items() if key not in named_keys)]
 
 
 def searched_options(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:

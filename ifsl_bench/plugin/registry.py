@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.plugin.display_names import label_parts, rows
-from ifsl_bench.utils.errors import Lacking, UserError, unknown
+from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
@@ -118,14 +118,14 @@ def get(group: str, kind: str, name: str) -> Any:
     """Finds what is registered under ``name``; ``kind`` is how errors call it.
 
     Raises:
-        UserError: unknown name (with the nearest ones), or a plugin that cannot be used; :class:`Lacking`, if only
-            because something has to be installed first.
+        UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
+        MissingDependencyError: something has to be installed first.
     """
     if not owners(group, name):
         raise unknown(kind, name, names(group), see=SEE.get(group, ""))
     plugin = load(group, name)
     if plugin.problem:
-        kind_of = Lacking if plugin.lacks else UserError
+        kind_of = MissingDependencyError if plugin.lacks else UserError
         raise kind_of(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
     return plugin.value
 
