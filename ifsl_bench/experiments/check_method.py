@@ -15,8 +15,8 @@ from ifsl_bench.experiments.candidates import rounds_of
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin import search_points as settings
-from ifsl_bench.plugin.display_names import label_parts
-from ifsl_bench.plugin.find_method import Chosen
+from ifsl_bench.plugin.display_names import parse_label
+from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.options import resolve_options
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.tasks.contamination import SEEN, seen
@@ -65,7 +65,7 @@ def _job(result: Result, task: Task) -> Job:
     (set_options, train), trials = result.own_settings(), result.trials
     options, training = resolve_options(method, name, {**meant, **set_options}, task, trials), Training.parse(train)
     count = len(result.episodes)
-    return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
+    return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
 
 def _known_job(result: Result, task: Task) -> Job | None:
@@ -155,7 +155,7 @@ def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     """Checks label and backbone as far as that goes without the method: the label is no other method's."""
-    name = label_parts(result.label).name
+    name = parse_label(result.label).name
     for what, text in (("label", name), ("method", result.method)):
         if not re.fullmatch(METHOD, text):
             yield f"{what}: {text!r} is no name of a method"

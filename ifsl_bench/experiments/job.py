@@ -13,7 +13,7 @@ import msgspec
 from ifsl_bench.backbones.contract import check_backbone
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.plugin.display_names import Label
-from ifsl_bench.plugin.find_method import Chosen, find_method, label_parts, searched_options
+from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import resolve_options, trains
@@ -34,7 +34,7 @@ TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well
 class Job:
     """One result to be made; a description that can be pickled."""
 
-    chosen: Chosen  # the method, and how another process finds it
+    chosen: MethodRef  # the method, and how another process finds it
     set_options: Mapping[str, Any]  # the options that somebody set, converted, in the constructor's order
     task: Task
     training: Training
@@ -54,7 +54,7 @@ class Job:
     @property
     def row(self) -> Label:
         """The row of tables that it makes: the method's name, with everything that is not the default."""
-        name, *options = label_parts(self.method, self.name, self.set_options, self.task)
+        name, *options = format_label(self.method, self.name, self.set_options, self.task)
         options += [f"train.{key}={format_value(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             options.append(f"episodes={self.episodes}")

@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.plugin.display_names import label_parts, rows
+from ifsl_bench.plugin.display_names import parse_label, rows
 from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
         return name, kind, {}
     shorthands = shorthands_called(name)
     if not shorthands:
-        label = label_parts(name)
+        label = parse_label(name)
         if label.name != name and label.name in {**names(METHODS), **all_shorthands()}:
             raise UserError(f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
                             f"ifsl-bench methods {label.name}")  # fmt: skip
