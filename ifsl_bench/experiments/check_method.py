@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, get_args
 
 from ifsl_bench.backbones.contract import corpora_of
@@ -23,7 +24,7 @@ from ifsl_bench.protocols.tasks.contamination import SEEN, seen
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
 from ifsl_bench.protocols.tasks.training_options import Training
-from ifsl_bench.store.check_form import Unverified, verifying
+from ifsl_bench.store.check import CheckedFile, Unverified, check_result, verifying
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -235,4 +236,14 @@ def _odd_settings(
         yield f"passed_over: {result.passed_over[0]}, and nothing was tuned"
 
 
-CHECKS = (_method, _package, _search)
+def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None) -> CheckedFile:
+    """Verify a result file as :func:`ifsl_bench.store.check.check_result` does, and its method.
+
+    Where the method is installed, label and choice of options are made again, and its code is compared.
+
+    Args:
+        path: of the file.
+        tasks: further tasks, by name, next to the packaged ones.
+        home: the folders with data sets and own tasks.
+    """
+    return check_result(path, tasks, home, (_method, _package, _search))

@@ -41,9 +41,7 @@ from ifsl_bench.protocols.calibration import Bias, find_bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.metrics import Counts, summarise
 from ifsl_bench.protocols.tasks.task import Side
-from ifsl_bench.store.episode_counts import counts_entry
-from ifsl_bench.store.schema import SCHEMA, Result, SessionResult, summary_entry
-from ifsl_bench.store.selection_records import Calibration
+from ifsl_bench.store.schema import SCHEMA, Calibration, Result, SessionResult, counts_entry, summary_entry
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter

@@ -47,7 +47,7 @@ from ifsl_bench.plugin.search_points import PAIR
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.store.selection_records import Choice
+from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import NullReporter, Reporter
 

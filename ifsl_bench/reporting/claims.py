@@ -1,7 +1,7 @@
 """Sentences that compare rows, with the differences that they rest on. Imports no torch.
 
 ``results/claims.toml`` has the sentences of README.md and docs. Each names pairs of rows, tasks and a metric, and what
-it says of every A - B: the differences over episodes and seeds that ranks rest on (:mod:`.rank_intervals`). What has to
+it says of every A - B: the differences over episodes and seeds that ranks rest on. What has to
 be shown, and what would contradict it, are statements "A - B > c". Holm's procedure tests at once what all claims
 assert, at 4.5%, and apart from these what would contradict them, at 0.5%, since in one family each assertion would have
 to be shown against all of these too. So with a chance of 95% at least, no verdict "supported", "equivalent" or
@@ -22,10 +22,8 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import overall
-from ifsl_bench.analysis.query import board_of, rival_of, row_of
-from ifsl_bench.analysis.rank_intervals import LEVEL, Difference, holm
-from ifsl_bench.analysis.ranking import Ranking, setting_of
-from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, setting_of
+from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
 from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, lazy_rows
-from ifsl_bench.analysis.rank_intervals import Difference
-from ifsl_bench.analysis.ranking import Ranked
+from ifsl_bench.analysis.ranking import Difference, Ranked
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.protocols.metrics import Estimate, Paired

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate
+from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate, solve_notes
 from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
-from ifsl_bench.analysis.rank_intervals import Difference
+from ifsl_bench.analysis.ranking import Difference
+from ifsl_bench.analysis.selection import OF_BIAS
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.session_metrics import AFTER
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.consistency import solve_notes
-from ifsl_bench.store.schema import Result, SessionResult
-from ifsl_bench.store.selection_records import OF_BIAS, Calibration
+from ifsl_bench.store.schema import Calibration, Result, SessionResult
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import format_options, seeds_in_words
 

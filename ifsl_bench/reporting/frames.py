@@ -12,7 +12,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.reporting.columns import HEADINGS
-from ifsl_bench.reporting.data_frames import (
+from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import Table, plain_table
+from ifsl_bench.store.data_frames import (
     EPISODE,
     FACTS,
     data_frame,
@@ -22,8 +24,6 @@ from ifsl_bench.reporting.data_frames import (
     pandas_module,
     with_interval,
 )
-from ifsl_bench.reporting.render import render
-from ifsl_bench.reporting.table import Table, plain_table
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
 

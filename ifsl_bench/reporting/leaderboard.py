@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED
+from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
 from ifsl_bench.analysis.task_results import TaskResults, load_variants, nothing_stored, telling
 from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.published_table import published_tables
 from ifsl_bench.reporting.table import Table
-from ifsl_bench.store.consistency import solve_notes
 from ifsl_bench.store.published import PublishedRow, published_tasks
 from ifsl_bench.utils.text_format import join_or
 

@@ -16,7 +16,7 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench import UserError
-from ifsl_bench.reporting.data_frames import data_frame
+from ifsl_bench.store.data_frames import data_frame
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.utils.errors import MissingDependencyError
 from ifsl_bench.utils.files import Paths

@@ -7,6 +7,7 @@ import pytest
 
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.experiments import api, reproduce
+from ifsl_bench.protocols.metrics import summarise
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_value
@@ -23,7 +24,7 @@ def strange(scale: float) -> str:
 def counted(result: result_file.Result, **columns) -> result_file.Result:
     """The same with other counts, and the summary that follows from them."""
     changed = msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
-    summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
+    summary = result_file.summary_entry(summarise(changed.counts().per_episode()))
     return msgspec.structs.replace(changed, summary=summary)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED, SeedAggregate
-from ifsl_bench.analysis.curves import bias_curve, calibrated_point
+from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED, SeedAggregate, bias_curve, calibrated_point
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
