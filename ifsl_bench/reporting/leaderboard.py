@@ -13,7 +13,7 @@ from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, rounded,
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
-from ifsl_bench.utils.text_format import either
+from ifsl_bench.utils.text_format import join_or
 
 OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
@@ -110,8 +110,8 @@ def ranked_tables(
     """
     shown = with_variants(boards, results, labels)
     ranked = [board.task for board in shown if len(board.compared) > 1]
-    names = either(heading_of("acc", task).text for task in ranked)
-    closing = RULE.format(names, either(task.kind.units for task in ranked)) if ranked else ""
+    names = join_or(heading_of("acc", task).text for task in ranked)
+    closing = RULE.format(names, join_or(task.kind.units for task in ranked)) if ranked else ""
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 
@@ -133,7 +133,7 @@ def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[Entry]], str]:
         notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
         notes += [f"{remark}." for remark in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
-    units = either(board.task.kind.units for board in boards)
+    units = join_or(board.task.kind.units for board in boards)
     closing = (
         f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; rows that are not tuned. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "

@@ -10,7 +10,7 @@ import numpy as np
 
 from ifsl_bench.protocols.session_metrics import AFTER, SessionCounts
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, COUNTS, METRICS, MORE_COUNTS, SESSIONS
-from ifsl_bench.utils.errors import Lacking, one_line
+from ifsl_bench.utils.errors import MissingDependencyError, one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -33,10 +33,12 @@ def pandas_module() -> Any:
         import pandas
     except ModuleNotFoundError as error:
         if error.name != "pandas":
-            raise Lacking(f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL}") from error
-        raise Lacking(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
+            raise MissingDependencyError(
+                f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL}"
+            ) from error
+        raise MissingDependencyError(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
     except Exception as error:  # compiled modules built for another NumPy raise more than ImportError
-        raise Lacking(
+        raise MissingDependencyError(
             f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
             f"to install it again: {INSTALL} --force-reinstall"
         ) from error
