@@ -16,7 +16,7 @@ from ifsl_bench.backbones.networks import CosineHead, LinearHead, PrecomputedFea
 from ifsl_bench.backbones.pretrained import Pretrained, in_percent, pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.atomic_dir import read_or_made
+from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State
 from ifsl_bench.utils.cosine import unit
 from ifsl_bench.utils.errors import CorruptFile
@@ -219,7 +219,7 @@ def fit_cosine_head(
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}
         return restored(State(tensors, CheckpointFolder(folder).save(tensors, info)))
 
-    return read_or_made(folder, cached, fit, reporter.warn, "it is fitted again")
+    return get_or_create(folder, cached, fit, reporter.warn, "it is fitted again")
 
 
 def _head_of_means(network: PrecomputedFeatures, rows: np.ndarray, labels: np.ndarray) -> CosineHead:

@@ -34,7 +34,7 @@ from ifsl_bench.backbones.weights import install_packaged
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, set_aside
+from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import RATE, Reporter
 from ifsl_bench.utils.seeds import seed_of
@@ -256,7 +256,7 @@ def pretrain(
         try:
             trainer.restore()
         except CorruptFile as error:
-            reporter.warn(f"{error}; training starts anew, the damaged files are in {set_aside(folder)}")
+            reporter.warn(f"{error}; training starts anew, the damaged files are in {quarantine(folder)}")
             trainer = Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
         if not trainer.info["finished"]:
             if task.pretraining.backbone == INCLUDED:

@@ -103,11 +103,11 @@ def data_prepare(
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
     show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
     if dataset.partial:
-        from ifsl_bench.data.feasibility import out_of_reach
+        from ifsl_bench.data.feasibility import infeasible_tasks
         from ifsl_bench.protocols.tasks.task_files import packaged
 
         tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]
-        warn(out_of_reach(dataset, tasks))
+        warn(infeasible_tasks(dataset, tasks))
 
 
 @data.command("verify", epilog=examples("data verify", "data verify glyphs"))

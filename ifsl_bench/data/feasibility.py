@@ -13,7 +13,7 @@ from ifsl_bench.utils.errors import UserError
 SIDES: tuple[Side, ...] = ("train", "val", "test")
 
 
-def out_of_reach(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
+def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
     """A line for each task whose episodes cannot be drawn: why, and the options of ``run`` with which they can."""
     return [f"{task.name} is out of reach: {reason}{_within(dataset, task)}"
             for task in tasks if (reason := _reason(dataset, task))]  # fmt: skip
@@ -21,7 +21,7 @@ def out_of_reach(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
 
 def _reason(dataset: Dataset, task: Task) -> str:
     """Says why a task's episodes cannot be drawn from a data set; "" where they can."""
-    from ifsl_bench.protocols.episodes import task_stream  # with torch
+    from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
     try:
         for side in SIDES:

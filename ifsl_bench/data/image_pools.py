@@ -12,9 +12,9 @@ import numpy as np
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, tree_items
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.progress import Stage
+from ifsl_bench.utils.progress import ProgressTask
 
 T = TypeVar("T")
 LISTED = 20  # images that the manifest names of the bad and of the duplicate ones
@@ -55,12 +55,14 @@ def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict
 
 
 @contextmanager
-def unfinished(to: Import, pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> Iterator[tuple[list[str], Stage]]:
+def unfinished(
+    context: BuildContext, pools: Mapping[str, Mapping[str, Sequence[Any]]]
+) -> Iterator[tuple[list[str], ProgressTask]]:
     """Inside, the pools that an interrupted import has not completed, and the stage that counts their images."""
     counts = {name: sum(map(len, files.values())) for name, files in pools.items()}
-    names = [name for name in pools if not to.writer.has(name)]
+    names = [name for name in pools if not context.writer.has(name)]
     total, left = sum(counts.values()), sum(counts[name] for name in names)
-    with to.reporter.stage(f"importing {total:,} images", total, total - left) as stage:
+    with context.reporter.stage(f"importing {total:,} images", total, total - left) as stage:
         yield names, stage
 
 
@@ -69,11 +71,13 @@ def pool_labels(files: Mapping[str, Sequence[Any]]) -> np.ndarray:
     return np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
 
 
-def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None) -> None:
+def import_images(
+    context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None
+) -> None:
     """Decodes the files of each pool and writes the pools.
 
     Args:
-        pools: pool -> class -> paths in ``to.files``, or items of lists; classes and images come in the given order.
+        pools: pool -> class -> paths in ``context.files``, or items of lists; classes and images keep their order.
         read: how the images of a pool are read where they are items of lists; the row of one is its place there among
             those asked for.
 
@@ -81,23 +85,23 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
         UserError: images that cannot be used, where the user has not allowed less; a class without any image.
     """
     refused: list[Bad] = []
-    items = read or (lambda _, paths: tree_items(to.files, paths))
-    with unfinished(to, pools) as (names, stage):
+    items = read or (lambda _, paths: tree_items(context.files, paths))
+    with unfinished(context, pools) as (names, stage):
         for name in names:
-            refused += _import_pool(to, name, pools[name], spec, stage.advance, items)
+            refused += _import_pool(context, name, pools[name], spec, stage.advance, items)
     if refused:
         total = sum(len(group) for files in pools.values() for group in files.values())
         shown = "; ".join(f"{name}: {reason}" for _, name, reason in refused[:3])
         more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
         raise UserError(
             f"{len(refused):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
-            f"{to.partial_option} to leave them out and mark the data set partial"
+            f"{context.partial_option} to leave them out and mark the data set partial"
         )
     for name in pools:
-        if skipped := to.writer.pools[name].get("skipped"):
-            to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
-    note_duplicates(to, pools)
-    _note_enlarged(to, pools, spec)
+        if skipped := context.writer.pools[name].get("skipped"):
+            context.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
+    note_duplicates(context, pools)
+    _note_enlarged(context, pools, spec)
 
 
 class _Bad(Exception):
@@ -105,36 +109,36 @@ class _Bad(Exception):
 
 
 def _import_pool(
-    to: Import, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
+    context: BuildContext, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
 ) -> list[Bad]:
     """Writes a pool and returns the images that cannot be used, if the user has not allowed them to be left out."""
     paths = [path for group in files.values() for path in group]
     labels = pool_labels(files)
     shape, facts = (spec.size, spec.size, 3), dict[str, Any]()
     try:
-        with to.writer.pool(name, labels, tuple(files), shape, facts=facts) as images:
+        with context.writer.pool(name, labels, tuple(files), shape, facts=facts) as images:
             done = decode_into(images, read(name, paths), spec, advance)
-            to.bytes_read += done.bytes_read
+            context.bytes_read += done.bytes_read
             if done.bad:
                 raise _Bad
             facts |= _enlarged(done)
-            np.save(to.writer.side_file(name), done.digests)
+            np.save(context.writer.side_file(name), done.digests)
     except _Bad:
-        if not to.allow_partial:
+        if not context.allow_partial:
             return done.bad
     else:
         return []
-    to.reporter.warn(f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad[:LISTED])}")
+    context.reporter.warn(f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad[:LISTED])}")
     good = np.setdiff1d(np.arange(len(paths)), [row for row, _, _ in done.bad])
     if lost := set(range(len(files))) - set(labels[good].tolist()):
         raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad[0][2]})")
     listed = [[path, why] for _, path, why in done.bad[:LISTED]]
     facts = {"skipped": {"images": len(done.bad), "first": listed}, **_enlarged(done)}
     # Once more without them: rare, and simpler than moving the rows that follow.
-    with to.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
+    with context.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
         if again := decode_into(images, read(name, [paths[row] for row in good]), spec).bad:
             raise UserError(f"{name}: {again[0][1]}: {again[0][2]}; it could be read a moment ago, so try again")
-        np.save(to.writer.side_file(name), done.digests)  # of all paths, zero where left out
+        np.save(context.writer.side_file(name), done.digests)  # of all paths, zero where left out
     return []
 
 
@@ -143,22 +147,22 @@ def _enlarged(done: Decoded) -> dict[str, Any]:
     return {"enlarged": {"images": done.enlarged, "smallest": done.smallest}} if done.enlarged else {}
 
 
-def _note_enlarged(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
+def _note_enlarged(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
     """Warns of images that were smaller than they are now, in pools of an interrupted import too."""
-    entries = [entry for name in pools if (entry := to.writer.pools[name].get("enlarged"))]
+    entries = [entry for name in pools if (entry := context.writer.pools[name].get("enlarged"))]
     if not entries:
         return
-    total = sum(to.writer.pools[name]["shape"][0] for name in pools)
-    to.reporter.warn(
+    total = sum(context.writer.pools[name]["shape"][0] for name in pools)
+    context.reporter.warn(
         f"{sum(entry['images'] for entry in entries):,} of {total:,} images were enlarged to {spec.size} x {spec.size} "
         f"pixels; the smallest had a side of {min(entry['smallest'] for entry in entries)}"
     )
 
 
-def note_duplicates(to: Import, pools: Mapping[str, ImageFiles]) -> None:
+def note_duplicates(context: BuildContext, pools: Mapping[str, ImageFiles]) -> None:
     """Says and records which images are equal to another, pixel by pixel; they are kept."""
     paths = [(name, path) for name, files in pools.items() for group in files.values() for path in group]
-    digests = np.concatenate([np.load(to.writer.side_file(name)) for name in pools])
+    digests = np.concatenate([np.load(context.writer.side_file(name)) for name in pools])
     repeated = np.flatnonzero(digests != 0)
     order = repeated[np.argsort(digests[repeated], kind="stable")]
     same = np.flatnonzero(digests[order][1:] == digests[order][:-1])
@@ -169,8 +173,8 @@ def note_duplicates(to: Import, pools: Mapping[str, ImageFiles]) -> None:
     within = [pair for pair in pairs if _side(pair[0][0]) == _side(pair[1][0])]
     shown = ", ".join(f"{a[1]} = {b[1]}" for a, b in (across or within)[:3])
     told = f"{len(pairs):,} images repeat another one pixel by pixel, {len(across)} of them on another side ({shown})"
-    (to.reporter.warn if across else to.reporter.say)(f"{told}; they are kept")
-    to.about["duplicates"] = {
+    (context.reporter.warn if across else context.reporter.say)(f"{told}; they are kept")
+    context.about["duplicates"] = {
         "images": len(pairs),
         "across_sides": len(across),
         "first": [[str(a[1]), str(b[1])] for a, b in [*across, *within][:LISTED]],

@@ -11,7 +11,7 @@ from ifsl_bench.data.image_pools import ListItem, pool_labels, unfinished
 from ifsl_bench.data.read.decode_many import Item, digest_of
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.read.unpickle import described, load
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.arrays import releasing
 from ifsl_bench.utils.errors import UserError
 
@@ -114,18 +114,20 @@ def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHA
     raise UserError(f"{what} of {where} is {kind}, expected uint8[n, {', '.join(map(str, shape))}]")
 
 
-def copy_pools(to: Import, pools: Mapping[str, Rows], arrays: Mapping[str, np.ndarray], digests: bool = False) -> None:
+def copy_pools(
+    context: BuildContext, pools: Mapping[str, Rows], arrays: Mapping[str, np.ndarray], digests: bool = False
+) -> None:
     """Writes pools of images that lie in arrays; those that are complete already stay.
 
     Args:
         arrays: of each pool, uint8 [n, H, W, 3].
         digests: keep a number for each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
     """
-    with unfinished(to, pools) as (names, stage):
+    with unfinished(context, pools) as (names, stage):
         for pool in names:
             source, groups = arrays[pool], pools[pool]
             rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
-            with to.writer.pool(pool, pool_labels(groups), tuple(groups), source.shape[1:]) as images:
+            with context.writer.pool(pool, pool_labels(groups), tuple(groups), source.shape[1:]) as images:
                 written = releasing(images)
                 for start in range(0, len(rows), _BLOCK):
                     block = source[rows[start : start + _BLOCK]]
@@ -133,8 +135,8 @@ def copy_pools(to: Import, pools: Mapping[str, Rows], arrays: Mapping[str, np.nd
                     written(block.nbytes)
                     stage.advance(len(block))
                 if digests:
-                    np.save(to.writer.side_file(pool), np.array([digest_of(image) for image in images], np.uint64))
-                to.bytes_read += images.nbytes
+                    np.save(context.writer.side_file(pool), np.array([digest_of(image) for image in images], np.uint64))
+                context.bytes_read += images.nbytes
 
 
 def items_of(where: str, groups: Rows) -> dict[str, list[ListItem]]:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 from ifsl_bench.data.read.file_tree import FileTree, natural
-from ifsl_bench.data.source import Counts, DatasetSource, Form, Import, count_files
+from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolCounts, count_files
 from ifsl_bench.utils.errors import UserError
 
 Image = TypeVar("Image")
@@ -108,12 +108,12 @@ def find_images(
 WNID_IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})/\1_([0-9]+)\.jpe?g", re.IGNORECASE)
 
 
-class IlsvrcForm(Form):
+class IlsvrcLayout(Layout):
     """The training images of ILSVRC-2012, in any folder or archive, or its tar of tars."""
 
     title: ClassVar[str] = "the training images of ILSVRC-2012 (<wnid>/<wnid>_<number>.JPEG)"
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any(WNID_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
     def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
@@ -126,7 +126,7 @@ class IlsvrcForm(Form):
         return {wnid: {name: group[name] for name in sorted(group, key=natural)} for wnid, group in images.items()}
 
 
-def report_missing(to: Import, missing: Sequence[str], what: str) -> None:
+def report_missing(context: BuildContext, missing: Sequence[str], what: str) -> None:
     """Says that some images of a list are missing, and names the first.
 
     Args:
@@ -136,11 +136,11 @@ def report_missing(to: Import, missing: Sequence[str], what: str) -> None:
         UserError: the user has not allowed it.
     """
     named = f"{', '.join(missing[:LISTED])}{', ...' if len(missing) > LISTED else ''}"
-    refused = f"{to.origin} lacks {len(missing):,} {what} ({named}); get the whole"
-    to.accept_less(f"{len(missing):,} images are missing: {named}", refused)
+    refused = f"{context.origin} lacks {len(missing):,} {what} ({named}); get the whole"
+    context.require_complete(f"{len(missing):,} images are missing: {named}", refused)
 
 
-def check_pools(to: Import, what: str, expected: Counts, pools: Pools[Image]) -> None:
+def check_pools(context: BuildContext, what: str, expected: PoolCounts, pools: Pools[Image]) -> None:
     """Sorts each pool's classes by name, drops those that cannot be used, and compares the rest with what should be.
 
     A class without images is dropped, and one of the base classes that any of the three base pools lacks.
@@ -153,9 +153,9 @@ def check_pools(to: Import, what: str, expected: Counts, pools: Pools[Image]) ->
     for pool, groups in pools.items():
         usable = common if pool in base else {name for name, images in groups.items() if len(images)}
         pools[pool] = {name: groups[name] for name in sorted(usable)}
-    to.check_counts(what, expected, count_files(pools))
+    context.check_counts(what, expected, count_files(pools))
     if empty := [pool for pool in expected if not pools[pool]]:
-        raise UserError(f"{to.origin} has no images of {what} for {', '.join(empty)}; nothing can be made of it")
+        raise UserError(f"{context.origin} has no images of {what} for {', '.join(empty)}; nothing can be made of it")
 
 
 class PublishedData(DatasetSource):
@@ -168,11 +168,11 @@ class PublishedData(DatasetSource):
     """
 
     shape: ClassVar[tuple[int, int, int]]
-    counts: ClassVar[Counts]
+    counts: ClassVar[PoolCounts]
     lists: ClassVar[Sequence[str]] = ()
 
     def recipe(self) -> str:
         return ", ".join([self.name, "1", *([digest(*self.lists)] if self.lists else [])])
 
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
+    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         return self.shape, self.counts

@@ -1,7 +1,7 @@
 """The interface of a data set plugin. Register a subclass under the entry point group ``ifsl_bench.datasets``.
 
-A data set that is made from people's files has a :class:`Form` for each form in which people have them. The first that
-recognises what ``--from`` names builds the pools.
+A data set that is made from users' files has a :class:`Layout` for each form in which they have them. The first that
+matches what ``--from`` names builds the pools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
 
-class Import:
+class BuildContext:
     """An import on its way: what it reads, where it writes, whom it tells, and what it found.
 
     Attributes:
@@ -54,7 +54,7 @@ class Import:
         """The words by which a user accepts less: on the command line, or in the call that was given objects."""
         return "--allow-partial" if self.tree else "allow_partial=True"
 
-    def check_counts(self, what: str, expected: Counts, counts: Counts) -> None:
+    def check_counts(self, what: str, expected: PoolCounts, counts: PoolCounts) -> None:
         """Compares what was found with what ``what``, such as Tiny-ImageNet, should hold, as published.
 
         Raises:
@@ -64,9 +64,11 @@ class Import:
         pairs = [(pool, expected.get(pool, none), counts.get(pool, none)) for pool in EVERY_POOL]
         wrong = "; ".join(f"{pool} should have {should} and has {has}" for pool, should, has in pairs if should != has)
         if wrong:
-            self.accept_less(wrong, f"{self.origin} does not give all of {what}: {wrong}. Get the whole", "partial: ")
+            self.require_complete(
+                wrong, f"{self.origin} does not give all of {what}: {wrong}. Get the whole", "partial: "
+            )
 
-    def accept_less(self, told: str, refused: str, kind: str = "") -> None:
+    def require_complete(self, told: str, refused: str, kind: str = "") -> None:
         """Warns of what is missing, and marks the data set as partial.
 
         Args:
@@ -89,7 +91,7 @@ class Import:
         self.about.setdefault("missing", []).append(why)
 
 
-class Form(ABC):
+class Layout(ABC):
     """One of the forms in which people have a data set.
 
     Attributes:
@@ -99,12 +101,12 @@ class Form(ABC):
     title: ClassVar[str]
 
     @abstractmethod
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         """Returns whether the tree has this form, judged by the names of its files."""
 
     @abstractmethod
-    def build(self, to: Import) -> None:
-        """Writes the pools from ``to.files``."""
+    def build(self, context: BuildContext) -> None:
+        """Writes the pools from ``context.files``."""
 
 
 class DatasetSource(ABC):
@@ -120,36 +122,36 @@ class DatasetSource(ABC):
     name: str
     summary: ClassVar[str]
     needs_source: ClassVar[bool] = True
-    forms: Sequence[Form] = ()
+    layouts: Sequence[Layout] = ()
 
     @abstractmethod
     def recipe(self) -> str:
         """Identity of what is made: changes whenever the content would."""
 
-    def form(self, tree: FileTree) -> Form | None:
+    def layout(self, tree: FileTree) -> Layout | None:
         """The form that a tree has, None where it has none of this data set's."""
-        return next((form for form in self.forms if form.recognises(tree)), None)
+        return next((layout for layout in self.layouts if layout.matches(tree)), None)
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         """Writes the pools; by the form that is recognised, where the data set has forms.
 
         Raises:
             UserError: the files are not what they should be.
         """
-        form = self.form(to.files)
-        if form is None:
-            wanted = "; or ".join(form.title for form in self.forms)
-            names = [entry.path for entry in to.files.entries[:3]]
+        layout = self.layout(context.files)
+        if layout is None:
+            wanted = "; or ".join(layout.title for layout in self.layouts)
+            names = [entry.path for entry in context.files.entries[:3]]
             holds = f"it holds {', '.join(names)}, ...;" if names else "it holds no files (hidden ones do not count);"
             raise UserError(
-                f"{to.files.path} ({to.files.kind}) has none of the forms of data set {self.name!r}: {holds} "
+                f"{context.files.path} ({context.files.kind}) has none of the forms of data set {self.name!r}: {holds} "
                 f"known are: {wanted}"
             )
-        to.reporter.say(f"{to.files.path}: {form.title} ({to.files.kind})")
-        to.about["form"] = form.title
-        form.build(to)
+        context.reporter.say(f"{context.files.path}: {layout.title} ({context.files.kind})")
+        context.about["form"] = layout.title
+        layout.build(context)
 
-    def outline(self) -> tuple[tuple[int, ...], Counts] | None:
+    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts] | None:
         """Shape of an image, classes and images of each pool, if known before building."""
         return None
 
@@ -187,7 +189,7 @@ class Count:
         return f"{self.classes:,} classes with {self.images:,} images"
 
 
-Counts = Mapping[str, Count]  # by pool
+PoolCounts = Mapping[str, Count]  # by pool
 
 
 def count_files(pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, Count]:

@@ -64,7 +64,7 @@ def drawn_base(classes: Sequence[str], count: int, number: int) -> frozenset[str
 
 
 @dataclass(frozen=True)
-class Refilled(Dataset):
+class RegroupedDataset(Dataset):
     """The data set ``whole`` with some of its pools filled anew from its own.
 
     The fingerprint is the whole data set's; what is changed is in the task's definition.
@@ -93,18 +93,18 @@ class Refilled(Dataset):
             self.whole.check_images(name)
 
 
-def _refilled(
+def _regrouped(
     dataset: Dataset, rows: Mapping[str, Mapping[str, np.ndarray]], sources: Mapping[str, Sequence[str]]
-) -> Refilled:
+) -> RegroupedDataset:
     pools = dict(dataset.manifest["pools"])
     for name, by_class in rows.items():
         entry = {key: value for key, value in pools[name].items() if key != "statistics"}  # of the whole
         shape = [sum(map(len, by_class.values())), *entry["shape"][1:]]
         pools[name] = entry | {"classes": [*by_class], "shape": shape}
-    return Refilled(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, rows, sources)
+    return RegroupedDataset(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, rows, sources)
 
 
-def other_base_classes(dataset: Dataset, number: int) -> Refilled:
+def other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
     """The data set of a published list with the base classes of draw ``number``, as many as the list has.
 
     The share of a base class's training images that are base/val stays; which ones, a hash of its name draws.
@@ -123,7 +123,7 @@ def other_base_classes(dataset: Dataset, number: int) -> Refilled:
         else:
             rows[SUPPORT][name], rows["novel/test"][name] = images, test[name]
     sources = dict.fromkeys(TRAIN_POOLS, TRAIN_POOLS) | dict.fromkeys(TEST_POOLS, TEST_POOLS)
-    return _refilled(dataset, rows, sources)
+    return _regrouped(dataset, rows, sources)
 
 
 def _rows(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
@@ -153,7 +153,7 @@ def some_base_classes(dataset: Dataset, count: int) -> Dataset:
     names = [classes[label] for label in chosen_classes(count, len(classes))]
     there = {name: _rows([dataset.pool(name)]) for name in BASE_POOLS if dataset.has(name)}
     rows = {pool: {name: by_class[name] for name in names} for pool, by_class in there.items()}
-    return _refilled(dataset, rows, {pool: [pool] for pool in rows})
+    return _regrouped(dataset, rows, {pool: [pool] for pool in rows})
 
 
 NOVEL = ("novel/val", "novel/test")  # the pools of the other data set

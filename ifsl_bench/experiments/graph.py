@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ifsl_bench.backbones.device import HOST
-from ifsl_bench.data.preparing.metadata import Outline, outline_of, remembered
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, metadata_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.rates import Amount, Rates
@@ -58,7 +58,7 @@ class Graph:
     nodes: Mapping[str, Node]  # by key, each after those it waits for; what is done already has none
     stored: tuple[int, ...] = ()  # indices of the jobs whose results are stored and current
     refused: Mapping[int, UserError] = field(default_factory=dict)  # job that cannot be run -> why; it has no nodes
-    outlines: Mapping[str, Outline] = field(default_factory=dict)  # hash of a task with nodes -> its data
+    outlines: Mapping[str, DatasetMetadata] = field(default_factory=dict)  # hash of a task with nodes -> its data
 
 
 def key_of(stage: Stage, home: Paths) -> str:
@@ -86,7 +86,7 @@ def graph_of(
     """
     expansion = _Expansion(work, retrain, lacking)
     stored, refused = [], {}
-    with remembered():
+    with cached_fingerprints():
         for index, job in enumerate(jobs):
             try:
                 if not (rerun or retrain) and stored_result(job, work) is not None:
@@ -106,12 +106,12 @@ class _Expansion:
         self.nodes: dict[str, Node] = {}  # without their results
         self.results: defaultdict[str, set[int]] = defaultdict(set)
         self.done: set[str] = set()
-        self.outlines: dict[str, Outline] = {}
+        self.outlines: dict[str, DatasetMetadata] = {}
 
     def add(self, index: int, job: Job, command: str) -> None:
         """Adds the nodes of a job; raises :class:`UserError` where its episodes cannot be drawn from its data."""
         if job.task.hash not in self.outlines:
-            self.outlines[job.task.hash] = outline_of(job.task, self.work.home, self.lacking)
+            self.outlines[job.task.hash] = metadata_of(job.task, self.work.home, self.lacking)
         outline = self.outlines[job.task.hash]
         data_stage_of(job).check(outline)
         if key := self._visit(Evaluate(job, command=command), outline):
@@ -125,7 +125,7 @@ class _Expansion:
         return {key: replace(node, results=tuple(sorted(self.results[key])))
                 for key, node in self.nodes.items() if self.results[key]}  # fmt: skip
 
-    def _visit(self, stage: Stage, outline: Outline) -> str | None:
+    def _visit(self, stage: Stage, outline: DatasetMetadata) -> str | None:
         """The key of the stage's node, which is made if it is missing; None where the stage is done."""
         key, anew = key_of(stage, self.work.home), self.retrain and stage.trains
         if key in self.nodes or key in self.done:
@@ -143,7 +143,7 @@ class _Expansion:
         return key
 
 
-def wants_of(stage: Stage, data: Outline, work: Workspace) -> Wants:
+def wants_of(stage: Stage, data: DatasetMetadata, work: Workspace) -> Wants:
     """Estimates what a stage needs of the machine."""
     device = stage.place(work).device
     return Wants(stage.threads() if device == HOST else 1, stage.memory(data, device) + PROCESS, device != HOST)

@@ -12,7 +12,7 @@ from typing import Any
 from ifsl_bench.backbones.networks import feature_count
 from ifsl_bench.data.datasets import not_prepared, rough_seconds
 from ifsl_bench.data.datasets import prepared as prepared_data
-from ifsl_bench.data.preparing.metadata import Outline, data_of, remembered
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate, stages_of
 from ifsl_bench.experiments.graph import Graph, Node, graph_of, key_of
 from ifsl_bench.experiments.job import Job
@@ -22,7 +22,7 @@ from ifsl_bench.experiments.stored_results import kept_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute
+from ifsl_bench.utils.progress import NullReporter
 from ifsl_bench.utils.text_format import numbers_in_words
 from ifsl_bench.utils.threads import cores
 
@@ -98,8 +98,8 @@ def plan_of(
     Raises:
         UserError: no job can be run, all for one reason.
     """
-    with remembered():
-        graph = graph_of(jobs, replace(work, reporter=Mute()), rerun, retrain, lacking=lacking)
+    with cached_fingerprints():
+        graph = graph_of(jobs, replace(work, reporter=NullReporter()), rerun, retrain, lacking=lacking)
         if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
             raise graph.refused[0]
         ended = {index: Step("", Evaluate(jobs[index]), CACHED) for index in graph.stored}
@@ -136,7 +136,7 @@ def _step(key: str, stage: Stage, graph: Graph, job: Job, home: Paths, paths: Ma
     return Step(key, stage, state, why, node, _size(stage, graph.outlines[job.task.hash]), job.row.name)
 
 
-def _size(stage: Stage, data: Outline) -> int:
+def _size(stage: Stage, data: DatasetMetadata) -> int:
     """Bytes of what a stage leaves, of data sets and features; the rest is small."""
     if not data.shape:
         return 0

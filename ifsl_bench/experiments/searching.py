@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.backbones.device import DeviceChoice
-from ifsl_bench.data.preparing.metadata import Outline
+from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.candidates import Candidate, rounds_of
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import TUNING_SEED, Job
@@ -41,15 +41,15 @@ from ifsl_bench.experiments.training_stage import (
 )
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin import search_points as settings
-from ifsl_bench.plugin.find_method import label_parts
+from ifsl_bench.plugin.find_method import format_label
 from ifsl_bench.plugin.method import NonFinite
 from ifsl_bench.plugin.search_points import PAIR
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.store.selection_records import Choice
+from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.progress import NullReporter, Reporter
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Trial(JobStage):
     def threads(self) -> int:
         return MetaTrain(self.job).threads()
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         """Meta-training, beside which the episodes take little; without it these."""
         if self.job.trains:
             return MetaTrain(self.job).amount(data, work)
@@ -137,7 +137,7 @@ class Trial(JobStage):
 def trials_named(job: Job) -> str:
     """The trials of a search, for people: what is tried, with what is not."""
     fixed = {key: value for key, value in job.set_options.items() if key not in job.method.space}
-    return f"trials of {'.'.join(label_parts(job.method, job.name, fixed, job.task))} on {job.task.name}"
+    return f"trials of {'.'.join(format_label(job.method, job.name, fixed, job.task))} on {job.task.name}"
 
 
 def both(first: DeviceChoice, second: DeviceChoice) -> DeviceChoice:
@@ -204,7 +204,7 @@ class LaterTrial(JobStage):
     def threads(self) -> int:
         return self._first.threads()
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         return self._first.amount(data, work)
 
     def compute(self, work: Workspace) -> Tried | None:
@@ -254,7 +254,7 @@ class TrainChosen(MetaTrain):
         return False  # what is chosen is known where all trials are
 
     def compute(self, work: Workspace) -> Model:
-        best, _ = chosen(self.job, work, Mute())
+        best, _ = chosen(self.job, work, NullReporter())
         return MetaTrain(best).compute(work)
 
 

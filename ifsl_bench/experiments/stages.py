@@ -31,11 +31,11 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.data.datasets import is_prepared, rough_seconds
 from ifsl_bench.data.pools import entry_of
-from ifsl_bench.data.preparing.metadata import Outline, data_of, fingerprint_of, novel_fingerprint
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, data_of, fingerprint_of, novel_fingerprint
 from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.experiments.rates import Amount
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.protocols.episodes import task_stream, training_sampler
+from ifsl_bench.protocols.sampling.episodes import task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, Side, Task
 from ifsl_bench.utils.checkpoint import begun
 from ifsl_bench.utils.files import Paths
@@ -101,12 +101,12 @@ class Stage(ABC):
         """The threads that it keeps busy on the host's processor; :func:`cores` of them are the whole machine."""
         return 1
 
-    def memory(self, data: Outline, device: torch.device) -> int:
+    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
         """Bytes on the host, roughly, beyond those of an idle process; ``device`` is where it computes."""
         return 0
 
     @abstractmethod
-    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
         """The work that is left; None where it is unknown; raises :class:`UserError` where nobody can do it."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class PrepareData(Stage):
     def cached(self, home: Paths) -> bool:
         return all(is_prepared(home, spec.name) for spec in data_of(self.task, home))
 
-    def check(self, data: Outline) -> None:
+    def check(self, data: DatasetMetadata) -> None:
         """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
 
         def starts(pool: str) -> np.ndarray:
@@ -151,10 +151,10 @@ class PrepareData(Stage):
     def threads(self) -> int:
         return cores()
 
-    def memory(self, data: Outline, device: torch.device) -> int:
+    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
         return PREPARING
 
-    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
         lacking = [spec.name for spec in data_of(self.task, work.home) if not is_prepared(work.home, spec.name)]
         each = [rough_seconds(name) for name in lacking]
         return None if None in each else Amount(self.kind, "+".join(lacking) + "/cpu", 1.0, sum(filter(None, each)))
@@ -185,7 +185,7 @@ class CheckEpisodes(Stage):
     def inputs(self) -> Sequence[Stage]:
         return [PrepareData(self.task)]
 
-    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
         return Amount(self.kind, f"{self.task.name}/cpu", 1.0, 1.0)
 
     def compute(self, work: Workspace) -> None:
@@ -246,11 +246,11 @@ class Pretrain(Stage):
     def threads(self) -> int:
         return cores()
 
-    def memory(self, data: Outline, device: torch.device) -> int:
+    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
         """Activations of a batch; images are mapped, and the system may drop their pages."""
         return STEP * self.task.pretraining.batch * math.prod(data.shape[:2]) if device.type == "cpu" else PREPARING
 
-    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
         spec, images, home = self.task.pretraining, data.images("base/train"), work.home
         held_out = data.images("base/val") + data.images("base/test")
         if not data.shape:
@@ -303,11 +303,11 @@ class Features(Stage):
     def threads(self) -> int:
         return cores()
 
-    def memory(self, data: Outline, device: torch.device) -> int:
+    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
         """Activations of the largest layers for a batch, of which none are kept."""
         return FORWARD * BATCH * math.prod(data.shape[:2]) if device.type == "cpu" else PREPARING
 
-    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
         images, spec = self.views * data.images(self.pool), self.backbone.task.pretraining
         of_classifier = self.views == 1 and self.pool.startswith("base/") and is_frozen(spec)
         if of_classifier and not self.backbone.cached(work.home):
@@ -320,6 +320,6 @@ class Features(Stage):
         self.backbone.prepared(work).features(self.pool, self.views)
 
 
-def _named(backbone: str, data: Outline, place: DeviceChoice) -> str:
+def _named(backbone: str, data: DatasetMetadata, place: DeviceChoice) -> str:
     """A network on images of a size, on a device, as rates are kept."""
     return f"{backbone}/{'x'.join(map(str, data.shape))}/{place.device.type}"

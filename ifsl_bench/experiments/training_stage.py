@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from ifsl_bench.backbones.device import HOST, DeviceChoice
-from ifsl_bench.data.preparing.metadata import Outline, novel_fingerprint
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, novel_fingerprint
 from ifsl_bench.experiments.evaluation import block_bytes, evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.rates import Amount
@@ -80,7 +80,7 @@ def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
 
 def training_place(job: Job, work: Workspace) -> DeviceChoice:
     """Chooses where the method is meta-trained."""
-    few = job.method.few_episodes(defaults(job.method, job.task) | dict(job.set_options))
+    few = job.method.gpu_min_episodes(defaults(job.method, job.task) | dict(job.set_options))
     return work.place("meta-training", job.training.episodes_per_step, few)
 
 
@@ -136,7 +136,7 @@ class JobStage(Stage):
     def shown_seed(self) -> int:
         return self.job.seed
 
-    def memory(self, data: Outline, device: torch.device) -> int:
+    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
         """Those, in single precision, and the blocks of episodes of an evaluation."""
         width = math.prod(data.shape) if self.job.task.pretraining.backbone == NO_BACKBONE else WIDE
         pools = 4 * (width + data.base_classes) * sum(data.images(pool) for pool in data.starts)
@@ -179,7 +179,7 @@ class MetaTrain(JobStage):
     def threads(self) -> int:
         return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
 
-    def amount(self, data: Outline, work: Workspace) -> Amount:
+    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
         """The steps that are left, with their validations."""
         job, weights = self.job, backbone_of(self.job).weights(work.home)
         done = 0 if weights is None else begun(self.folder(work.home), "step")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.contract import corpora_of, is_frozen
 from ifsl_bench.data.preparing.catalogue import state_of
-from ifsl_bench.data.preparing.metadata import outline_of
+from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.protocols.tasks.contamination import MARKS, seen
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, SessionSpec, Task
 from ifsl_bench.reporting.notes import HIDDEN
@@ -54,7 +54,7 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
 
 def _base_classes(task: Task, folders: Paths) -> str:
     try:
-        count = outline_of(task, folders, lacking=True).base_classes
+        count = metadata_of(task, folders, lacking=True).base_classes
     except UserError:
         count = 0
     return f"{count} classes" if count else "as many classes as its data have"

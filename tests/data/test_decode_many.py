@@ -11,7 +11,7 @@ import pytest
 from ifsl_bench.data.read import decode as one_module
 from ifsl_bench.data.read import decode_many as module
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.decode import Budget, ImageSpec, decode
+from ifsl_bench.data.read.decode import ImageSpec, MemorySemaphore, decode
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
 from ifsl_bench.utils.arrays import create_array
 from tests.data.test_decode import EXACT, encoded, picture
@@ -60,7 +60,7 @@ def test_encoded_images_in_memory_are_few(traced):
 
 
 def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
-    class Watched(Budget):
+    class Watched(MemorySemaphore):
         most_held = 0
 
         @contextmanager

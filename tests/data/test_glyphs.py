@@ -70,9 +70,9 @@ def square(low: int, high: int) -> list[tuple[int, int]]:
     return [(low, low), (high, low), (high, high), (low, high)]
 
 
-def fill(outline: Outline, size: int, side: int) -> np.ndarray:
+def fill(expected_contents: Outline, size: int, side: int) -> np.ndarray:
     sizes = np.array([size * raster.PIXEL])
-    return raster.coverage([outline], IDENTITY, sizes, CENTRE, side)[0]
+    return raster.coverage([expected_contents], IDENTITY, sizes, CENTRE, side)[0]
 
 
 @pytest.mark.parametrize("face", ["DejaVuSans", "DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic"])

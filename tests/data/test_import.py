@@ -24,7 +24,7 @@ from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree
-from ifsl_bench.data.source import Count, DatasetSource, Form, Import, count_files
+from ifsl_bench.data.source import BuildContext, Count, DatasetSource, Layout, count_files
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -36,28 +36,30 @@ SIDES = {"base": ("a", "b"), "novel/train": ("c",), "novel/val": ("d",), "novel/
 PER_CLASS = 4
 
 
-class Toy(Form):
+class Toy(Layout):
     """Files ``<class>/<number>.png``; four a class are the whole."""
 
     title = "toy files (<class>/<number>.png)"
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return "toy.txt" in tree.by_path
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         pools = {}
         for pool in POOLS:
             classes = SIDES["base" if pool.startswith("base") else pool]
-            pools[pool] = {c: [e.path for e in to.files.entries if e.path.startswith(f"{pool}/{c}/")] for c in classes}
+            pools[pool] = {
+                c: [e.path for e in context.files.entries if e.path.startswith(f"{pool}/{c}/")] for c in classes
+            }
         expected = {pool: Count(len(files), PER_CLASS * len(files)) for pool, files in pools.items()}
-        to.check_counts("the toys", expected, count_files(pools))
-        image_pools.import_images(to, pools, ImageSpec(8))
+        context.check_counts("the toys", expected, count_files(pools))
+        image_pools.import_images(context, pools, ImageSpec(8))
 
 
 class ToySource(DatasetSource):
     name = "toy"
     summary = "toys"
-    forms = (Toy(),)
+    layouts = (Toy(),)
 
     def recipe(self) -> str:
         return "toy 1"

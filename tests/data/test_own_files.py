@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.data.feasibility import out_of_reach
+from ifsl_bench.data.feasibility import infeasible_tasks
 from ifsl_bench.data.pools import POOLS, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, tell_ignored
-from ifsl_bench.data.sets.layout import find_layout
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.sets.layout import find_class_folders
+from ifsl_bench.data.source import BuildContext
 from ifsl_bench.protocols.tasks.task_files import find, own
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import refused
@@ -49,7 +49,7 @@ def touched(root: Path, *names: str) -> Path:
 
 def classes_of(path: Path) -> dict[str, list[str]]:
     with open_tree(path) as tree:
-        return dict(find_layout(tree).classes)
+        return dict(find_class_folders(tree).classes)
 
 
 HIDDEN = [
@@ -66,7 +66,7 @@ def test_what_is_hidden_is_no_class_and_no_image(tmp_path, messages):
     for path in (folder, tmp_path / "x.zip"):
         assert classes_of(path) == {"a": ["a/1.png"], "b": ["b/1.png"]}
         with open_tree(path) as tree:
-            tell_ignored(Import(tree, messages))
+            tell_ignored(BuildContext(tree, messages))
     assert messages.warned == []
 
 
@@ -74,12 +74,12 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
     heic = [f"a/{i}.heic" for i in range(8)] + ["b/1.HEIC"]
     folder = touched(tmp_path / "x", "a/1.png", "b/1.png", *heic, "b/1.dng", "b/noending", "b/2.dng")
     with open_tree(folder) as tree:
-        to = Import(tree, messages)
-        tell_ignored(to)
+        context = BuildContext(tree, messages)
+        tell_ignored(context)
     (warning,) = messages.warned
     assert "ignored 12 files that do not look like images: a/0.heic, a/1.heic, a/2.heic and 9 more" in warning
     assert "images end in .jpg, .jpeg, .png" in warning
-    assert not to.about["partial"]
+    assert not context.about["partial"]
 
 
 # -- links
@@ -211,7 +211,7 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(base, no
     few = [line for line in messages.said if "two sessions of 5 need 10 classes in novel/test, which has 9" in line]
     command = "--method ncm --task mine-5shot --sessions 2 --ways 4"
     assert [line.partition("run ")[2] for line in few] == [command] * (novel == 9)
-    assert not few or not out_of_reach(dataset, find("mine-5shot+ways=4+sessions=2", home=home))
+    assert not few or not infeasible_tasks(dataset, find("mine-5shot+ways=4+sessions=2", home=home))
     if count:
         assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)
     assert len(lines) == (base == 60)

@@ -25,7 +25,7 @@ from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionSource, order_of, session_pools
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions, mini_sessions
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
-from ifsl_bench.protocols.episodes import task_stream
+from ifsl_bench.protocols.sampling.episodes import task_stream
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.store.schema import read as read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -207,7 +207,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
             each = [whole[c] - tests[c] if pool == "novel/support" else tests[c] for c in classes(pool)]
         else:
             each = [500 if pool == "novel/support" else 100 for _ in classes(pool)]
-        assert sum(each) == source.outline()[1][pool].images
+        assert sum(each) == source.expected_contents()[1][pool].images
         return np.cumsum([0, *each])
 
     for task in (packaged()[f"{name}-sessions"], packaged()[f"{name}-sessions-published"]):

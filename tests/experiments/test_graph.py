@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ifsl_bench.data.preparing.metadata import Outline
+from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments import graph
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.graph import Graph, graph_of, key_of, wants_of
@@ -118,7 +118,7 @@ def test_a_pretraining_says_what_memory_a_step_takes(here, work):
     """On two cores the glyphs took 1.25 GB, tiny-pack's 2.1, with all of a process; on a device the host has little."""
     (glyphs,), (tiny,) = find("glyphs-5shot"), find("tiny-pack-5shot")
     for task, shape, least, most in ((glyphs, (32, 32, 1), 1.2, 1.8), (tiny, (64, 64, 3), 2.0, 2.8)):
-        stage, data = Pretrain(task, "linear", 0), Outline(None, shape, {}, False)
+        stage, data = Pretrain(task, "linear", 0), DatasetMetadata(None, shape, {}, False)
         assert least < wants_of(stage, data, work).memory / 1e9 < most
         assert stage.memory(data, torch.device("cuda")) < 6e8
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ifsl_bench.data.preparing.metadata import outline_of
+from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.rates import ACCELERATED, COARSE, Amount, Rates, roughly, seconds_together
 from ifsl_bench.experiments.request import Request
@@ -56,7 +56,7 @@ def test_the_first_times_are_those_of_the_stored_row_if_there_is_one(tmp_path):
         return make_jobs(Request(methods, tasks, **{"train": {"steps": 4000}, **more}), work.home)
 
     def training(job):
-        return rates.seconds(MetaTrain(job).amount(outline_of(job.task, work.home, lacking=True), work))
+        return rates.seconds(MetaTrain(job).amount(metadata_of(job.task, work.home, lacking=True), work))
 
     def stored(task, label):
         return json.loads((packaged_root() / task / f"{label}.seed-0.json").read_bytes())["cost"]

@@ -21,6 +21,7 @@ from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.pretrained import pretraining_key
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.protocols.tasks.task import Task
@@ -30,7 +31,6 @@ from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import standing
 from ifsl_bench.reporting.render import FORMATS as STYLES
 from ifsl_bench.reporting.render import render
-from ifsl_bench.store.check import check_file
 from ifsl_bench.store.schema import Result, file_name, keep_old, parse, path_of, read, write
 from ifsl_bench.utils import array_codec as packed
 from ifsl_bench.utils.errors import UserError, is_printable

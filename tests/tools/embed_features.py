@@ -24,7 +24,7 @@ from ifsl_bench.backbones.features import bank_folder, class_moments
 from ifsl_bench.backbones.pretrained import HeadKind, definition, pretraining_key
 from ifsl_bench.data.preparing.importing import run
 from ifsl_bench.data.sets.embedded import FORM, HEADS, OURS, EmbeddedFeatures, checksum
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import BuildContext
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
 from ifsl_bench.protocols.tasks.task_files import find
@@ -75,7 +75,7 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
     about = {"data": {"name": dataset.name, "fingerprint": dataset.fingerprint}, "pretrainings": made_by}
     write_embedded(source.file, rows, classes, counts, notice, about)
     with tempfile.TemporaryDirectory() as folder:
-        embedded_dataset = run(Path(folder) / "data", source, Import(None, work.reporter), None, source.build)
+        embedded_dataset = run(Path(folder) / "data", source, BuildContext(None, work.reporter), None, source.build)
         fingerprint = embedded_dataset.fingerprint
         labels = {pool: embedded_dataset.pool(pool).labels for pool in ("base/val", "base/test")}
     for head in KINDS:

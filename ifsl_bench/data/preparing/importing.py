@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.data.source import BuildContext, DatasetSource
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.utils.atomic_dir import unfinished
 from ifsl_bench.utils.errors import UserError
@@ -19,9 +19,9 @@ from ifsl_bench.utils.files import sha256_json
 def run(
     folder: Path,
     source: DatasetSource,
-    to: Import,
+    context: BuildContext,
     made_from: dict[str, str] | None,
-    write: Callable[[Import], None],
+    write: Callable[[BuildContext], None],
     force: bool = False,
 ) -> Dataset:
     """Builds a data set into ``folder``, whose lock the caller holds.
@@ -38,52 +38,52 @@ def run(
     recipe, complete = source.recipe(), dict[str, object]()
     keys: list[str] = []
     if made_from is not None:
-        to.about["made_from"] = made_from
+        context.about["made_from"] = made_from
         # Of what was made for others, an import takes what is no worse: whole pools where parts would do.
-        partly, forced = dict.fromkeys((to.allow_partial, False)), dict.fromkeys((force, True))
+        partly, forced = dict.fromkeys((context.allow_partial, False)), dict.fromkeys((force, True))
         keys = [sha256_json([recipe, made_from["identity"], *how]) for how in itertools.product(partly, forced)]
 
     def fill(writer: Writer) -> None:
-        to.writer = writer
+        context.writer = writer
         complete.update(writer.pools)
         if complete:
-            to.reporter.say(f"going on with an unfinished import; complete are {', '.join(complete)}")
-        write(to)
+            context.reporter.say(f"going on with an unfinished import; complete are {', '.join(complete)}")
+        write(context)
 
     start = time.perf_counter()
-    with _telling_what_is_kept(folder, to):
-        dataset = build(folder, source.name, recipe, fill, to.about, keys)
+    with _telling_what_is_kept(folder, context):
+        dataset = build(folder, source.name, recipe, fill, context.about, keys)
     if made_from is not None:
-        _say_speed(dataset, to, complete, time.perf_counter() - start)
+        _say_speed(dataset, context, complete, time.perf_counter() - start)
     return dataset
 
 
 @contextmanager
-def _telling_what_is_kept(folder: Path, to: Import) -> Iterator[None]:
+def _telling_what_is_kept(folder: Path, context: BuildContext) -> Iterator[None]:
     """Adds to an error what is left on the disk, and what becomes of it. Ctrl-C has a message of its own."""
     try:
         yield
     except Exception as error:
-        writer = getattr(to, "writer", None)  # none where building had not begun
+        writer = getattr(context, "writer", None)  # none where building had not begun
         if writer is None or not writer.keys or not writer.pools:
             raise
-        kind = "command" if to.tree else "call"
-        kind += "" if to.allow_partial else f", with or without {to.partial_option},"
+        kind = "command" if context.tree else "call"
+        kind += "" if context.allow_partial else f", with or without {context.partial_option},"
         pools = ", ".join(writer.pools)
         told = f"Complete and kept: {pools} (in {unfinished(folder)}); the same {kind} goes on from there"
         if isinstance(error, UserError):
             raise type(error)(f"{error}. {told}") from error
-        to.reporter.warn(told)
+        context.reporter.warn(told)
         raise
 
 
-def _say_speed(dataset: Dataset, to: Import, complete: Container[str], seconds: float) -> None:
+def _say_speed(dataset: Dataset, context: BuildContext, complete: Container[str], seconds: float) -> None:
     """The speed of what this run did; pools that an unfinished one had completed do not count."""
     entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
     images = sum(entry["shape"][0] for entry in entries)
     written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
     speed = f"{images / seconds:,.0f} images/s, {written / seconds:,.1f} MB/s written"
-    if to.bytes_read:
-        speed += f", {to.bytes_read / 1e6 / seconds:,.1f} MB/s read"
+    if context.bytes_read:
+        speed += f", {context.bytes_read / 1e6 / seconds:,.1f} MB/s read"
     mark = ", partial" if dataset.partial else ""
-    to.reporter.say(f"{dataset.name}{mark}: {images:,} images, {written:,.1f} MB, in {seconds:.1f} s ({speed})")
+    context.reporter.say(f"{dataset.name}{mark}: {images:,} images, {written:,.1f} MB, in {seconds:.1f} s ({speed})")

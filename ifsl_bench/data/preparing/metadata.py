@@ -31,7 +31,7 @@ from ifsl_bench.utils.progress import Reporter
 
 
 @dataclass(frozen=True)
-class Outline:
+class DatasetMetadata:
     """A task's data, as far as they are known.
 
     Attributes:
@@ -61,7 +61,7 @@ _fingerprints: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVa
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def cached_fingerprints() -> Iterator[None]:
     """Inside, a prepared data set is opened once to be asked for its fingerprint, however many stages do."""
     token = _fingerprints.set({})
     try:
@@ -86,7 +86,7 @@ def fingerprint_of(spec: DataSpec, home: Paths) -> str | None:
     return fingerprints[key] or spec.fingerprint
 
 
-def outline_of(task: Task, home: Paths, lacking: bool = False) -> Outline:
+def metadata_of(task: Task, home: Paths, lacking: bool = False) -> DatasetMetadata:
     """Reads what is prepared, asks the data set's plugin otherwise; makes nothing.
 
     Args:
@@ -102,33 +102,33 @@ def outline_of(task: Task, home: Paths, lacking: bool = False) -> Outline:
         return mine
     novel = _outline(others[0], home, lacking)
     if not (mine.shape and novel.shape):
-        return Outline(mine.fingerprint, mine.shape, {}, False)
+        return DatasetMetadata(mine.fingerprint, mine.shape, {}, False)
     check_crossing(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
     starts = {**mine.starts, **{pool: novel.starts[pool] for pool in NOVEL}}
     classes = {**mine.classes, **{pool: novel.classes[pool] for pool in NOVEL if pool in novel.classes}}
-    return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
+    return DatasetMetadata(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
 
 
 def _outline(
     spec: DataSpec, home: Paths, lacking: bool, base_classes: int | None = None, base_order: int | None = None
-) -> Outline:
+) -> DatasetMetadata:
     name = spec.name
     if (dataset := prepared(home, name)) is not None:
         dataset = _with_base(dataset, base_classes, base_order)
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
-        return Outline(dataset.fingerprint, dataset.shape, starts, True, classes)
+        return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes)
     source = datasets.dataset_source(name) if name in registry.names(registry.DATASETS) else None
-    if source is None or (source.needs_source and not (lacking and source.outline())):
+    if source is None or (source.needs_source and not (lacking and source.expected_contents())):
         raise UserError(not_prepared(home, spec))
-    shape, counts = source.outline() or ((), {})
+    shape, counts = source.expected_contents() or ((), {})
     if counts and base_classes is not None:
         check_fewer(name, base_classes, counts["base/train"].classes)
     starts = {}
     for pool, count in counts.items():
         classes_left = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
         starts[pool] = np.arange(classes_left + 1, dtype=np.int64) * count.images // count.classes
-    return Outline(spec.fingerprint, shape, starts, False)
+    return DatasetMetadata(spec.fingerprint, shape, starts, False)
 
 
 def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:

@@ -18,7 +18,7 @@ from ifsl_bench.data.read.file_tree import FileTree
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
-from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.data.source import BuildContext, DatasetSource
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_limits import NAME
@@ -124,9 +124,9 @@ def prepare_objects(
     _check_name(name)
     if name in registry.names(registry.DATASETS):
         raise UserError(f"{name!r} is made from files, not from objects; for a data set of your own, give a new name")
-    source, form = OwnObjects(name), LabelledObjects()
+    source, layout = OwnObjects(name), LabelledObjects()
     source.check_name()
-    made_from = {"identity": form.identity(objects, reporter)}
+    made_from = {"identity": layout.identity(objects, reporter)}
 
     def check(ready: Dataset) -> None:
         if ready.manifest["about"].get("made_from") != made_from:
@@ -139,9 +139,9 @@ def prepare_objects(
         reporter.say(f"{_there(ready)} (force=True builds it again)")
 
     def make() -> Dataset:
-        to = Import(None, reporter, allow_partial, form.title)
-        to.about["form"] = form.title
-        return run(home.data / name, source, to, made_from, form.build, force)
+        context = BuildContext(None, reporter, allow_partial, layout.title)
+        context.about["form"] = layout.title
+        return run(home.data / name, source, context, made_from, layout.build, force)
 
     return _prepared(home, source, force, reporter, check, make)
 
@@ -207,7 +207,7 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, repo
     """Raises :class:`UserError` where a data set was made with other settings, or from something else than ``path``."""
     there = _there(dataset)
     remedy = "--force replaces it" + (", or choose another name" if isinstance(source, OwnData) else "")
-    if isinstance(source, OwnData) and not source.matches(dataset):
+    if isinstance(source, OwnData) and not source.has_same_settings(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
     if path is not None:
         about = dataset.manifest["about"]
@@ -231,11 +231,11 @@ def _build(
 ) -> Dataset:
     folder = home.data / source.name
     with open_tree(path) if path is not None else nullcontext() as tree:
-        to = Import(tree, reporter, allow_partial)
+        context = BuildContext(tree, reporter, allow_partial)
         if tree is None:
-            return run(folder, source, to, None, source.build)
+            return run(folder, source, context, None, source.build)
         _check_form(source, tree)
-        return run(folder, source, to, {"identity": tree.identity(), **tree.content()}, source.build, force)
+        return run(folder, source, context, {"identity": tree.identity(), **tree.content()}, source.build, force)
 
 
 def _check_form(source: DatasetSource, tree: FileTree) -> None:
@@ -244,14 +244,16 @@ def _check_form(source: DatasetSource, tree: FileTree) -> None:
     Raises:
         UserError: they are of no form of this data set, but of one of another; names every one that fits.
     """
-    if not source.forms or source.form(tree) is not None:
+    if not source.layouts or source.layout(tree) is not None:
         return
     names = [name for name in registry.names(registry.DATASETS) if not registry.load(registry.DATASETS, name).problem]
     others = [
-        (source, form) for source in map(datasets.dataset_source, names) if (form := source.form(tree)) is not None
+        (source, layout)
+        for source in map(datasets.dataset_source, names)
+        if (layout := source.layout(tree)) is not None
     ]
     if others:
-        titles = " and ".join(dict.fromkeys(form.title for _, form in others))
+        titles = " and ".join(dict.fromkeys(layout.title for _, layout in others))
         choices = " or ".join(f"{source.name!r} ({source.summary})" for source, _ in others)
         commands = ", or ".join(f"ifsl-bench data prepare {source.name} --from {tree.path}" for source, _ in others)
         raise UserError(

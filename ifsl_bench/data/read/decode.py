@@ -25,7 +25,7 @@ class BadImage(Exception):
     """A single image that cannot be used; says why."""
 
 
-class Budget:
+class MemorySemaphore:
     """Lets threads hold so many units in all; who wants more than is left waits."""
 
     def __init__(self, most: int) -> None:
@@ -47,7 +47,7 @@ class Budget:
                 self.changed.notify_all()
 
 
-_pixels = Budget(PIXELS.most)  # of the images that all threads together hold; ordinary ones never come near
+_pixels = MemorySemaphore(PIXELS.most)  # of the images that all threads together hold; ordinary ones never come near
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_pools, images_array, labels_of, load_dict, names_of, rows_by_class
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
 from ifsl_bench.data.read.file_tree import Entry, FileTree, some
-from ifsl_bench.data.source import Count, Downloadable, Form, Import
+from ifsl_bench.data.source import BuildContext, Count, Downloadable, Layout
 from ifsl_bench.utils.errors import UserError
 
 CLASSES = "cifar-fs.csv"
@@ -35,16 +35,16 @@ _FOLDER = "cifar-100-python"
 sides = partial(columns, CLASSES, "class", "split")  # class -> train, val or test
 
 
-class Cifar100(Form):
+class Cifar100(Layout):
     title: ClassVar[str] = "the Python version of CIFAR-100 (cifar-100-python: train, test, meta)"
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return bool(_folders(tree))
 
-    def build(self, to: Import) -> None:
-        entries = _entries(to.files)
-        where = to.files.where(entries[META])
-        names = names_of(load_dict(to.files, entries[META], ("fine_label_names",))["fine_label_names"],
+    def build(self, context: BuildContext) -> None:
+        entries = _entries(context.files)
+        where = context.files.where(entries[META])
+        names = names_of(load_dict(context.files, entries[META], ("fine_label_names",))["fine_label_names"],
                          "'fine_label_names'", where)  # fmt: skip
         if strange := sorted(set(names) - sides().keys()):
             raise UserError(f"{where} names a class {strange[0]!r}, which is none of CIFAR-100's")
@@ -52,26 +52,26 @@ class Cifar100(Form):
             raise UserError(f"{where} gives two labels one name")
         arrays, labels = [], []
         for entry in (entries[part] for part in PARTS):
-            where = to.files.where(entry)
-            value = load_dict(to.files, entry, ("data", "fine_labels"))
+            where = context.files.where(entry)
+            value = load_dict(context.files, entry, ("data", "fine_labels"))
             arrays.append(images_array(value["data"], "'data'", where, (32 * 32 * 3,)))
             labels.append(labels_of(value["fine_labels"], "'fine_labels'", len(arrays[-1]), where))
             rows_by_class(labels[-1], dict(enumerate(names)), where)
-        pools = self.pools(to, names, *labels)
+        pools = self.pools(context, names, *labels)
         images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files
-        copy_pools(to, pools, dict.fromkeys(pools, images), digests=True)
+        copy_pools(context, pools, dict.fromkeys(pools, images), digests=True)
         items = [ListItem(part, row) for part, array in zip(PARTS, arrays, strict=True) for row in range(len(array))]
         named = {pool: {name: [items[row] for row in rows] for name, rows in pools[pool].items()} for pool in pools}
-        note_duplicates(to, named)  # by file, and the row there
+        note_duplicates(context, named)  # by file, and the row there
 
     def pools(
-        self, to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray
+        self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
         """Pool -> class -> rows of both files, one after the other; ``names`` are those of their labels."""
         labels = np.concatenate([train, test])
         rows = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
         pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), "cifar-fs")
-        check_pools(to, "CIFAR-FS", COUNTS, pools)
+        check_pools(context, "CIFAR-FS", COUNTS, pools)
         return pools
 
 
@@ -107,7 +107,7 @@ class CifarFS(PublishedData, Downloadable):
 
     name = "cifar-fs"
     summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz"
-    forms = (Cifar100(),)
+    layouts = (Cifar100(),)
     shape, counts, lists = SHAPE, COUNTS, (CLASSES,)
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 from ifsl_bench.data.published_splits import check_pools, report_missing, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.cifar_fs import PARTS, Cifar100, CifarFS, sides
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 
 LISTS = "cifar100-fscil.csv.xz"
@@ -25,20 +25,20 @@ WHAT = "CIFAR-100's session lists"
 
 class SessionArrays(Cifar100):
     def pools(
-        self, to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray
+        self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
         images: dict[str, dict[str, int]] = {name: {} for name in names}
         for start, part, labels in ((0, PARTS[0], train), (len(train), PARTS[1], test)):
             for row, label in enumerate(labels):
                 images[names[label]][f"{part}[{row}]"] = start + row
         pools: dict[str, dict[str, Sequence[int]]] = session_pools(
-            WHAT, _listed(to, names, train, test), images, HELD_OUT, "cifar100-sessions"
+            WHAT, _listed(context, names, train, test), images, HELD_OUT, "cifar100-sessions"
         )
-        check_pools(to, WHAT, COUNTS_60_40, pools)
+        check_pools(context, WHAT, COUNTS_60_40, pools)
         return pools
 
 
-def _listed(to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> Iterator[ListedImage]:
+def _listed(context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> Iterator[ListedImage]:
     """The rows of the list that the files have, with the class that the files say.
 
     Raises:
@@ -54,12 +54,12 @@ def _listed(to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarra
         label = str(labels[part][index])
         if session_of.get(label) != session or row["fine_label"] not in ("", label):
             raise UserError(
-                f"{to.origin}: {part}[{index}] is of class {names[int(label)]!r}, in {WHAT} it is of another; get "
+                f"{context.origin}: {part}[{index}] is of class {names[int(label)]!r}, in {WHAT} it is of another; get "
                 f"cifar-100-python.tar.gz again"
             )
         yield ListedImage(f"{part}[{index}]", names[int(label)], int(session), part == PARTS[1])
     if missing:
-        report_missing(to, missing, f"images of {WHAT}")
+        report_missing(context, missing, f"images of {WHAT}")
 
 
 class CifarSessions(CifarFS, SessionSource):
@@ -69,7 +69,7 @@ class CifarSessions(CifarFS, SessionSource):
     summary: ClassVar[str] = (
         "CIFAR-100, 60 base and 40 novel classes of the session lists; from cifar-100-python.tar.gz"
     )
-    forms = (SessionArrays(),)
+    layouts = (SessionArrays(),)
     counts, lists = COUNTS_60_40, (LISTS,)
 
     def sessions(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided, find_images
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree
-from ifsl_bench.data.source import Count, Form, Import
+from ifsl_bench.data.source import BuildContext, Count, Layout
 
 CLASSES = "cub.csv"
 COUNTS = {  # of the images of each class that the list has
@@ -31,13 +31,13 @@ _IMAGE = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORE
 sides = partial(columns, CLASSES, "class", "split")  # class, "001.Black_footed_Albatross" -> train, val or test
 
 
-class Photographs(Form):
+class Photographs(Layout):
     title: ClassVar[str] = "the photographs of CUB-200-2011 (images/001.Black_footed_Albatross/*.jpg, ...)"
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any((match := _IMAGE.fullmatch(entry.path)) and match[1] in sides() for entry in tree.entries)
 
     def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
@@ -45,11 +45,11 @@ class Photographs(Form):
         images = find_images(tree, _IMAGE, lambda match: (match[1], f"{match[1]}/{match[2]}"), sides(), "CUB-200-2011")
         return {name: dict(sorted(group.items())) for name, group in images.items()}
 
-    def build(self, to: Import) -> None:
-        paths = {name: list(images.values()) for name, images in self.images(to.files).items()}
+    def build(self, context: BuildContext) -> None:
+        paths = {name: list(images.values()) for name, images in self.images(context.files).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), "cub")
-        check_pools(to, "CUB-200-2011", COUNTS, pools)
-        import_images(to, pools, ImageSpec(self.size, fit="stretch"))
+        check_pools(context, "CUB-200-2011", COUNTS, pools)
+        import_images(context, pools, ImageSpec(self.size, fit="stretch"))
 
 
 class Cub(PublishedData):
@@ -57,7 +57,7 @@ class Cub(PublishedData):
 
     name = "cub"
     summary: ClassVar[str] = "CUB-200-2011, 100+50+50 classes of birds, 84x84; from CUB_200_2011.tgz or its folder"
-    forms = (Photographs(84),)
+    layouts = (Photographs(84),)
     shape, counts, lists = (84, 84, 3), COUNTS, (CLASSES,)
 
 
@@ -66,5 +66,5 @@ class Cub64(Cub):
 
     name = "cub-64"
     summary: ClassVar[str] = "the same as cub, 64x64; for --novel-from, beside base classes of that size"
-    forms = (Photographs(64),)
+    layouts = (Photographs(64),)
     shape = (64, 64, 3)

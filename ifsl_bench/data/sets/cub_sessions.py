@@ -17,7 +17,7 @@ from ifsl_bench.data.published_splits import check_pools, report_missing, rows
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.cub import Photographs
-from ifsl_bench.data.source import Count, Import
+from ifsl_bench.data.source import BuildContext, Count
 
 LISTS = "cub200-fscil.csv.xz"
 HELD_OUT = 8  # training images of a base class in base/val
@@ -33,15 +33,15 @@ COUNTS = {
 
 
 class SessionPhotographs(Photographs):
-    def build(self, to: Import) -> None:
-        paths = self.images(to.files)
+    def build(self, context: BuildContext) -> None:
+        paths = self.images(context.files)
         images = [ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
                   for row in rows(LISTS)]  # fmt: skip
         if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
-            report_missing(to, missing, f"images of {WHAT}")
+            report_missing(context, missing, f"images of {WHAT}")
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(WHAT, images, paths, HELD_OUT, "cub-sessions")
-        check_pools(to, WHAT, COUNTS, pools)
-        import_images(to, pools, ImageSpec(self.size, fit="crop"))
+        check_pools(context, WHAT, COUNTS, pools)
+        import_images(context, pools, ImageSpec(self.size, fit="crop"))
 
 
 def _class(image: str) -> str:
@@ -53,7 +53,7 @@ class CubSessions(SessionSource):
 
     name = "cub-sessions"
     summary: ClassVar[str] = "CUB-200-2011, 100 base and 100 novel classes of the session lists; from CUB_200_2011.tgz"
-    forms = (SessionPhotographs(SIZE),)
+    layouts = (SessionPhotographs(SIZE),)
     shape, counts, lists = (SIZE, SIZE, 3), COUNTS, (LISTS,)
 
     def sessions(self) -> dict[str, int]:

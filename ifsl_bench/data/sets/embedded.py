@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Import
+from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
 from ifsl_bench.utils.errors import CorruptFile, is_printable
 
 FOLDER = Path(__file__).with_name("embedded")
@@ -37,7 +37,7 @@ class EmbeddedFeatures(DatasetSource):
     def recipe(self) -> str:
         return f"embedded features {FORM}: {self._read()[0]['sha256']}"
 
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
+    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         facts, _ = self._read()
         counts = {pool: Count(len(entry["counts"]), sum(entry["counts"])) for pool, entry in facts["pools"].items()}
         return tuple(facts["shape"]), counts
@@ -45,13 +45,13 @@ class EmbeddedFeatures(DatasetSource):
     def rough_seconds(self) -> float:
         return 1.0
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         facts, arrays = self._read(arrays=True)
-        to.reporter.say(f"{self.name}: {facts['notice']}")
-        to.about |= {"source": self.file.name, "notice": facts["notice"], "features_of": facts["features_of"]}
+        context.reporter.say(f"{self.name}: {facts['notice']}")
+        context.about |= {"source": self.file.name, "notice": facts["notice"], "features_of": facts["features_of"]}
         for pool, entry in facts["pools"].items():
             labels = np.repeat(np.arange(len(entry["counts"])), entry["counts"])
-            with to.writer.pool(pool, labels, tuple(entry["classes"]), tuple(facts["shape"])) as images:
+            with context.writer.pool(pool, labels, tuple(entry["classes"]), tuple(facts["shape"])) as images:
                 images[:] = arrays[pool]
 
     def _read(self, arrays: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -12,7 +12,7 @@ from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.file_tree import Entry, FileTree
 from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.tensors import safetensors, torch_file
-from ifsl_bench.data.source import Form, Import
+from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import LABEL
 
@@ -31,7 +31,7 @@ class _Pool:
     classes: tuple[str, ...]
 
 
-class FeatureFiles(Form):
+class FeatureFiles(Layout):
     """Six files ``base-train.npz`` ... ``novel-test.npz`` with ``features`` [n, D] and ``labels`` [n] each, or the same
     as ``.safetensors`` or ``.pt`` (a dict saved by torch.save).
 
@@ -48,29 +48,29 @@ class FeatureFiles(Form):
     def __init__(self, check: Callable[[Mapping[str, np.ndarray]], None] = lambda starts: None) -> None:
         self.check = check
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         names = {f"{_stem(pool)}{suffix}" for pool in POOLS for suffix in READERS}
         return not names.isdisjoint(entry.name for entry in tree.entries)
 
-    def build(self, to: Import) -> None:
-        pools = _surveyed(to.files)
+    def build(self, context: BuildContext) -> None:
+        pools = _surveyed(context.files)
         try:
             self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
         except UserError as error:
-            to.accept_less(str(error), f"{error}; make smaller episodes, of a task file of your own")
-        with to.reporter.stage(f"importing features from {to.files.path.name}", len(pools)) as stage:
+            context.require_complete(str(error), f"{error}; make smaller episodes, of a task file of your own")
+        with context.reporter.stage(f"importing features from {context.files.path.name}", len(pools)) as stage:
             for name, pool in pools.items():
-                if not to.writer.has(name):
-                    features = _features(to.files, pool.entry)
-                    to.bytes_read += pool.entry.size
+                if not context.writer.has(name):
+                    features = _features(context.files, pool.entry)
+                    context.bytes_read += pool.entry.size
                     order = np.argsort(pool.ids, kind="stable")
                     facts = {"mean_cosine": mean_cosine(features)} if name == "base/train" else {}
                     shape = (pool.width,)
-                    with to.writer.pool(name, pool.ids[order], pool.classes, shape, "float32", facts) as out:
+                    with context.writer.pool(name, pool.ids[order], pool.classes, shape, "float32", facts) as out:
                         out[:] = features[order]
                 stage.advance(1)
-        if (cosine := to.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE:
-            to.reporter.warn(
+        if (cosine := context.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE:
+            context.reporter.warn(
                 f"features of base/train have a mean pairwise cosine of {cosine:.2f}: they are not centred, as those "
                 "behind a ReLU are not. A method that puts class means beside cosine weights then takes nearly every "
                 "base query for one of a novel class (Delta_a near -90); subtract the mean of base/train from all files"

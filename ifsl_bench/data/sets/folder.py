@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 from ifsl_bench.data.image_pools import T, divide, import_images
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree, nfc, some
-from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_layout, is_image, nested
-from ifsl_bench.data.source import Form, Import
+from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_class_folders, is_image, nested
+from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import SPLIT_FILE
-from ifsl_bench.utils.toml import text_of
+from ifsl_bench.utils.toml import read_user_file
 
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
@@ -60,7 +60,7 @@ class OwnOptions:
         return {"split_seed": self.split_seed or 0, **common}
 
 
-class ImageFolder(Form):
+class ImageFolder(Layout):
     """Folders of images, one for each class."""
 
     title: ClassVar[str] = "images in a folder for each class"
@@ -68,35 +68,35 @@ class ImageFolder(Form):
     def __init__(self, options: OwnOptions) -> None:
         self.options = options
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any(is_image(entry.path) for entry in tree.entries)
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         options = self.options
         depth = options.depth or 1
-        tell_ignored(to, options.split)
-        layout = find_layout(to.files, depth)
-        if told := nested(layout, depth):
-            to.reporter.warn(told)
-        classes, where = layout.classes, "the seeded split"
+        tell_ignored(context, options.split)
+        folders = find_class_folders(context.files, depth)
+        if told := nested(folders, depth):
+            context.reporter.warn(told)
+        classes, where = folders.classes, "the seeded split"
         sides: Mapping[str, str] | None = None
         if options.split is not None:
-            sides, where = _listed(to, classes, options.split), str(options.split)
-        elif layout.sides and options.split_seed is None:
-            where = f"the folders {', '.join(layout.folders)}"
-            to.reporter.say(f"{where} divide the classes: {_counts(layout.sides)}")
-            sides = layout.sides
-            to.about["division"] = where
-        elif layout.sides:
-            to.reporter.warn(f"--split-seed divides the classes, not the folders {', '.join(layout.folders)}")
-            to.about["over_folders"] = True
-        classes = large_enough(to, {name: classes[name] for name in sides or classes})
+            sides, where = _listed(context, classes, options.split), str(options.split)
+        elif folders.sides and options.split_seed is None:
+            where = f"the folders {', '.join(folders.folders)}"
+            context.reporter.say(f"{where} divide the classes: {_counts(folders.sides)}")
+            sides = folders.sides
+            context.about["division"] = where
+        elif folders.sides:
+            context.reporter.warn(f"--split-seed divides the classes, not the folders {', '.join(folders.folders)}")
+            context.about["over_folders"] = True
+        classes = large_enough(context, {name: classes[name] for name in sides or classes})
         if sides is None:
             sides = seeded_sides(list(classes), options.split_seed or 0)
         sides = {name: side for name, side in sides.items() if name in classes}
         check_sides(sides, classes, where)
         spec = ImageSpec(options.size or SIZE, fit="crop", upright=True)
-        import_images(to, divide(classes, sides), spec)
+        import_images(context, divide(classes, sides), spec)
 
 
 def _counts(sides: Mapping[str, str]) -> str:
@@ -104,7 +104,7 @@ def _counts(sides: Mapping[str, str]) -> str:
     return ", ".join(f"{counts[side]} on {side}" for side in SIDES if counts[side])
 
 
-def tell_ignored(to: Import, split: Path | None = None) -> None:
+def tell_ignored(context: BuildContext, split: Path | None = None) -> None:
     """Warns of files that do not have the name of an image.
 
     Args:
@@ -114,13 +114,13 @@ def tell_ignored(to: Import, split: Path | None = None) -> None:
         UserError: among them are links that cannot be followed, perhaps to whole classes, and the user has not allowed
             less. (Such a link by the name of an image is an image that cannot be read.)
     """
-    others = [entry for entry in to.files.entries if not is_image(entry.path)]
+    others = [entry for entry in context.files.entries if not is_image(entry.path)]
     if lost := [entry.path for entry in others if entry.lost]:
-        told = f"{len(lost):,} links in {to.files.path} cannot be followed: {some(lost)}"
-        to.accept_less(told, f"{told}. Mend or remove them")
+        told = f"{len(lost):,} links in {context.files.path} cannot be followed: {some(lost)}"
+        context.require_complete(told, f"{told}. Mend or remove them")
     used = split.resolve() if split else None
-    if ignored := [e for e in others if not (e.lost or (used and (to.files.path / e.path).resolve() == used))]:
-        to.reporter.warn(
+    if ignored := [e for e in others if not (e.lost or (used and (context.files.path / e.path).resolve() == used))]:
+        context.reporter.warn(
             f"ignored {len(ignored):,} files that do not look like images: {some([e.path for e in ignored])}; "
             f"images end in {', '.join(SUFFIXES)}"
         )
@@ -132,7 +132,7 @@ def read_sides(path: Path) -> dict[str, str]:
     Raises:
         UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
     """
-    text = text_of(path, "split", SPLIT_FILE, "utf-8-sig")
+    text = read_user_file(path, "split", SPLIT_FILE, "utf-8-sig")
     content = text.lstrip()  # blank lines may come first
     above = text[: len(text) - len(content)].count("\n")
     reader = csv.DictReader(io.StringIO(content), skipinitialspace=True)
@@ -163,26 +163,28 @@ def read_sides(path: Path) -> dict[str, str]:
     return sides
 
 
-def _listed(to: Import, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
+def _listed(context: BuildContext, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
     """The sides of the classes that are both in the CSV file and in the tree."""
     sides = read_sides(split)
     missing = [name for name in sides if name not in classes]
     if missing:
-        told = f"{len(missing)} of {len(sides)} classes in {split} have no images in {to.files.path}: {some(missing)}"
-        to.accept_less(told, f"{told}. Correct the file")
+        told = (
+            f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.files.path}: {some(missing)}"
+        )
+        context.require_complete(told, f"{told}. Correct the file")
     if extra := [name for name in classes if name not in sides]:
-        to.reporter.say(f"{len(extra)} folders are not in {split} and left out: {some(extra)}")
+        context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {some(extra)}")
     return {name: sides[name] for name in classes if name in sides}
 
 
-def large_enough(to: Import, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
+def large_enough(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
     """The classes with enough images for 5-shot episodes, or for the three base pools."""
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
     if small:
         shown = some([f"{name} ({count})" for name, count in small.items()])
         told = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
-        to.accept_less(told, f"{told}. Leave these classes out")
+        context.require_complete(told, f"{told}. Leave these classes out")
     return {name: paths for name, paths in classes.items() if name not in small}
 
 

@@ -20,7 +20,7 @@ from ifsl_bench.data.read.decode import rgb
 from ifsl_bench.data.read.file_tree import natural, printable
 from ifsl_bench.data.read.npz import reading
 from ifsl_bench.data.sets.folder import check_sides, large_enough
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.arrays import releasing
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
@@ -54,7 +54,7 @@ def files_of(objects: Any) -> tuple[str, Path]:
     )
 
 
-def _by_side(objects: Any) -> dict[str, Side]:
+def _by_side(objects: Any) -> dict[str, Split]:
     """The objects of a list [train, validation, test] by side.
 
     Raises:
@@ -69,7 +69,7 @@ def _by_side(objects: Any) -> dict[str, Side]:
     modes = [MODES.get(str(getattr(_unwrapped(value, "MetaDataset"), "mode", ""))) for value in data]
     if set(modes) == set(POOL_OF) and modes != list(POOL_OF):
         raise UserError(f"the list is to be [train, validation, test]; by their modes its objects are {modes}")
-    return {side: Side(value, side) for side, value in zip(POOL_OF, data, strict=True)}
+    return {side: Split(value, side) for side, value in zip(POOL_OF, data, strict=True)}
 
 
 def _listed(objects: Any) -> list[Any] | tuple[Any, ...]:
@@ -121,7 +121,7 @@ def _pixels(image: Any, what: str) -> np.ndarray:
     return np.moveaxis(array, channels[0], 2)
 
 
-class Range:
+class PixelScale:
     """The numbers that stand for black and white: 0 and 255, or 0 and 1 where no image has any above 1.
 
     Attributes:
@@ -156,7 +156,7 @@ class Range:
         return np.rint(image.astype(np.float32) * (1 if self.whole else 255)).astype(np.uint8)
 
 
-class Side:
+class Split:
     """The data set of one side.
 
     Attributes:
@@ -232,8 +232,8 @@ class LabelledObjects:
     title: ClassVar[str] = "labelled images from Python"
 
     def __init__(self) -> None:
-        self.sides: dict[str, Side] = {}
-        self.range, self.shape = Range(), tuple[int, ...]()
+        self.sides: dict[str, Split] = {}
+        self.range, self.shape = PixelScale(), tuple[int, ...]()
 
     def identity(self, objects: Any, reporter: Reporter) -> str:
         """Looks at all images and returns what changes when they or their labels do.
@@ -261,30 +261,30 @@ class LabelledObjects:
         content = hashlib.sha256(b"".join(side.digests.astype("<u8").tobytes() for side in self.sides.values()))
         return sha256_json([content.hexdigest(), {name: side.classes for name, side in self.sides.items()}])
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         """Writes the pools from the objects that :meth:`identity` looked at."""
         side_of = {name: side for side in self.sides.values() for name in side.classes}
         classes = {
             name: [ListItem(side_of[name].name, place) for place in side_of[name].classes[name]]
             for name in sorted(side_of, key=natural)
         }
-        classes = large_enough(to, classes)
+        classes = large_enough(context, classes)
         roles = {name: POOL_OF[side_of[name].name] for name in classes}
         check_sides(roles, classes, "what was given")
         pools = divide(classes, roles)
-        with unfinished(to, pools) as (names, stage):
+        with unfinished(context, pools) as (names, stage):
             for pool in names:
                 files = pools[pool]
                 side = side_of[next(iter(files))]
                 places = np.array([item.index for items in files.values() for item in items], np.int64)
-                with to.writer.pool(pool, pool_labels(files), tuple(files), self.shape) as images:
+                with context.writer.pool(pool, pool_labels(files), tuple(files), self.shape) as images:
                     written = releasing(images)
                     for row, place in enumerate(places.tolist()):
                         images[row] = self.range.to_bytes(side.read_again(place))
                         written(images[row].nbytes)
                         stage.advance(1)
-                    np.save(to.writer.side_file(pool), side.digests[places])
-        note_duplicates(to, pools)
+                    np.save(context.writer.side_file(pool), side.digests[places])
+        note_duplicates(context, pools)
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -20,7 +20,7 @@ SPELLED = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClassFolders:
     """The classes and sides that the folders of a tree name.
 
     Attributes:
@@ -41,7 +41,7 @@ def is_image(path: str) -> bool:
     return path.lower().endswith(SUFFIXES)
 
 
-def find_layout(tree: FileTree, depth: int = 1) -> Layout:
+def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
     """Reads ``<root>/<class>/<image>``, or ``<root>/<side>/<class>/<image>``.
 
     The root is the deepest folder that all images share, so that it does not matter whether a whole folder or its
@@ -94,7 +94,7 @@ def find_layout(tree: FileTree, depth: int = 1) -> Layout:
         classes.setdefault(name, []).append(path)
         inner.setdefault(name, {})[folders[start + depth] if len(folders) > start + depth else ""] = None
     names = sorted(classes, key=natural)
-    return Layout(
+    return ClassFolders(
         {name: sorted(classes[name], key=natural) for name in names},
         {name: sides[name] for name in names} if by_side else {},
         tops if by_side else (),
@@ -102,7 +102,7 @@ def find_layout(tree: FileTree, depth: int = 1) -> Layout:
     )
 
 
-def nested(layout: Layout, depth: int) -> str:
+def nested(layout: ClassFolders, depth: int) -> str:
     """A warning for someone whose classes may be folders of classes; empty where none is."""
     if not layout.inner:
         return ""

@@ -29,7 +29,7 @@ from ifsl_bench.data.pickle_pools import (
     text,
 )
 from ifsl_bench.data.published_splits import (
-    IlsvrcForm,
+    IlsvrcLayout,
     PublishedData,
     check_pools,
     columns,
@@ -40,7 +40,7 @@ from ifsl_bench.data.published_splits import (
 )
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree
-from ifsl_bench.data.source import Count, Form, Import
+from ifsl_bench.data.source import BuildContext, Count, Layout
 from ifsl_bench.utils.errors import UserError
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
@@ -70,7 +70,7 @@ def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:
             raise UserError(f"{where} has class {wnid!r} among its {side} classes, which {status} of mini-ImageNet")
 
 
-class LwofPickles(Form):
+class LwofPickles(Layout):
     title: ClassVar[str] = "the pickles of LwoF and of Ren et al. (2019) (miniImageNet_category_split_*.pickle)"
     files: ClassVar[Mapping[str, str]] = {
         pool: f"miniImageNet_category_split_{part}.pickle"
@@ -79,21 +79,21 @@ class LwofPickles(Form):
         )
     }
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any(entry.name in self.files.values() for entry in tree.entries)
 
-    def build(self, to: Import) -> None:
-        entries = {pool: required(to.files, name, self.title) for pool, name in self.files.items()}
+    def build(self, context: BuildContext) -> None:
+        entries = {pool: required(context.files, name, self.title) for pool, name in self.files.items()}
         arrays: dict[str, np.ndarray] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {}
         for pool, entry in entries.items():
-            where = to.files.where(entry)
-            value = load_dict(to.files, entry, ("data", "labels", "catname2label"))
+            where = context.files.where(entry)
+            value = load_dict(context.files, entry, ("data", "labels", "catname2label"))
             arrays[pool] = images_array(value["data"], "'data'", where)
             pools[pool] = _by_label(value, len(arrays[pool]), where)
             _check_sides(pools[pool], _SIDES[pool], where)
-        check_pools(to, "mini-ImageNet", COUNTS, pools)
-        copy_pools(to, pools, arrays)
+        check_pools(context, "mini-ImageNet", COUNTS, pools)
+        copy_pools(context, pools, arrays)
 
 
 def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
@@ -106,18 +106,18 @@ def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Seq
     return dict(rows_by_class(labels, names, where))
 
 
-class Caches(Form):
+class Caches(Layout):
     title: ClassVar[str] = "the caches of learn2learn (mini-imagenet-cache-{train,validation,test}.pkl)"
     files: ClassVar[Mapping[str, Sequence[str]]] = {
         side: [f"mini-imagenet-cache-{name}.pkl" for name in names]
         for side, names in {"train": ["train"], "val": ["validation", "val"], "test": ["test"]}.items()
     }
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any(entry.name in names for entry in tree.entries for names in self.files.values())
 
-    def build(self, to: Import) -> None:
-        tree = to.files
+    def build(self, context: BuildContext) -> None:
+        tree = context.files
         entries = {
             side: next((e for name in names[1:] if (e := tree.named(name))), None)
             or required(tree, names[0], self.title)
@@ -133,8 +133,8 @@ class Caches(Form):
             _check_sides(groups, side, where)
             rows |= groups
         pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), HELD_OUT)
-        check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
-        copy_pools(to, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
+        check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+        copy_pools(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
 
 
 def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
@@ -151,14 +151,14 @@ def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
     return groups
 
 
-class Ilsvrc(IlsvrcForm):
+class Ilsvrc(IlsvrcLayout):
     """The training images of ILSVRC-2012. 300 images of each base class that mini-ImageNet does not have are drawn for
     base/test, and what is left, up to 300, for base/val; LwoF's counts come to the same numbers."""
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         taken = set(columns(NAMES, "filename", "original").values())
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
-        for wnid, images in self.images(to.files).items():
+        for wnid, images in self.images(context.files).items():
             if wnid not in sides():
                 continue
             mine = [path for name, path in images.items() if name in taken]
@@ -172,26 +172,26 @@ class Ilsvrc(IlsvrcForm):
                 chosen = set(part)
                 pools[pool][wnid] = [images[name] for name in others if name in chosen]
             pools["base/train"][wnid] = mine
-        check_pools(to, "mini-ImageNet", COUNTS, pools)
-        import_images(to, pools, ImageSpec(SIZE, fit="stretch"))
+        check_pools(context, "mini-ImageNet", COUNTS, pools)
+        import_images(context, pools, ImageSpec(SIZE, fit="stretch"))
 
 
-class Photographs(Form):
+class Photographs(Layout):
     """The 60,000 JPEGs, 84x84, in any folders, under the names of Ravi and Larochelle (ICLR 2017)."""
 
     title: ClassVar[str] = "the 60,000 images of mini-ImageNet (n0153282900000005.jpg, ...)"
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
 
-def listed_images(to: Import) -> dict[str, dict[str, str]]:
-    """wnid -> file name -> path in ``to.files``, both in the order of the published list.
+def listed_images(context: BuildContext) -> dict[str, dict[str, str]]:
+    """wnid -> file name -> path in ``context.files``, both in the order of the published list.
 
     Raises:
         UserError: a file of the list is missing, where the user has not allowed it, or is there twice.
     """
-    there = find_images(to.files, _IMAGE, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower()))
+    there = find_images(context.files, _IMAGE, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower()))
     images: dict[str, dict[str, str]] = {}
     missing = []
     for name in columns(NAMES, "filename", "original"):
@@ -200,16 +200,16 @@ def listed_images(to: Import) -> dict[str, dict[str, str]]:
         else:
             images.setdefault(name[:9], {})[name] = path
     if missing:
-        report_missing(to, missing, "of the 60,000 images of mini-ImageNet")
+        report_missing(context, missing, "of the 60,000 images of mini-ImageNet")
     return images
 
 
 class HeldOutPhotographs(Photographs):
-    def build(self, to: Import) -> None:
-        paths = {wnid: list(images.values()) for wnid, images in listed_images(to).items()}
+    def build(self, context: BuildContext) -> None:
+        paths = {wnid: list(images.values()) for wnid, images in listed_images(context).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), HELD_OUT)
-        check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
-        import_images(to, pools, ImageSpec(SIZE))
+        check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+        import_images(context, pools, ImageSpec(SIZE))
 
 
 class MiniImageNet(PublishedData):
@@ -217,7 +217,7 @@ class MiniImageNet(PublishedData):
 
     name = "mini-imagenet"
     summary: ClassVar[str] = "mini-ImageNet, exact protocol; from LwoF's five pickles"
-    forms = (LwofPickles(),)
+    layouts = (LwofPickles(),)
     shape, counts = SHAPE, COUNTS
 
 
@@ -226,7 +226,7 @@ class MiniIlsvrc(PublishedData):
 
     name = "mini-imagenet-ilsvrc"
     summary: ClassVar[str] = "mini-ImageNet, variant: other images in base/val and base/test; from ILSVRC-2012"
-    forms = (Ilsvrc(),)
+    layouts = (Ilsvrc(),)
     shape, counts, lists = SHAPE, COUNTS, (CLASSES, NAMES)
 
 
@@ -237,5 +237,5 @@ class MiniHeldOut(PublishedData):
     summary: ClassVar[str] = (
         "mini-ImageNet, variant: base images held out; from its 60,000 JPEGs, or learn2learn's caches"
     )
-    forms = (Caches(), HeldOutPhotographs())
+    layouts = (Caches(), HeldOutPhotographs())
     shape, counts = SHAPE, HELD_OUT_COUNTS

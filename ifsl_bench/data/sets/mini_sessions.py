@@ -17,22 +17,22 @@ from ifsl_bench.data.published_splits import check_pools, rows
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.mini import NAMES, Photographs, listed_images
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import BuildContext
 
 LISTS = "mini-imagenet-fscil.csv.xz"
 WHAT = "mini-ImageNet's session lists"
 
 
 class SessionPhotographs(Photographs):
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         images = (
             ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)
         )
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
-            WHAT, images, listed_images(to), HELD_OUT, "mini-imagenet-sessions"
+            WHAT, images, listed_images(context), HELD_OUT, "mini-imagenet-sessions"
         )
-        check_pools(to, WHAT, COUNTS_60_40, pools)
-        import_images(to, pools, ImageSpec(SIZE))
+        check_pools(context, WHAT, COUNTS_60_40, pools)
+        import_images(context, pools, ImageSpec(SIZE))
 
 
 class MiniSessions(SessionSource):
@@ -40,7 +40,7 @@ class MiniSessions(SessionSource):
 
     name = "mini-imagenet-sessions"
     summary: ClassVar[str] = "mini-ImageNet, 60 base and 40 novel classes of the session lists; from its 60,000 JPEGs"
-    forms = (SessionPhotographs(),)
+    layouts = (SessionPhotographs(),)
     shape, counts, lists = SHAPE, COUNTS_60_40, (LISTS, NAMES)
 
     def sessions(self) -> dict[str, int]:

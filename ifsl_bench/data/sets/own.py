@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.feasibility import SIDES, out_of_reach
+from ifsl_bench.data.feasibility import SIDES, infeasible_tasks
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
-from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.source import BuildContext, DatasetSource, Layout
 from ifsl_bench.protocols.tasks.reference import task_text
 from ifsl_bench.protocols.tasks.task import (
     NO_BACKBONE,
@@ -27,7 +27,7 @@ from ifsl_bench.protocols.tasks.task import (
 )
 from ifsl_bench.protocols.tasks.task_files import packaged, parse
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths, set_aside, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, quarantine, sha256_json, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 HEAD = """\
@@ -46,19 +46,19 @@ class OwnData(DatasetSource):
 
     def __init__(self, name: str, options: OwnOptions) -> None:
         self.name, self.options = name, options
-        self.forms: tuple[Form, ...] = (FeatureFiles(self.check_episodes), ImageFolder(options))
+        self.layouts: tuple[Layout, ...] = (FeatureFiles(self.check_episodes), ImageFolder(options))
 
     def recipe(self) -> str:
         divided_by = [self.options.settings(), self.options.split_seed is None]  # else folders may divide the classes
         return f"data of one's own, 1, {sha256_json(divided_by)[:16]}"
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         self.check_name()
-        if isinstance(form := self.form(to.files), ImageFolder):
-            to.about["settings"] = self.options.settings()
-        elif form is not None and (flags := self.options.flags()):
-            raise UserError(f"{', '.join(flags)}: for images; {to.files.path} holds {form.title}")
-        super().build(to)
+        if isinstance(layout := self.layout(context.files), ImageFolder):
+            context.about["settings"] = self.options.settings()
+        elif layout is not None and (flags := self.options.flags()):
+            raise UserError(f"{', '.join(flags)}: for images; {context.files.path} holds {layout.title}")
+        super().build(context)
 
     def task_names(self) -> list[str]:
         return [f"{self.name}-{shots}shot" for shots in (1, SHOTS)]
@@ -78,7 +78,7 @@ class OwnData(DatasetSource):
         Args:
             starts: int64 [C + 1] of each pool: images of class c are ``starts[c]:starts[c + 1]``.
         """
-        from ifsl_bench.protocols.episodes import task_stream  # with torch
+        from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
         task = Task(
             name=self.task_names()[-1],
@@ -94,7 +94,7 @@ class OwnData(DatasetSource):
         for side in SIDES:
             task_stream(task, side, 0, starts.__getitem__)
 
-    def matches(self, dataset: Dataset) -> bool:
+    def has_same_settings(self, dataset: Dataset) -> bool:
         """Returns whether a data set was made with the settings asked for."""
         about = dataset.manifest["about"]
         if about.get("over_folders" if self.options.split_seed is None else "division"):
@@ -123,7 +123,7 @@ class OwnData(DatasetSource):
             task.name for task in parse(text, str(path))
         ]  # one wrong file there would stop every command that lists tasks
         if os.path.exists(path):
-            aside = set_aside(path, "old")
+            aside = quarantine(path, "old")
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
         write_bytes(path, text.encode())
         *others, last = tasks
@@ -208,7 +208,7 @@ def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str
         "sessions": {"count": count, "ways": WAYS},
     }
     text = task_text({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
-    if lines := out_of_reach(dataset, [task for task in parse(text, name) if task.sessions]):
+    if lines := infeasible_tasks(dataset, [task for task in parse(text, name) if task.sessions]):
         reporter.say(f"{lines[0]}; it is left out")
         return task_text(episodes, head)
     return text

@@ -24,10 +24,10 @@ from ifsl_bench.data.pickle_pools import (
     required,
     rows_by_class,
 )
-from ifsl_bench.data.published_splits import IlsvrcForm, PublishedData, check_pools, columns, held_out
+from ifsl_bench.data.published_splits import IlsvrcLayout, PublishedData, check_pools, columns, held_out
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import Entry, FileTree
-from ifsl_bench.data.source import Count, Form, Import
+from ifsl_bench.data.source import BuildContext, Count, Layout
 from ifsl_bench.utils.errors import UserError
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
@@ -44,11 +44,11 @@ _POOLS = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
 sides = partial(columns, CLASSES, "wnid", "split")  # wnid -> train_a, train_b, val or test
 
 
-class IlsvrcFolder(IlsvrcForm):
-    def build(self, to: Import) -> None:
+class IlsvrcFolder(IlsvrcLayout):
+    def build(self, context: BuildContext) -> None:
         phases = columns(PHASES, "image", "phase")
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
-        for wnid, images in self.images(to.files).items():
+        for wnid, images in self.images(context.files).items():
             if wnid not in sides():
                 continue
             if sides()[wnid] != "train_a":
@@ -56,9 +56,9 @@ class IlsvrcFolder(IlsvrcForm):
                 continue
             for phase in ("train", "val", "test"):
                 pools[f"base/{phase}"][wnid] = [path for name, path in images.items() if phases.get(name) == phase]
-        check_pools(to, "tiered-ImageNet", COUNTS, pools)
+        check_pools(context, "tiered-ImageNet", COUNTS, pools)
         # As the authors' preparation resized them.
-        import_images(to, pools, ImageSpec(SIZE, fit="stretch", filter="cubic-opencv"))
+        import_images(context, pools, ImageSpec(SIZE, fit="stretch", filter="cubic-opencv"))
 
 
 def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
@@ -100,7 +100,7 @@ def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple
     return len(labels), {names[name]: rows for name, rows in groups.items()}
 
 
-class _Files(Form):
+class _Files(Layout):
     """Pairs of files, ``<prefix>_labels.pkl`` with classes by name and ``<prefix>_images_png.pkl``, a list of PNGs.
 
     Attributes:
@@ -111,15 +111,15 @@ class _Files(Form):
     prefixes: ClassVar[Mapping[str, Sequence[str]]]
     own: ClassVar[tuple[str, ...]]
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any(entry.name.startswith(self.own) for entry in tree.entries)
 
     @abstractmethod
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         """The pools that a class's images go to, and which of them."""
 
-    def build(self, to: Import) -> None:
-        tree = to.files
+    def build(self, context: BuildContext) -> None:
+        tree = context.files
         entries = {prefix: required(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
         images = {prefix: required(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.prefixes}
         names = class_names(tree, sides(), self.title)
@@ -134,9 +134,9 @@ class _Files(Form):
                 for pool, part in self.divide(prefix, wnid, rows).items():
                     pools[pool][wnid] = part
                     source[pool] = prefix
-        check_pools(to, "tiered-ImageNet", COUNTS, pools)
+        check_pools(context, "tiered-ImageNet", COUNTS, pools)
         import_images(
-            to,
+            context,
             {pool: items_of(images[source[pool]].name, pools[pool]) for pool in source},
             ImageSpec(SIZE),
             lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
@@ -172,7 +172,7 @@ class TieredImageNet(PublishedData):
 
     name = "tiered-imagenet"
     summary: ClassVar[str] = "tiered-ImageNet, exact protocol; from the files of Ren et al. (2019) or ILSVRC-2012"
-    forms = (AttractorFiles(), IlsvrcFolder())
+    layouts = (AttractorFiles(), IlsvrcFolder())
     shape, counts, lists = SHAPE, COUNTS, (CLASSES, PHASES)
 
 
@@ -181,5 +181,5 @@ class Tiered2018(PublishedData):
 
     name = "tiered-imagenet-2018"
     summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
-    forms = (Files2018(),)
+    layouts = (Files2018(),)
     shape, counts, lists = SHAPE, COUNTS, (CLASSES,)

@@ -18,7 +18,7 @@ from ifsl_bench.data.published_splits import check_pools, columns, find_images
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.file_tree import FileTree, natural
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
-from ifsl_bench.data.source import Counts, DatasetSource, Form, Import, count_files
+from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolCounts, count_files
 from ifsl_bench.utils.files import sha256_json
 
 SIZE, PER_CLASS = 64, 500
@@ -32,27 +32,27 @@ def sides() -> Mapping[str, str]:
     return {wnid: _SIDES[side] for wnid, side in sorted(columns("tiny-tiered.csv", "wnid", "split").items())}
 
 
-class _TrainFolder(Form):
+class _TrainFolder(Layout):
     title: ClassVar[str] = "Tiny-ImageNet's download (train/<wnid>/images/<wnid>_<number>.JPEG)"
 
     def __init__(self, most: Mapping[str, int]) -> None:
         self.most = most  # images taken of a class of each side; all where it does not say
 
-    def recognises(self, tree: FileTree) -> bool:
+    def matches(self, tree: FileTree) -> bool:
         return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
-    def build(self, to: Import) -> None:
+    def build(self, context: BuildContext) -> None:
         def named(match: re.Match[str]) -> tuple[str, str]:
             return match[1], f"{match[1]}_{int(match[2])}.JPEG"
 
         images = {}
-        for wnid, paths in find_images(to.files, _IMAGE, named, sides(), "Tiny-ImageNet").items():
+        for wnid, paths in find_images(context.files, _IMAGE, named, sides(), "Tiny-ImageNet").items():
             images[wnid] = [paths[name] for name in sorted(paths, key=natural)][: self.most.get(sides()[wnid])]
         there = divide(images, sides())
         pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
         whole = divide({wnid: [""] * PER_CLASS for wnid in sides()}, sides())
-        check_pools(to, "Tiny-ImageNet", count_files(whole), pools)
-        import_images(to, pools, ImageSpec(SIZE))
+        check_pools(context, "Tiny-ImageNet", count_files(whole), pools)
+        import_images(context, pools, ImageSpec(SIZE))
 
 
 class TinyImageNet(DatasetSource):
@@ -63,12 +63,12 @@ class TinyImageNet(DatasetSource):
     most: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self) -> None:
-        self.forms = (_TrainFolder(self.most),)
+        self.layouts = (_TrainFolder(self.most),)
 
     def recipe(self) -> str:
         return f"Tiny-ImageNet, 1, {sha256_json([dict(sides()), dict(self.most)])[:16]}"
 
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
+    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         per_class = {wnid: [""] * self.most.get(side, PER_CLASS) for wnid, side in sides().items()}
         return (SIZE, SIZE, 3), count_files(divide(per_class, sides()))
 

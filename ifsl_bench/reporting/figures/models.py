@@ -11,7 +11,7 @@ import torch
 
 from ifsl_bench.backbones.pretrained import is_offered
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.metadata import outline_of
+from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.evaluation import predict
 from ifsl_bench.experiments.job import Job, make_jobs
@@ -21,7 +21,7 @@ from ifsl_bench.experiments.training_stage import MetaTrain, backbone_of, data_s
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocols.episode_loader import Batch
-from ifsl_bench.protocols.episodes import Episodes
+from ifsl_bench.protocols.sampling.episodes import EpisodeIndices
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Task
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.reporting.figures.texts import short_names
@@ -52,7 +52,7 @@ def check_trained(jobs: Sequence[Job], home: Paths) -> None:
 def open_model(job: Job, work: Workspace) -> EvaluationContext:
     """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
     home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
-    data_stage_of(job).check(outline_of(job.task, work.home))
+    data_stage_of(job).check(metadata_of(job.task, work.home))
     data_stage_of(job).compute(work)
     return Evaluate(job).open(work)
 
@@ -97,7 +97,7 @@ class Episode:
     """One test episode, and what a method answers."""
 
     label: str  # of the method
-    drawn: Episodes  # indices of images, [1, ...]
+    drawn: EpisodeIndices  # indices of images, [1, ...]
     batch: Batch  # features
     logits: torch.Tensor  # [Q, K + N], classes that are out of play at -inf
     classes: tuple[str, ...]  # short names of the N novel classes

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ifsl_bench.data.sets.glyphs import fonts, rng, variation
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Import
+from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
 
 IMAGE_SHAPE = (32, 32, 1)
 SEED = 0  # of the data set; another seed gives other images of the same letters
@@ -109,7 +109,7 @@ class Glyphs(DatasetSource):
     def recipe(self) -> str:
         return recipe()
 
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
+    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         counts = {
             pool: Count(len(letters_of(pool)), each * len(letters_of(pool))) for pool, (_, each) in IMAGES.items()
         }
@@ -118,13 +118,15 @@ class Glyphs(DatasetSource):
     def rough_seconds(self) -> float:
         return 10.0
 
-    def build(self, to: Import) -> None:
-        total = sum(count.images for count in self.outline()[1].values())
-        with to.reporter.stage("rendering glyphs", total) as stage:
+    def build(self, context: BuildContext) -> None:
+        total = sum(count.images for count in self.expected_contents()[1].values())
+        with context.reporter.stage("rendering glyphs", total) as stage:
             for pool, (first, each) in IMAGES.items():
                 alphabet = letters_of(pool)
                 labels = np.repeat(np.arange(len(alphabet)), each)
-                with to.writer.pool(pool, labels, tuple(letter.label for letter in alphabet), IMAGE_SHAPE) as images:
+                with context.writer.pool(
+                    pool, labels, tuple(letter.label for letter in alphabet), IMAGE_SHAPE
+                ) as images:
                     for label, letter in enumerate(alphabet):
                         images[label * each : (label + 1) * each] = render(letter, np.arange(first, first + each))
                         stage.advance(each)
