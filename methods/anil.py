@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.learn2learn import REQUIRES, load
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.solvers import fixed_class
 from ifsl_bench.utils.errors import UserError
@@ -39,7 +39,7 @@ class Heads(nn.Module):
             self._parameters[name] = value.expand(episodes, *value.shape[1:])  # type: ignore[assignment]
 
 
-class ANIL(GrowingMethod):
+class ANIL(AdditiveClassifier):
     """The novel classes' head [W, b], adapted in each episode by a few gradient steps from meta-learned initial values.
 
     On the frozen features, ``inner_steps`` gradient steps of size ``inner_rate`` are made from the initial [W, b] on
@@ -76,20 +76,20 @@ class ANIL(GrowingMethod):
 
     def adapted(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:
         """Heads adapted to each of the E episodes; ``second_order``: whether gradients through the steps are wanted."""
-        rest = fixed_class(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
+        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
         learner = self.maml.clone(first_order=self.maml.first_order or not second_order)
-        learner.module.repeat(len(rest))
+        learner.module.repeat(len(base_logsumexp))
         for _ in range(self.inner_steps):
-            logits = torch.cat([rest, learner(support.features)], -1)  # [E, S, 1 + N]
+            logits = torch.cat([base_logsumexp, learner(support.features)], -1)  # [E, S, 1 + N]
             loss = F.cross_entropy(logits.mT, support.labels + 1, reduction="none").mean(1)  # [E]
             learner.adapt(loss.sum())
         return learner
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         wanted = torch.is_grad_enabled()
         with torch.enable_grad():  # the steps need gradients also where nothing is learned from them
             heads = self.adapted(support, wanted, earlier)
-        return Learned({"weight": heads.weight, "bias": heads.bias})
+        return SessionOutput({"weight": heads.weight, "bias": heads.bias})
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return torch.baddbmm(state["bias"].unsqueeze(1), query.features, state["weight"].mT)

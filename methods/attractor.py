@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.plugin.attractor_method import GAMMA, AttractorMethod
 from ifsl_bench.plugin.method import Base, Support
-from ifsl_bench.solvers.attractor_prior import Memory, attention
+from ifsl_bench.solvers.attractor_prior import AttractorMLP, attention
 from ifsl_bench.utils.errors import UserError
 
 
@@ -49,10 +49,10 @@ class Attractor(AttractorMethod):
         if not 0 <= dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {dropout}")
         self.dropout = dropout
-        parts = self.learner.parts
-        self.common = any(part.common for part in parts)
-        self.memory = Memory(base.weight.shape[1], tuple(part.size for part in parts), hidden)  # f_phi
-        self.offset = nn.ParameterList(torch.empty(part.size) for part in parts)  # U_0
+        groups = self.learner.groups
+        self.common = any(group.common for group in groups)
+        self.memory = AttractorMLP(base.weight.shape[1], tuple(group.size for group in groups), hidden)  # f_phi
+        self.offset = nn.ParameterList(torch.empty(group.size) for group in groups)  # U_0
         std = 0.01 if self.learner.convex else 0.1
         for offset in self.offset:
             nn.init.trunc_normal_(offset, std=std, a=-2 * std, b=2 * std)
@@ -70,6 +70,6 @@ class Attractor(AttractorMethod):
         # Shares sum to one, so f_phi's last layer may as well come after them: [E, N(+1), hidden] is the smaller.
         mixed = shares @ torch.tanh(self.memory.inner(self.base.weight))
         return [
-            layer(mixed[:, self.ways :] if part.common else mixed[:, : self.ways]) + offset
-            for part, layer, offset in zip(self.learner.parts, self.memory.outer, self.offset, strict=True)
+            layer(mixed[:, self.ways :] if group.common else mixed[:, : self.ways]) + offset
+            for group, layer, offset in zip(self.learner.groups, self.memory.outer, self.offset, strict=True)
         ]

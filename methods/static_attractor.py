@@ -30,7 +30,7 @@ class StaticAttractor(AttractorMethod):
 
     def __init__(self, base: Base, ways: int, *, gamma: float = GAMMA, **shared: Any) -> None:
         super().__init__(base, ways, **shared)
-        self.centre = nn.ParameterList(torch.zeros(part.size) for part in self.learner.parts)  # u
+        self.centre = nn.ParameterList(torch.zeros(group.size) for group in self.learner.groups)  # u
         if not self.learner.convex:
             for u in self.centre:
                 nn.init.trunc_normal_(u, std=0.01, a=-0.02, b=0.02)
@@ -38,6 +38,6 @@ class StaticAttractor(AttractorMethod):
 
     def centres(self, support: Support) -> list[Tensor]:
         return [
-            u.expand(1 if part.common else part.rows, -1)
-            for part, u in zip(self.learner.parts, self.centre, strict=True)
+            u.expand(1 if group.common else group.rows, -1)
+            for group, u in zip(self.learner.groups, self.centre, strict=True)
         ]

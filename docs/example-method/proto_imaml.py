@@ -13,8 +13,8 @@ from ifsl_bench.solvers import LBFGS, ConjugateGradient, Implicit, Neumann, fixe
 
 def objective(v: Tensor, args: tuple[Tensor, ...]) -> Tensor:
     """L(V) of each episode, [E], for novel weights v [E, N, D]."""
-    x, labels, rest, centres, precision = args
-    logits = torch.cat([rest.unsqueeze(-1), x @ v.mT], -1)  # [E, S, 1 + N], all base classes as one first
+    x, labels, base_logsumexp, centres, precision = args
+    logits = torch.cat([base_logsumexp.unsqueeze(-1), x @ v.mT], -1)  # [E, S, 1 + N], all base classes as one first
     loss = F.cross_entropy(logits.mT, labels + 1, reduction="none").mean(1)  # [E]
     return loss + precision / 2 * (v - centres).square().sum((1, 2))
 
@@ -59,8 +59,8 @@ class ProtoIMAML(Method):
     def forward(self, support: Support, query: Query) -> Prediction:
         x, q = F.normalize(support.features, dim=-1), F.normalize(query.features, dim=-1)
         centres = self.log_length.exp() * F.normalize(support.class_means(self.ways), dim=-1)  # [E, N, D]
-        rest = fixed_class(self.base_logits(support), support.hidden) - self.margin  # [E, S]
-        args = (x, support.labels, rest, centres, self.log_precision.exp())
+        base_logsumexp = fixed_class(self.base_logits(support), support.hidden) - self.margin  # [E, S]
+        args = (x, support.labels, base_logsumexp, centres, self.log_precision.exp())
         # From zero: LBFGS stops at a share of the gradient at its start, which is next to nothing at the centres.
         solution = minimise(objective, LBFGS(), torch.zeros_like(centres), args, self.adjoint)
         logits = torch.cat([self.base_logits(query) - self.margin, q @ solution.value.mT], -1)  # [E, Q, K + N]

@@ -81,11 +81,11 @@ def table(
 
     By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
     """
-    from ifsl_bench.analysis.query import boards_of, in_setting
+    from ifsl_bench.analysis.task_results import boards_of, in_setting
 
     boards = boards_of(tasks, labels, folders)
     if beside:
-        from ifsl_bench.analysis.published_comparison import beside_tables
+        from ifsl_bench.reporting.published_comparison_table import beside_tables
 
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
@@ -150,7 +150,7 @@ def leaderboard(
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """
-    from ifsl_bench.analysis.query import in_setting, measured_boards
+    from ifsl_bench.analysis.task_results import in_setting, measured_boards
 
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
     if style == TEXT and not (tasks or labels or setting or full):
@@ -176,7 +176,7 @@ def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> Non
     In sessions, 'lazy' is the lazy model of the other row, and 'lazy (ROW)' that of any row.
     """
     from ifsl_bench.analysis.comparison import compare as compare_rows
-    from ifsl_bench.analysis.query import pair_of
+    from ifsl_bench.analysis.task_results import pair_of
     from ifsl_bench.reporting.detail_tables import comparison_table
 
     rows = pair_of(a, b, task, folders)
@@ -199,7 +199,7 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
     Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
     have, give the wrong sign.
     """
-    from ifsl_bench.analysis.query import boards_of
+    from ifsl_bench.analysis.task_results import boards_of
     from ifsl_bench.reporting.variance_table import variance_tables
 
     show_tables([table for board in boards_of([task], labels, folders) for table in variance_tables(board, metric)],
@@ -213,7 +213,7 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
 def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
-    from ifsl_bench.analysis.query import board_of, row_of
+    from ifsl_bench.analysis.task_results import board_of, row_of
     from ifsl_bench.protocols.tasks.task_files import find_one, is_plain
     from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
     from ifsl_bench.reporting.render import READERS
@@ -254,8 +254,8 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 
     Prints a line for each file; the exit status is 2 if any fails.
     """
+    from ifsl_bench.experiments.check_method import check_file
     from ifsl_bench.protocols.tasks.task_files import find
-    from ifsl_bench.store.check import check_file
 
     folders = folders_of(home)
     own = {task.name: task for name in task_files for task in find(name, home=folders)}
@@ -331,7 +331,7 @@ def reproduce(
 def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     """The files that are named; or those of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.analysis.aggregate import STORED
-    from ifsl_bench.analysis.query import board_of, row_of
+    from ifsl_bench.analysis.task_results import board_of, row_of
     from ifsl_bench.store.result_folder import packaged_root
     from ifsl_bench.store.schema import path_of
 

@@ -21,7 +21,7 @@ def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
 
 def _reason(dataset: Dataset, task: Task) -> str:
     """Says why a task's episodes cannot be drawn from a data set; "" where they can."""
-    from ifsl_bench.protocols.episodes import task_stream  # with torch
+    from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
     try:
         for side in SIDES:

@@ -19,8 +19,7 @@ from ifsl_bench.backbones.device import free_memory
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocols import calibration
 from ifsl_bench.protocols.calibration import Bias, Calibrated, Margins
-from ifsl_bench.protocols.episode_hits import hits
-from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader
+from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader, hits
 from ifsl_bench.protocols.metrics import Counts, estimate
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.utils.progress import Reporter
@@ -227,7 +226,7 @@ def _of_sequences(
     sessions: Sessions, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None, keep_margins: bool
 ) -> Evaluated:
     """Evaluates those sequences of a block that were asked for."""
-    from ifsl_bench.protocols.session_hits import Answers, count
+    from ifsl_bench.protocols.session_answers import Answers, count
 
     answered = sessions.answered(method, batch)
     answers = Answers(*(part[asked] for part in answered.answers))

@@ -15,7 +15,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.plugin.learn2learn import load
-from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.protocols.tasks.variants import make_change

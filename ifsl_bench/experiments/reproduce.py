@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import mismatch
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import data_of, metadata_of
 from ifsl_bench.experiments.evaluate_stage import stages_of
@@ -24,11 +23,12 @@ from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import is_plain
 from ifsl_bench.store import schema as result_file
+from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.store.rounding import changes, retrained, unexplained
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 from ifsl_bench.utils.threads import evaluating
 
 
@@ -194,7 +194,7 @@ def _other_settings(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tup
 
 
 def _short(settings: Mapping[str, Any], key: str) -> str:
-    return short(settings[key]) if key in settings else "the default"
+    return format_value(settings[key]) if key in settings else "the default"
 
 
 def _other_counts(a: Result, b: Result) -> int:

@@ -35,7 +35,7 @@ from ifsl_bench.data.preparing.metadata import DatasetMetadata, data_of, fingerp
 from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.experiments.rates import Amount
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.protocols.episodes import task_stream, training_sampler
+from ifsl_bench.protocols.sampling.episodes import task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, Side, Task
 from ifsl_bench.utils.checkpoint import begun
 from ifsl_bench.utils.files import Paths

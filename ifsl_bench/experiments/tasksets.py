@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.plugin.learn2learn import load
-from ifsl_bench.protocols.episodes import Episodes, Sampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
 from ifsl_bench.utils.errors import UserError
 
 Taskset: Any = load().data.Taskset
@@ -74,12 +74,12 @@ class EpisodeTasks(Taskset):
     def __init__(self, dataset: Any, sampler: Sampler, places: Tensor, count: int) -> None:
         super().__init__(dataset, num_tasks=count)
         self.sampler, self.places = sampler, places
-        self._block: tuple[int, Episodes] | None = None  # the last that was drawn, and its number
+        self._block: tuple[int, EpisodeIndices] | None = None  # the last that was drawn, and its number
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, self.sampler, self.places, self.num_tasks)
 
-    def _drawn(self, i: int) -> tuple[Episodes, int]:
+    def _drawn(self, i: int) -> tuple[EpisodeIndices, int]:
         """Episodes among which number i is, and its place there."""
         block, e = divmod(range(len(self))[i], BLOCK)
         if self._block is None or self._block[0] != block:

@@ -80,7 +80,7 @@ def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
 
 def training_place(job: Job, work: Workspace) -> Place:
     """Chooses where the method is meta-trained."""
-    few = job.method.few_episodes(defaults(job.method, job.task) | dict(job.set_options))
+    few = job.method.gpu_min_episodes(defaults(job.method, job.task) | dict(job.set_options))
     return work.place("meta-training", job.training.episodes_per_step, few)
 
 

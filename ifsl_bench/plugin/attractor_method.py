@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.method import FEW, Base, GrowingMethod, Learned, Memory, Query, State, Support
+from ifsl_bench.plugin.method import FEW, AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.solvers import learner_of
-from ifsl_bench.solvers.attractor_prior import fold
+from ifsl_bench.solvers.attractor_prior import to_prior
 from ifsl_bench.solvers.episode_problems import WEIGHT_DECAY, Converged, Meta, Unrolled, fixed_class
 from ifsl_bench.solvers.linear import Neumann
 from ifsl_bench.utils.errors import UserError
@@ -28,7 +28,7 @@ READ: Mapping[Gradient, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class AttractorMethod(GrowingMethod):
+class AttractorMethod(AdditiveClassifier):
     """Fast weights V learned in each episode under a meta-learned regulariser R, as in Ren et al. (NeurIPS 2019):
 
         L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
@@ -79,7 +79,7 @@ class AttractorMethod(GrowingMethod):
         rate: float = 1.0,
         converge: bool = True,
         weight_decay: float = WEIGHT_DECAY,
-        memory: Memory = "none",
+        memory: MemoryPolicy = "none",
     ) -> None:
         super().__init__(base, ways)
         if not 0 <= weight_decay < float("inf"):
@@ -87,11 +87,11 @@ class AttractorMethod(GrowingMethod):
         self.weight_decay = weight_decay
         self.meta = meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
         self.learner = learner_of(learner, ways, base.weight.shape[1])
-        self.by_class = learner == "lr"  # hidden units serve all classes of a session
+        self.per_class_state = learner == "lr"  # hidden units serve all classes of a session
         start = self.learner.start() if isinstance(self.meta, Unrolled) else []
         self.starts = [f"start_{i}" for i in range(len(start))]
-        for name, part in zip(self.starts, start, strict=True):
-            self.register_buffer(name, part, persistent=False)
+        for name, weights in zip(self.starts, start, strict=True):
+            self.register_buffer(name, weights, persistent=False)
 
     def complete(self, gamma: float) -> None:
         """The end of a subclass's constructor: registers log_gamma, [size] for each part of the fast weights, and moves
@@ -102,11 +102,11 @@ class AttractorMethod(GrowingMethod):
         """
         if not 0 < gamma < float("inf"):
             raise UserError(f"gamma must be positive and finite, not {gamma}")
-        self.log_gamma = nn.ParameterList(torch.full((part.size,), math.log(gamma)) for part in self.learner.parts)
+        self.log_gamma = nn.ParameterList(torch.full((group.size,), math.log(gamma)) for group in self.learner.groups)
         self.to(self.base.weight)
 
     @classmethod
-    def few_episodes(cls, options: Mapping[str, Any]) -> int | None:
+    def gpu_min_episodes(cls, options: Mapping[str, Any]) -> int | None:
         """Returns what was measured on an H100 and 16 cores beside it (BENCHMARKS.md), which were always faster at
         exact gradients of a network."""
         if options["learner"] == "mlp" and options["gradient"] != "t-bptt":
@@ -121,15 +121,15 @@ class AttractorMethod(GrowingMethod):
     def centres(self, support: Support) -> list[Tensor]:
         """u of each part: [(E,) rows, size], or [(E,) 1, size] where one centre serves all rows."""
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        rest = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
-        pulls = [
-            fold(u, log_gamma, self.weight_decay, part.rows)
-            for part, u, log_gamma in zip(self.learner.parts, self.centres(support), self.log_gamma, strict=True)
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
+        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
+        priors = [
+            to_prior(u, log_gamma, self.weight_decay, group.rows)
+            for group, u, log_gamma in zip(self.learner.groups, self.centres(support), self.log_gamma, strict=True)
         ]
-        rows = (support.features, support.labels, rest)
+        rows = (support.features, support.labels, base_logsumexp)
         start = [self.get_buffer(name) for name in self.starts]
-        return Learned(*self.meta.solve(self.learner, rows, pulls, start, self.training))
+        return SessionOutput(*self.meta.solve(self.learner, rows, priors, start, self.training))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return self.learner.logits(state, query.features)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocols.episode_loader import Batch, take_images
-from ifsl_bench.protocols.sequences import SequenceSampler
+from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 BASE_QUERIES, NOVEL_QUERIES = 25, 5  # of the episodes that stand for session 1: in all, and of each class
 

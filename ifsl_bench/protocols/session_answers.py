@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ifsl_bench.plugin.method import (
-    GrowingMethod,
-    Learned,
+    AdditiveClassifier,
     Method,
     Prediction,
     Query,
+    SessionOutput,
     State,
     Support,
     answering,
@@ -24,13 +26,85 @@ from ifsl_bench.plugin.method import (
     returned,
 )
 from ifsl_bench.plugin.options import with_ways
+from ifsl_bench.protocols.calibration import Margins
 from ifsl_bench.protocols.episode_loader import take_rows
 from ifsl_bench.protocols.sequence_loader import SequenceBatch, SequenceLoader
-from ifsl_bench.protocols.session_hits import Answers
+from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_rows
 from ifsl_bench.solvers.tree import leaves, rebuild, side_by_side, tree_map
 
 FAILED = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
 FEW = 400  # base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
+
+
+class Answers(NamedTuple):
+    """Answers to the queries of E sequences, whatever is added to novel logits.
+
+    The *margin* of a query after a session is its best base logit less its best logit among the novel classes met so
+    far. Novel queries are by the session g that brings their class, M of each; after a session t < g they do not count.
+
+    Attributes:
+        first: [E, B] bool, base queries that are right in session 0.
+        base: [E, T, B] margins of base queries after sessions 1 to T.
+        base_right: [E, T, B] or [E, 1, B] bool, whether they are right among the base classes.
+        base_there: [E, B] bool; base queries of hidden classes do not count.
+        novel: [E, T, T, M] margins of novel queries, by t and g.
+        novel_right: [E, T, T, M] bool, whether they are right among the novel classes met so far.
+        novel_there: [E, T, M] bool; false beyond the last query of a class that has fewer than others.
+    """
+
+    first: Tensor
+    base: Tensor
+    base_right: Tensor
+    base_there: Tensor
+    novel: Tensor
+    novel_right: Tensor
+    novel_there: Tensor
+
+    def margins(self) -> Margins:
+        """Margins that a bias on novel logits may move, after sessions 1 to T: [E, T B] and [E, T T M]."""
+        base = self.base.masked_fill(~(self.base_right & self.base_there.unsqueeze(1)), torch.nan)
+        counted = self.novel_right & self.novel_there.unsqueeze(1) & _met(self.novel).unsqueeze(-1)
+        novel = self.novel.masked_fill(~counted, torch.nan)
+        return Margins(*(part.flatten(1).cpu().numpy() for part in (base, novel)))
+
+
+def _met(novel: Tensor) -> Tensor:
+    """Tells which sessions' classes have been met, [t, g] bool, of margins [E, t, g, M]."""
+    return torch.ones(novel.shape[1:3], dtype=torch.bool, device=novel.device).tril()
+
+
+def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> SessionCounts:
+    """The counts with a bias on all novel logits; of equal logits the base class is the answer."""
+    limit = _single(bias)
+    base_taken = (answers.base >= limit) & answers.base_there.unsqueeze(1)  # [E, t, B], answered with a base class
+    novel_there = answers.novel_there.unsqueeze(1)
+    novel_taken = (answers.novel >= limit) & novel_there  # [E, t, g, M]
+    right = (answers.novel < limit) & answers.novel_right & novel_there
+    sessions = answers.novel.shape[1]
+    square = answers.base.new_zeros(len(answers.base), sessions + 1, sessions + 1, dtype=torch.int64)  # [E, t, g]
+    square[:, 0, 0] = (answers.first & answers.base_there).sum(1)
+    square[:, 1:, 0] = (base_taken & answers.base_right).sum(2)
+    square[:, 1:, 1:] = right.sum(3)
+    there = [answers.base_there.sum(1, keepdim=True), answers.novel_there.sum(2)]
+    queries = torch.cat(there, 1)  # [E, T + 1]
+
+    def array(part: Tensor) -> np.ndarray:
+        return part.cpu().numpy()
+
+    return SessionCounts(
+        hits=array(square[:, *triangle_rows(sessions)]),
+        novel_as_base=array((novel_taken.sum(3) * _met(answers.novel)).sum(2)),
+        base_as_novel=array(queries[:, :1] - base_taken.sum(2)),
+        queries=array(queries),
+        base_classes=base_classes,
+        ways=ways,
+    ).compact()
+
+
+def _single(bias: float) -> float:
+    """The least single-precision number that is no less: single-precision margins are on the same side of both."""
+    rounded = np.float32(bias)
+    return float(rounded if rounded >= bias else np.nextafter(rounded, np.float32(np.inf)))
 
 
 @dataclass(frozen=True)
@@ -59,18 +133,18 @@ class Sessions:
         self.name, self.loader, self.supports_kept = name, loader, supports_kept
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
         with answering(name, method):
-            self._whole = with_ways(method, self.sessions * self.ways) if method.every_image else method
+            self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
             self._base = method.base_logits(loader.base)[0]  # [B, K]
             pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
             self._novel = method.base_logits(pool)[0]  # [images, K]
-            if isinstance(method, GrowingMethod):
-                self._queries, self._pool = method.compared(loader.base), method.compared(pool)
+            if isinstance(method, AdditiveClassifier):
+                self._queries, self._pool = method.transform_query(loader.base), method.transform_query(pool)
         self._best = self._novel.max(-1).values
         self._cpu = self._best.device.type == "cpu"
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
         """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""
-        if isinstance(method, GrowingMethod) and not self.supports_kept and not method.every_image:
+        if isinstance(method, AdditiveClassifier) and not self.supports_kept and not method.uses_all_images:
             return self._grown(method, batch)
         return self._by_session(method, batch)
 
@@ -99,7 +173,7 @@ class Sessions:
         logits = take_rows(self._novel, batch.novel_rows)
         return logits.masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
 
-    def _grown(self, method: GrowingMethod, batch: SequenceBatch) -> Answered:
+    def _grown(self, method: AdditiveClassifier, batch: SequenceBatch) -> Answered:
         count, sessions = len(batch), self.sessions
         with answering(self.name, method):
             learned = _learned(method, batch)
@@ -127,11 +201,11 @@ class Sessions:
         return Answered(answers, _statistics([session.statistics for session in learned]), _bytes(states, count))
 
     def _of_novel_classes(
-        self, method: GrowingMethod, states: Sequence[State], batch: SequenceBatch
+        self, method: AdditiveClassifier, states: Sequence[State], batch: SequenceBatch
     ) -> tuple[Tensor, Tensor]:
         """Logits of novel queries [E, T, N, T N q]; the best of each session's classes of base queries [E, T, B]."""
         count, classes = len(batch), (self.sessions, self.ways)
-        if not method.by_class:
+        if not method.per_class_state:
             parts = (self._queries.features, self._queries.base_logits)
             base, novel = Query(*(part.expand(count, -1, -1) for part in parts)), self._compared(batch.novel_rows)
             best = torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
@@ -154,13 +228,13 @@ class Sessions:
 
     def _after_each(self, method: Method, batch: SequenceBatch, first: int = 1) -> Iterator[tuple[Prediction, State]]:
         """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
-        whole = self._of_every_image(method, batch) if method.every_image else None
+        whole = self._of_every_image(method, batch) if method.uses_all_images else None
         step_by_step = whole is None and not self.supports_kept
         state: State = None
         for t in range(1, self.sessions + 1):
             with answering(self.name, method):
                 if step_by_step:
-                    learned = returned(Learned, method.learn, batch.supports[t - 1], state)
+                    learned = returned(SessionOutput, method.learn, batch.supports[t - 1], state)
                     state = learned.state
                 if t < first:
                     continue
@@ -205,7 +279,7 @@ class Sessions:
             torch.stack(novel_right, 1).unflatten(-1, (sessions, -1)),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
-        if method.every_image:
+        if method.uses_all_images:
             return Answered(answers, _statistics(statistics), _bytes(_of_supports(batch.every_image(0)), 1))
         if self.supports_kept:
             state = _of_supports(batch.together(sessions))
@@ -249,27 +323,30 @@ def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
 
 
-def _learned(method: GrowingMethod, batch: SequenceBatch) -> list[Learned]:
+def _learned(method: AdditiveClassifier, batch: SequenceBatch) -> list[SessionOutput]:
     """Learns each session of the batch."""
-    if not method.looks_back:
-        whole, shape = returned(Learned, method.learn_classes, batch.at_once(), None), batch.support_rows.shape[:2]
+    if not method.uses_earlier_logits:
+        whole, shape = (
+            returned(SessionOutput, method.learn_classes, batch.at_once(), None),
+            batch.support_rows.shape[:2],
+        )
         columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
         statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
         return [
-            Learned(
+            SessionOutput(
                 rebuild(whole.state, [None if x is None else x[t] for x in columns]),
                 {name: value[t] for name, value in statistics.items()},
             )
             for t in range(shape[1])
         ]
-    learned: list[Learned] = []
+    learned: list[SessionOutput] = []
     for support in batch.supports:
-        query = method.compared(Query(support.features, support.base_logits))
+        query = method.transform_query(Query(support.features, support.base_logits))
         states = [session.state for session in learned]
-        parts = [side_by_side(states)] if states and method.by_class else states
+        parts = [side_by_side(states)] if states and method.per_class_state else states
         earlier = [method.class_logits(state, query) for state in parts]
         before = torch.cat(earlier, -1) if earlier else None
-        learned.append(returned(Learned, method.learn_classes, support, before))
+        learned.append(returned(SessionOutput, method.learn_classes, support, before))
     return learned
 
 

@@ -15,10 +15,10 @@ stored with a result; `solution.adjoint` reports the backward pass after `backwa
 
 Two objectives of few-shot episodes come with closed forms and with coordinates in which their size is that of the
 support set: `SoftmaxRegression` (convex; `DualNewton()` solves thousands of episodes a second) and `TanhNetwork`
-(`LBFGS()` with v0 = None works in its dual numbers). `fold` turns an attractor into the centres and precisions they
+(`LBFGS()` with v0 = None works in its dual numbers). `to_prior` turns an attractor into the centres and precisions they
 take:
 
-    c, p = fold(u, log_gamma, weight_decay=1e-5, rows=N)
+    c, p = to_prior(u, log_gamma, weight_decay=1e-5, rows=N)
     args = Regression(features, labels, base_logits.logsumexp(-1), c, p)
     solution = minimise(SoftmaxRegression(), DualNewton(), None, args, Implicit(Neumann()))
     novel = query @ solution.value[..., :-1].mT + solution.value[..., None, :, -1]      # [E, Q, N]
@@ -30,6 +30,7 @@ numbers of one episode costs several times what it computes. `numba_backend` pas
 Names are imported when first used: linear methods need no networks, and compiled code needs no torch.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
     from .adjoint import Adjoint as Adjoint
     from .adjoint import Implicit as Implicit
     from .adjoint import Unroll as Unroll
-    from .attractor_prior import Memory as Memory
+    from .attractor_prior import AttractorMLP as AttractorMLP
+    from .attractor_prior import QuadraticPrior as QuadraticPrior
     from .attractor_prior import attention as attention
-    from .attractor_prior import fold as fold
-    from .attractor_prior import ridge as ridge
+    from .attractor_prior import ridge_prior as ridge_prior
+    from .attractor_prior import to_prior as to_prior
     from .coordinates import Space as Space
     from .episode_problems import STRONG_WEIGHT_DECAYS as STRONG_WEIGHT_DECAYS
     from .episode_problems import WEIGHT_DECAY as WEIGHT_DECAY
@@ -51,8 +53,8 @@ if TYPE_CHECKING:
     from .episode_problems import Learner as Learner
     from .episode_problems import LinearLearner as LinearLearner
     from .episode_problems import Meta as Meta
-    from .episode_problems import Part as Part
     from .episode_problems import Unrolled as Unrolled
+    from .episode_problems import WeightGroup as WeightGroup
     from .episode_problems import fixed_class as fixed_class
     from .episode_problems import learner_of as learner_of
     from .episode_problems import statistics as statistics
@@ -82,11 +84,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "adjoint": ("Adjoint", "Implicit", "Unroll"),
-    "attractor_prior": ("Memory", "attention", "fold", "ridge"),
+    "attractor_prior": ("AttractorMLP", "QuadraticPrior", "attention", "ridge_prior", "to_prior"),
     "coordinates": ("Space",),
     "episode_problems": (
         *("STRONG_WEIGHT_DECAYS", "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "Learner", "LinearLearner", "Meta"),
-        *("Part", "Unrolled", "fixed_class", "learner_of", "statistics"),
+        *("Unrolled", "WeightGroup", "fixed_class", "learner_of", "statistics"),
     ),
     "lbfgs": ("LBFGS",),
     "linear": ("AdjointReport", "ConjugateGradient", "LinearOutcome", "LinearSolver", "Neumann", "Operator"),
@@ -103,11 +105,20 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
+_RENAMED = {"Memory": "AttractorMLP", "Part": "WeightGroup", "fold": "to_prior", "ridge": "ridge_prior"}
+
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name in _RENAMED:
+        warnings.warn(
+            f"ifsl_bench.solvers.{name} is now {_RENAMED[name]}; the old name goes in the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(import_module(__name__), _RENAMED[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _MODULE_OF[name]

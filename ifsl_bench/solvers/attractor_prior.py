@@ -8,25 +8,45 @@ over rows is the released code's, the paper writes a sum.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from ifsl_bench.utils.cosine import unit
 
 
-def fold(u: Tensor, log_gamma: Tensor, weight_decay: float, rows: int) -> tuple[Tensor, Tensor]:
-    """R + weight_decay/2 |V|^2 as 1/2 sum p (V - c)^2 + constant: centres c like u, precisions p like log_gamma.
+class QuadraticPrior(NamedTuple):
+    """1/2 sum_kd p_d (V_kd - c_kd)^2, the regulariser of fast weights V."""
 
-    u [..., N, D+1] (any leading shape), log_gamma [D+1]; rows is M.
+    centres: Tensor  # c [(E,) rows or 1, size]
+    precisions: Tensor  # p [size]
+
+
+def to_prior(u: Tensor, log_gamma: Tensor, weight_decay: float, rows: int) -> QuadraticPrior:
+    """Return R + weight_decay/2 |V|^2 as a quadratic prior, which differs from it by a constant.
+
+    Args:
+        u: attractors, [..., N, D+1] with any leading shape.
+        log_gamma: logarithms of the strengths, [D+1].
+        weight_decay: of V.
+        rows: M, over which R is a mean.
     """
-    pull = 2 / rows * log_gamma.exp()
-    precisions = pull + weight_decay
-    return u * (pull / precisions), precisions
+    strength = 2 / rows * log_gamma.exp()
+    precisions = strength + weight_decay
+    return QuadraticPrior(u * (strength / precisions), precisions)
 
 
-def ridge(rows: int, size: int, weight_decay: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """No attractor: centres 0 [rows, size] and precisions weight_decay [size], in the type and place of `like`."""
-    return like.new_zeros(rows, size), like.new_full((size,), weight_decay)
+def ridge_prior(rows: int, size: int, weight_decay: float, like: Tensor) -> QuadraticPrior:
+    """Return the prior without an attractor: weight decay alone.
+
+    Args:
+        rows: of the centres 0, [rows, size].
+        size: numbers in a row.
+        weight_decay: the precision of each of them, [size].
+        like: a tensor of the type and device asked for.
+    """
+    return QuadraticPrior(like.new_zeros(rows, size), like.new_full((size,), weight_decay))
 
 
 def attention(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -40,7 +60,7 @@ def attention(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None 
     return logits.softmax(-1)
 
 
-class Memory(nn.Module):
+class AttractorMLP(nn.Module):
     """f_phi: base weights [K, D] -> one attractor for each base class and output size, through one tanh layer.
 
     Weights truncated normal with deviation 0.01, biases zero, as in the released code.

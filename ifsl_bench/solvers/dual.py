@@ -84,14 +84,14 @@ class _State(State):
 
 
 def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
-    x, labels, rest, centres, precisions = args
+    x, labels, base_logsumexp, centres, precisions = args
     dtype = x.dtype
     inverse_p = 1 / floored(precisions)
     k = kernel(x, inverse_p)  # [E, S, S]
     start = scores(centres, x)  # [E, N, S]
     episodes, ways, size = start.shape
     hot = one_hot(labels, ways + 1)  # [E, N+1, S], the fixed class last
-    f = torch.cat([start, rest[:, None]], 1)
+    f = torch.cat([start, base_logsumexp[:, None]], 1)
     p = f.softmax(1)
     r = misfit(p, hot) / -size
     r_image = r @ k
@@ -233,14 +233,14 @@ def at(
     out negative, and at the scores of V. Infinitely off are dual numbers that no minimum has: there
     |a| = |target - pi / S| <= 1 / S.
     """
-    x, labels, rest, centres, _ = args
+    x, labels, base_logsumexp, centres, _ = args
     ways, size = a.shape[1:]
     a_image = a @ k
-    r = a + residual(start + a_image, rest, labels)
+    r = a + residual(start + a_image, base_logsumexp, labels)
     both, ones = torch.cat([a, r], 1) @ x, r.sum(2)  # [E, 2N, D]: one pass over the features for V and the gradient
     v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
     squares, square = both[:, ways:].square().sum(1), ones.square().sum(1)  # [E, D], [E]
     norm, remainder = (squares.sum(1) + square).sqrt(), squares @ inverse_p[:-1] + square * inverse_p[-1]
-    value = cross_entropy(f, rest, labels).mean(1) + dot(a, a_image) / 2
+    value = cross_entropy(f, base_logsumexp, labels).mean(1) + dot(a, a_image) / 2
     off = (scores(v, x) - f).abs().amax((1, 2))
     return v, norm, value, remainder, torch.where(a.abs().amax((1, 2)) <= 2 / size, off, torch.inf)

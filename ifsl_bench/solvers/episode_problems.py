@@ -3,8 +3,8 @@
 A `Learner` says what the fast weights are, a `Meta` how they are found and how gradients pass through the solve:
 
     learner = LinearLearner(ways, features)
-    c, p = fold(u, log_gamma, WEIGHT_DECAY, learner.parts[0].rows)
-    solved = Converged(Neumann()).solve(learner, (x, labels, rest), [(c, p)])
+    c, p = to_prior(u, log_gamma, WEIGHT_DECAY, learner.groups[0].rows)
+    solved = Converged(Neumann()).solve(learner, (x, labels, base_logsumexp), [(c, p)])
     novel = learner.logits(solved.weights, query)  # [E, Q, N]
 
 Shapes: E episodes at once, S support rows, Q queries, D features, K base classes, N novel classes.
@@ -12,6 +12,7 @@ Shapes: E episodes at once, S support rows, Q queries, D features, K base classe
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers.adjoint import Implicit, Unroll
+from ifsl_bench.solvers.attractor_prior import QuadraticPrior
 from ifsl_bench.solvers.gradient_descent import GradientDescent, largest_curvature
 from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
 from ifsl_bench.solvers.objective import Objective
@@ -40,8 +42,7 @@ STRONG_WEIGHT_DECAYS = (
     10.0,
 )  # in sessions, where one chosen for episodes takes too many base queries
 
-Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, rest [E, S]
-Pull = tuple[Tensor, Tensor]  # centres [(E,) rows or 1, size] and precisions [size], see `fold`
+Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, base_logsumexp [E, S]
 
 
 def fixed_class(base_logits: Tensor, hidden: Tensor, earlier: Tensor | None = None) -> Tensor:
@@ -59,7 +60,7 @@ def fixed_class(base_logits: Tensor, hidden: Tensor, earlier: Tensor | None = No
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightGroup:
     """Fast weights under one regulariser, a mean over `rows` rows of `size` numbers.
 
     common: one centre serves all rows; else each novel class has its own.
@@ -73,7 +74,7 @@ class Part:
 class Learner(ABC):
     """The model learned in an episode: its objective, a solver that suits it, and the parts of the fast weights."""
 
-    parts: tuple[Part, ...]
+    groups: tuple[WeightGroup, ...]
     objective: Objective
     convex: bool
 
@@ -92,12 +93,18 @@ class Learner(ABC):
         """
         return self.objective, self.solver(args.features.dtype)
 
+    @property
+    def parts(self) -> tuple[WeightGroup, ...]:
+        """Return `groups`, under its former name."""
+        warnings.warn("Learner.parts is now Learner.groups", DeprecationWarning, stacklevel=2)
+        return self.groups
+
     @abstractmethod
     def join(self, parts: Sequence[Tensor]) -> Tree:
         """Fast weights, [E, rows, size] for each part, as the objective takes them."""
 
     @abstractmethod
-    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
+    def arguments(self, support: Rows, priors: Sequence[QuadraticPrior]) -> Tree:
         """The arguments of the objective, from the centres and precisions of each part."""
 
     @abstractmethod
@@ -107,7 +114,7 @@ class Learner(ABC):
     def start(self) -> list[Tensor]:
         """Initial fast weights uniform(-0.01, 0.01), [rows, size] for each part: the same always and everywhere."""
         generator = torch.Generator().manual_seed(0)
-        draws = (torch.rand(p.rows, p.size, generator=generator, dtype=torch.float64) for p in self.parts)
+        draws = (torch.rand(p.rows, p.size, generator=generator, dtype=torch.float64) for p in self.groups)
         return [0.02 * draw - 0.01 for draw in draws]
 
 
@@ -124,14 +131,14 @@ class LinearLearner(Learner):
         return DualNewton()
 
     @property
-    def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
-        return (Part(self.ways, self.features + 1),)
+    def groups(self) -> tuple[WeightGroup, ...]:  # type: ignore[override]
+        return (WeightGroup(self.ways, self.features + 1),)
 
     def join(self, parts: Sequence[Tensor]) -> Tree:
         return parts[0]
 
-    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
-        return Regression(*support, *pulls[0])
+    def arguments(self, support: Rows, priors: Sequence[QuadraticPrior]) -> Tree:
+        return Regression(*support, *priors[0])
 
     def logits(self, v: Tree, x: Tensor) -> Tensor:
         return products(x, v[..., :-1], v[..., -1])
@@ -152,10 +159,10 @@ class Converged:
     linear: LinearSolver = field(default_factory=ConjugateGradient)
 
     def solve(
-        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
+        self, learner: Learner, support: Rows, priors: Sequence[QuadraticPrior], start: Sequence[Tensor] = (),
         training: bool = False,
     ) -> Solved:  # fmt: skip
-        args = learner.arguments(support, pulls)
+        args = learner.arguments(support, priors)
         solver = learner.solver(support[0].dtype, training)
         if training and not isinstance(self.linear, Neumann):  # a series is damped by more than it curves down there
             solver = learner.past_saddles(solver)
@@ -177,10 +184,10 @@ class Unrolled:
     converge: bool = True
 
     def solve(
-        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
+        self, learner: Learner, support: Rows, priors: Sequence[QuadraticPrior], start: Sequence[Tensor] = (),
         training: bool = False,
     ) -> Solved:  # fmt: skip
-        args, objective = learner.arguments(support, pulls), learner.objective
+        args, objective = learner.arguments(support, priors), learner.objective
         episodes = support[0].shape[0]
         v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
         objective.check(tree_map(Tensor.detach, args))

@@ -95,7 +95,7 @@ def minres(
     x, w, w_before, v_before = (torch.zeros_like(rhs) for _ in range(4))
     v, v_image = over(rhs, beta), over(rhs_image, beta)
     # The residual, the last rotation, what it left of the next columns.
-    rest, c, s, d, e = beta, -unit, zero, zero, zero
+    remaining, c, s, d, e = beta, -unit, zero, zero, zero
     beta = zero
     steps = torch.zeros_like(beta)
     often = patience(rhs)
@@ -112,10 +112,10 @@ def minres(
         length = (diagonal.square() + beta.square()).sqrt().clamp_min(tiny)
         c, s = diagonal / length, beta / length
         w_before, w = w, over(v - column(far_above, v) * w_before - column(above, v) * w, length)
-        x = torch.addcmul(x, column(torch.where(active, c * rest, zero), x), w)
+        x = torch.addcmul(x, column(torch.where(active, c * remaining, zero), x), w)
         steps += active
-        rest = s * rest
-        active = active & (rest > goal)
+        remaining = s * remaining
+        active = active & (remaining > goal)
         if step % often == 0 and not bool(active.any()):
             break
         v_before, v, v_image = v, over(h, beta), over(h_image, beta)

@@ -34,7 +34,7 @@ from ifsl_bench.solvers.network_space import (
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome
 from ifsl_bench.solvers.softmax import TINY, cross_entropy, residual, scores, spread
-from ifsl_bench.solvers.support_checks import Pull, check_arguments
+from ifsl_bench.solvers.support_checks import NamedPrior, check_arguments
 from ifsl_bench.solvers.tree import Tree, doubled, tree_map
 
 
@@ -50,7 +50,7 @@ class TanhNetwork(Shape, Objective):
 
     def value(self, v: Tree, args: Tree) -> Tensor:
         _, f = activations(v, args.features)
-        fit = cross_entropy(f, args.rest, args.labels).mean(1)
+        fit = cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
         penalty = (args.output_precisions * (v.output - args.output_centres).square()).sum((1, 2))
         penalty = penalty + (args.skip_precisions * (v.skip - args.skip_centres).square()).sum((1, 2))
         penalty = penalty + (args.hidden_precisions * (v.hidden - args.hidden_centres).square()).sum((1, 2))
@@ -58,7 +58,7 @@ class TanhNetwork(Shape, Objective):
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
         t, f = activations(v, args.features)
-        df = residual(f, args.rest, args.labels)  # [E, N, S]
+        df = residual(f, args.base_logsumexp, args.labels)  # [E, N, S]
         da = (v.output[..., :-1].mT @ df) * (1 - t.square())  # [E, H, S]
         output = torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
         return Network(
@@ -74,20 +74,22 @@ class TanhNetwork(Shape, Objective):
         return args.take(index)
 
     def check(self, args: Tree) -> None:
-        size, pulls = args.features.shape[2], []
+        size, priors = args.features.shape[2], []
         for name, rows, columns in (
             ("output", self.ways, self.hidden + 1), ("skip", self.ways, size), ("hidden", self.hidden, size + 1)
         ):  # fmt: skip
             centres, precisions = f"{name}_centres", f"{name}_precisions"
-            pulls.append(Pull(centres, getattr(args, centres), precisions, getattr(args, precisions), rows, columns))
-        check_arguments(args.features, args.labels, args.rest, self.ways, pulls)
+            priors.append(
+                NamedPrior(centres, getattr(args, centres), precisions, getattr(args, precisions), rows, columns)
+            )
+        check_arguments(args.features, args.labels, args.base_logsumexp, self.ways, priors)
 
     def unbounded(self, args: Tree) -> Tensor:
         return torch.cat([args.output_precisions, args.skip_precisions, args.hidden_precisions]).min() <= 0
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
-        if compiled.serves(args.features):
+        if compiled.kernels_enabled(args.features):
             return compiled.descend(self.problems(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
@@ -104,7 +106,7 @@ class TanhNetwork(Shape, Objective):
     def search(self, solver: LBFGS, args: Tree) -> Outcome | None:
         """Searches in dual numbers by compiled kernels, where they serve."""
         x = args.features
-        if not compiled.serves(x):
+        if not compiled.kernels_enabled(x):
             return None
         tolerance = torch.as_tensor(solver.relative(x.dtype), dtype=torch.float64).expand(len(x)).contiguous().numpy()
         planes, outer = draws(self.hidden, self.ways, x.shape[2], self.seed)
@@ -152,7 +154,7 @@ class NetworkHessian(Operator):
         return TanhNetwork(self.shape.ways, self.shape.hidden).problems(self.args)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        if compiled.serves(rhs.output):
+        if compiled.kernels_enabled(rhs.output):
             return self._problems.series(self.v, rhs, steps, damping, rate)
         return super().series(rhs, steps, damping, rate)
 
@@ -161,7 +163,7 @@ class NetworkHessian(Operator):
         return NetworkHessian(self.shape, self.v, self.args._replace(**moved))
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        if compiled.serves(like.output):
+        if compiled.kernels_enabled(like.output):
             numbers = torch.from_numpy(compiled.normal(self._problems.unknowns))
             return self._problems.curvature(self.v, numbers, steps)
         return super().largest(like, steps)
@@ -169,7 +171,7 @@ class NetworkHessian(Operator):
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
         """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients (or MINRES) in their metric, in
         float64."""
-        if compiled.serves(rhs.output):
+        if compiled.kernels_enabled(rhs.output):
             return self._problems.inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         dtype = rhs.output.dtype
         v, args, rhs = doubled((self.v, self.args, rhs))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.episode_problems import Learner, Part, Pull, Rows
+from ifsl_bench.solvers.attractor_prior import QuadraticPrior
+from ifsl_bench.solvers.episode_problems import Learner, Rows, WeightGroup
 from ifsl_bench.solvers.lbfgs import LBFGS
 from ifsl_bench.solvers.network import TanhNetwork
 from ifsl_bench.solvers.network_space import Network, NetworkArgs
@@ -58,15 +59,19 @@ class NetworkLearner(Learner):
         return 1e-10 if dtype == torch.float64 else 1e-5 if training else 1e-6
 
     @property
-    def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
+    def groups(self) -> tuple[WeightGroup, ...]:  # type: ignore[override]
         d = self.features
-        return Part(self.ways, self.units + 1), Part(self.ways, d), Part(self.units, d + 1, common=True)
+        return (
+            WeightGroup(self.ways, self.units + 1),
+            WeightGroup(self.ways, d),
+            WeightGroup(self.units, d + 1, common=True),
+        )
 
     def join(self, parts: Sequence[Tensor]) -> Tree:
         return Network(*parts)
 
-    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
-        return NetworkArgs(*support, *pulls[0], *pulls[1], *pulls[2])
+    def arguments(self, support: Rows, priors: Sequence[QuadraticPrior]) -> Tree:
+        return NetworkArgs(*support, *priors[0], *priors[1], *priors[2])
 
     def logits(self, v: Tree, x: Tensor) -> Tensor:
         t = torch.tanh(torch.baddbmm(v.hidden[:, None, :, -1], x, v.hidden[..., :-1].mT))  # [E, Q, H]

@@ -42,7 +42,7 @@ class NetworkArgs(NamedTuple):
 
     features: Tensor  # [E, S, D]
     labels: Tensor  # [E, S], 0..N-1
-    rest: Tensor  # [E, S] logsumexp of the fixed logits, -inf where there are none
+    base_logsumexp: Tensor  # [E, S] logsumexp of the fixed logits, -inf where there are none
     output_centres: Tensor  # [(E,) N, H+1]
     output_precisions: Tensor  # [H+1]
     skip_centres: Tensor  # [(E,) N, D]
@@ -52,10 +52,10 @@ class NetworkArgs(NamedTuple):
 
     def take(self, index: Tensor) -> NetworkArgs:
         """The arguments of some episodes alone."""
-        features, labels, rest, *pulls = self
-        centres = [per_episode(c, index, 3) for c in pulls[::2]]
-        both = [part for pull in zip(centres, pulls[1::2], strict=True) for part in pull]
-        return NetworkArgs(features[index], labels[index], rest[index], *both)
+        features, labels, base_logsumexp, *priors = self
+        centres = [per_episode(c, index, 3) for c in priors[::2]]
+        both = [part for prior in zip(centres, priors[1::2], strict=True) for part in prior]
+        return NetworkArgs(features[index], labels[index], base_logsumexp[index], *both)
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class DualSpace:
         output = args.output_centres + moved
         t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
         f = self.skip_0 + skip + scores(output, t.mT)  # [E, N, S]
-        value = dot(z, image) / 2 + cross_entropy(f, args.rest, args.labels).mean(1)
-        df = residual(f, args.rest, args.labels)
+        value = dot(z, image) / 2 + cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
+        df = residual(f, args.base_logsumexp, args.labels)
         da = (output[..., :-1].mT @ df) * (1 - t.square())
         r_b, r_beta = b + da, beta + df
         r_output = moved + self.inverse_1 * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
@@ -179,7 +179,7 @@ class DualSpace:
     def whitened(self) -> WhitenedNetwork:
         args = self.args
         return WhitenedNetwork.of(
-            (self.kernel_2, self.kernel_3), self.gram, self.hidden_0, self.skip_0, args.rest, args.labels,
+            (self.kernel_2, self.kernel_3), self.gram, self.hidden_0, self.skip_0, args.base_logsumexp, args.labels,
             args.output_centres, self.inverse_1,
         )  # fmt: skip
 
@@ -212,7 +212,7 @@ def activation_curvature(v: Tree, args: Tree) -> Curvature:
 
 def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
     """`activation_curvature` for activations t, scores f and weights [W b]."""
-    df, pi = residual(f, args.rest, args.labels), probabilities(f, args.rest)
+    df, pi = residual(f, args.base_logsumexp, args.labels), probabilities(f, args.base_logsumexp)
     shares, w = pi / pi.shape[2], output[..., :-1]
     slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
     bend = -2 * t * back

@@ -28,15 +28,15 @@ Flat = np.ndarray[Any, np.dtype[np.float64]]
 _enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
 
-def serves(like: Tensor) -> bool:
+def kernels_enabled(like: Tensor) -> bool:
     """True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off."""
     # torch.func hands in tensors that have no data.
     return like.device.type == "cpu" and _enabled.get() and not torch._C._are_functorch_transforms_active()
 
 
-def at_hand(like: Tensor) -> bool:
+def kernels_loaded(like: Tensor) -> bool:
     """True where kernels serve and are loaded: what solves nothing should neither load nor compile them."""
-    return "ifsl_bench.solvers.numba_compiling" in sys.modules and serves(like)
+    return "ifsl_bench.solvers.numba_compiling" in sys.modules and kernels_enabled(like)
 
 
 @contextmanager
@@ -62,7 +62,7 @@ class Problems:
 
     Attributes:
         kernels: the module with `solve`, `inverse`, `series`, `curvature`, `descend` and `ascend`.
-        arguments: what all of them take first: x, labels, rest, centres, precisions and the sizes.
+        arguments: what all of them take first: x, labels, base_logsumexp, centres, precisions and the sizes.
         like: unknowns of that shape, for their shapes alone.
 
     Raises:
@@ -74,9 +74,9 @@ class Problems:
     like: Tree
 
     def __post_init__(self) -> None:
-        x, labels, rest, centres, precisions, ways, *_ = self.arguments
+        x, labels, base_logsumexp, centres, precisions, ways, *_ = self.arguments
         unknowns = sum(leaf.shape[1:].numel() for leaf in tensors(self.like))
-        fits = labels.shape == rest.shape == x.shape[:2] and precisions.shape == (unknowns,)
+        fits = labels.shape == base_logsumexp.shape == x.shape[:2] and precisions.shape == (unknowns,)
         fits = fits and x.shape[2] + 1 == tensors(self.like)[-1].shape[-1]
         if not fits or centres.shape not in ((1, unknowns), (len(x), unknowns)):
             raise ValueError("the shapes of a support set, its centres and precisions do not fit together")
@@ -92,8 +92,8 @@ class Problems:
         return len(self.arguments[4])
 
     def each(self, name: str, *more: Any) -> None:
-        x, labels, rest, centres, *others = self.arguments
-        words = (single_words(x), labels, single_words(rest), single_words(centres))
+        x, labels, base_logsumexp, centres, *others = self.arguments
+        words = (single_words(x), labels, single_words(base_logsumexp), single_words(centres))
         each(getattr(self.kernels, name), self.count, *words, *others, *more)
 
     def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
@@ -138,7 +138,7 @@ def flat(tree: Tree) -> Flat:
     return pack(tree).detach().double().contiguous().numpy()
 
 
-def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Flat]:
+def flat_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Flat]:
     """Centres [(E,) rows or 1, size] and precisions [size], each for so many rows, as [E or 1, P] and [P]."""
     whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
     count = max(len(c) for c in whole)
@@ -154,10 +154,10 @@ def _floored(precisions: Flat) -> Flat:
 
 def regressions(args: Regression) -> Problems:
     """The episodes of args as the kernels take them."""
-    x, labels, rest, centres, precisions = args
+    x, labels, base_logsumexp, centres, precisions = args
     ways = centres.shape[-2]
-    middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
-    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
+    middle, all_precisions = flat_priors([(centres, ways)], [(precisions, ways)])
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, base_logsumexp, middle))
     from ifsl_bench.solvers import numba_regression as regression
 
     return Problems(regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
@@ -165,11 +165,13 @@ def regressions(args: Regression) -> Problems:
 
 def networks(args: Any, like: Any) -> Problems:
     """The episodes of args, a `NetworkArgs`, as the kernels take them; like: a `Network`, for its shapes alone."""
-    x, labels, rest, *parts = args
+    x, labels, base_logsumexp, *parts = args
     ways, units = like.output.shape[1], like.hidden.shape[1]
     rows = (ways, ways, units)
-    middle, precisions = pulls(list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True)))
-    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
+    middle, precisions = flat_priors(
+        list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True))
+    )
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, base_logsumexp, middle))
     from ifsl_bench.solvers import numba_network as network
 
     return Problems(network, (*arrays, precisions, ways, units), like)
@@ -200,8 +202,8 @@ class _Descent(torch.autograd.Function):
         rows = problems.arguments[0].shape[1]
         grads = np.empty((problems.count, 3, max(problems.unknowns, rows)))
         problems.each("ascend", ctx.start, ctx.rate, ctx.steps, slope.double().contiguous().numpy(), grads)
-        centres, precisions, rest = torch.from_numpy(grads).unbind(1)
-        by_leaf: list[Tensor | None] = [None, None, rest[:, :rows]]
+        centres, precisions, base_logsumexp = torch.from_numpy(grads).unbind(1)
+        by_leaf: list[Tensor | None] = [None, None, base_logsumexp[:, :rows]]
         trees = (tensors(unpack(g[:, : problems.unknowns], problems.like)) for g in (centres, precisions))
         for c, p in zip(*trees, strict=True):
             by_leaf += [c, p]

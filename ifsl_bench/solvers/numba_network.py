@@ -27,13 +27,13 @@ from ifsl_bench.solvers.numba_network_space import (
     width_of,
 )
 from ifsl_bench.solvers.numba_newton import ascent, descent, neumann, power_iteration
-from ifsl_bench.solvers.numba_softmax import pull_fixed, rows_of
+from ifsl_bench.solvers.numba_softmax import add_base_gradient_of, rows_of
 from ifsl_bench.solvers.numba_vectors import add, doubled, put
 
 
 @compiled
 def solve(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
     units: int, starts: Array, planes: Array, draws: Array, aside: Array, spread: float, tolerance: Array, gap: float,
     max_steps: int, history: int, max_trials: int, escapes: int, v: Array, norms: Array, values: Array, steps: Array,
     converged: Array,
@@ -61,7 +61,7 @@ def solve(
         hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
         gram = np.dot(rows, rows.T) - 1.0
         doubled(centres[e if centres.shape[0] > 1 else 0], centre)
-        doubled(rest[e], fixed)
+        doubled(base_logsumexp[e], fixed)
         stacked(centre, units, ways, matrix)
         np.dot(matrix, rows.T, start)
         space = (
@@ -96,12 +96,14 @@ def solve(
 
 
 @part
-def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Array, ways: int, units: int) -> tuple:
+def opened(
+    x: Array, base_logsumexp: Array, labels: Array, centres: Array, precisions: Array, ways: int, units: int
+) -> tuple:
     """The data of an episode that `at` and `product` take."""
     size, both = x.shape[0], units + ways
     width = width_of(precisions.shape[0], units, ways)
     room, fixed = np.empty((6 * both, size)), np.empty(size)
-    doubled(rest, fixed)
+    doubled(base_logsumexp, fixed)
     return (
         rows_of(x, width), fixed, labels, centres, precisions, room[:both], room[both : 2 * both],
         room[2 * both : 4 * both], np.empty((units, size)), np.empty((ways, size)), np.empty((ways + 1, size)),
@@ -113,13 +115,13 @@ def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Arr
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
     """The gradient at v [P], and what `product` needs of it."""
-    rows, rest, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
+    rows, base_logsumexp, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     outer = ways * (units + 1)
     stacked(v, units, ways, matrix)
     np.dot(matrix, rows.T, act)
     split(v[:outer].reshape(ways, units + 1), w, b)
-    forward(act, w, b, rest, labels, t, f, p, df, spare)
+    forward(act, w, b, base_logsumexp, labels, t, f, p, df, spare)
     np.dot(w.T, df, moved[:units])
     flat, flat_t = moved[:units].reshape(-1), t.reshape(-1)
     for i in range(units * size):
@@ -159,23 +161,23 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 
 @part
-def pull(data: tuple, out: Array) -> None:
+def add_base_gradient(data: tuple, out: Array) -> None:
     """See `ascent`; for the direction that `product` was last asked about."""
     units, ways = data[8].shape[0], data[9].shape[0]
-    pull_fixed(data[10], data[7][2 * units + ways :], out)
+    add_base_gradient_of(data[10], data[7][2 * units + ways :], out)
 
 
 _series, _curvature, _descend, _ascend = (
     neumann(product),
     power_iteration(product),
     descent(at),
-    ascent(at, product, pull),
+    ascent(at, product, add_base_gradient),
 )
 
 
 @compiled
 def inverse(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
     units: int, v: Array, rhs: Array, tolerance: float, most: int, u: Array, share: Array, steps: Array,
     indefinite: Array,
 ) -> None:  # fmt: skip
@@ -188,7 +190,9 @@ def inverse(
     rank, outer = (units + ways) * size, ways * (units + 1)
     gradient, room = np.empty(count), np.empty((7, rank + outer))
     for e in range(begin, end):
-        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways, units)  # the centres play no part
+        data = opened(
+            x[e], base_logsumexp[e], labels[e], precisions, precisions, ways, units
+        )  # the centres play no part
         rows, _, _, _, _, act, moved, wide, t, _, p, df, w, _, dw, db, output, matrix, spare = data
         hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
         at(data, v[e], gradient)
@@ -227,40 +231,44 @@ def inverse(
 
 @compiled
 def series(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
     units: int, v: Array, rhs: Array, steps: int, damping: float, rate: float, u: Array, diverged: Array,
 ) -> None:  # fmt: skip
     """The Neumann series for rhs [E, P] at v [E, P]; see `ifsl_bench.solvers.linear.Neumann`."""
     room = np.empty((2, v.shape[1]))
     for e in range(begin, end):
-        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways, units)  # the centres play no part
+        data = opened(
+            x[e], base_logsumexp[e], labels[e], precisions, precisions, ways, units
+        )  # the centres play no part
         at(data, v[e], room[0])
         diverged[e] = _series(data, rhs[e], steps, damping, rate, u[e], room)
 
 
 @compiled
 def curvature(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
     units: int, v: Array, start: Array, steps: int, sizes: Array,
 ) -> None:  # fmt: skip
     """See `ifsl_bench.solvers.gradient_descent.largest_curvature`; sizes [E]."""
     room = np.empty((2, v.shape[1]))
     for e in range(begin, end):
-        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways, units)  # the centres play no part
+        data = opened(
+            x[e], base_logsumexp[e], labels[e], precisions, precisions, ways, units
+        )  # the centres play no part
         at(data, v[e], room[0])
         sizes[e] = _curvature(data, start, steps, room)
 
 
 @compiled
 def descend(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
     units: int, v: Array, rate: Array, steps: int, ends: Array,
 ) -> None:  # fmt: skip
     """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
     for e in range(begin, end):
         doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
+        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways, units)
         put(v[e], path[0])
         _descend(data, rate[e], path, gradient)
         put(path[steps], ends[e])
@@ -268,14 +276,14 @@ def descend(
 
 @compiled
 def ascend(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
     units: int, v: Array, rate: Array, steps: int, slope: Array, grads: Array,
 ) -> None:  # fmt: skip
     """Carries cotangents slope [E, P] of its end back through `descend`, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
     for e in range(begin, end):
         doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
+        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways, units)
         put(v[e], path[0])
         _descend(data, rate[e], path, room[0])
         _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

@@ -65,7 +65,16 @@ def split(output: Array, w: Array, b: Array) -> None:
 
 @part
 def forward(
-    act: Array, w: Array, b: Array, rest: Array, labels: Array, t: Array, f: Array, p: Array, df: Array, spare: Array
+    act: Array,
+    w: Array,
+    b: Array,
+    base_logsumexp: Array,
+    labels: Array,
+    t: Array,
+    f: Array,
+    p: Array,
+    df: Array,
+    spare: Array,
 ) -> None:
     """Takes activations act [H+N, S] (hidden inputs above skip scores) to tanh t [H, S], scores f [N, S], probabilities
     p [N+1, S] and the derivative of the mean cross-entropy in the scores, df [N, S]."""
@@ -75,7 +84,7 @@ def forward(
     for k in range(ways):
         for i in range(size):
             f[k, i] += act[units + k, i] + b[k]
-    softmax(f, rest, p, spare)
+    softmax(f, base_logsumexp, p, spare)
     misfit(p, labels, df, spare)
 
 
@@ -142,7 +151,7 @@ def metric(data: tuple, d: Array, out: Array) -> None:
 @part
 def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
     """The value and, as a representer in the metric, the gradient."""
-    _, _, precisions, t, p, df, _, start, centres, rest, labels, act, f, w, b, spare, back, output = space
+    _, _, precisions, t, p, df, _, start, centres, base_logsumexp, labels, act, f, w, b, spare, back, output = space
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     end = (units + ways) * size
     flat, begin = act.reshape(-1), start.reshape(-1)
@@ -152,8 +161,8 @@ def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
     for i in range(flat.shape[0]):
         flat[i] = centres[i] + z[end + i]
     split(output, w, b)
-    forward(act, w, b, rest, labels, t, f, p, df, spare)
-    value = cross_entropy(f, rest, labels, p) + inner(z, z_image) / 2
+    forward(act, w, b, base_logsumexp, labels, t, f, p, df, spare)
+    value = cross_entropy(f, base_logsumexp, labels, p) + inner(z, z_image) / 2
     np.dot(w.T, df, back)
     above, flat_t = back.reshape(-1), t.reshape(-1)
     for i in range(units * size):

@@ -79,11 +79,11 @@ def descent(at: Kernel) -> Kernel:
     return descend
 
 
-def ascent(at: Kernel, product: Kernel, pull: Kernel) -> Kernel:
+def ascent(at: Kernel, product: Kernel, add_base_gradient: Kernel) -> Kernel:
     """Back through gradient steps.
 
-    pull(data, out) adds to out [S] what -<u, gradient> changes with the fixed logits, u being what `product` was last
-    asked about.
+    add_base_gradient(data, out) adds to out [S] what -<u, gradient> changes with the fixed logits, u being what
+    `product` was last asked about.
     """
 
     @part
@@ -113,7 +113,7 @@ def ascent(at: Kernel, product: Kernel, pull: Kernel) -> Kernel:
                 grads[0, i] += precisions[i] * u[i]
                 grads[1, i] += u[i] * (centres[i] - v[i])
             product(data, u, h)
-            pull(data, grads[2])
+            add_base_gradient(data, grads[2])
             add(slope, -1.0, h)
 
     return ascend

@@ -4,10 +4,10 @@ The rules are those of `ifsl_bench.solvers.dual` and the formulas those of docs/
 double precision, whatever the precision of the features, and from the support set of one episode alone: its numbers
 stay in the cache, no episode waits for another, and none is changed by its neighbours.
 
-An episode's arguments are x [S, D], labels [S], rest [S], centres [P] and precisions [P] of the unknowns V [N, D+1], a
-flat array of P = N (D+1) numbers. Functions of many episodes have them with a leading dimension E, which is 1 where all
-share the centres, and write to their last arguments. There x, rest and centres are of either precision, as
-`vectors.doubled` reads them.
+An episode's arguments are x [S, D], labels [S], base_logsumexp [S], centres [P] and precisions [P] of the unknowns
+V [N, D+1], a flat array of P = N (D+1) numbers. Functions of many episodes have them with a leading dimension E, which
+is 1 where all share the centres, and write to their last arguments. There x, base_logsumexp and centres are of either
+precision, as `numba_vectors.doubled` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ import numpy as np
 from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, compiled, part
 from ifsl_bench.solvers.numba_krylov import conjugate_gradient
 from ifsl_bench.solvers.numba_newton import ascent, descent, neumann, power_iteration
-from ifsl_bench.solvers.numba_softmax import cross_entropy, misfit, pull_fixed, rows_of, scaled, softmax, weigh
+from ifsl_bench.solvers.numba_softmax import (
+    add_base_gradient_of,
+    cross_entropy,
+    misfit,
+    rows_of,
+    scaled,
+    softmax,
+    weigh,
+)
 from ifsl_bench.solvers.numba_vectors import add, doubled, inner, largest, put, total
 
 NEAR = 1e-6  # a tenth of how far a support score may be from its value at the minimum
@@ -47,9 +55,18 @@ solve_system = conjugate_gradient(apply, metric)
 
 @part
 def search(
-    f: Array, rest: Array, labels: Array, a: Array, d: Array, d_image: Array, slope: float, p: Array, moved: Array,
-    gains: Array, spare: Array,
-) -> float:  # fmt: skip
+    f: Array,
+    base_logsumexp: Array,
+    labels: Array,
+    a: Array,
+    d: Array,
+    d_image: Array,
+    slope: float,
+    p: Array,
+    moved: Array,
+    gains: Array,
+    spare: Array,
+) -> float:
     """A step length where the slope has fallen to a tenth; p and the scores `moved` are left there. See
     `ifsl_bench.solvers.line_search.root_of_slope`; gains [N+1, S] and spare [2, S] are room to compute in."""
     ways, size = f.shape
@@ -77,7 +94,7 @@ def search(
         for k in range(ways):
             for i in range(size):
                 moved[k, i] = f[k, i] + t * d_image[k, i]
-        softmax(moved, rest, p, room)
+        softmax(moved, base_logsumexp, p, room)
         if trial == 30:
             break
         for i in range(size):
@@ -110,9 +127,17 @@ def search(
 
 @part
 def newton(
-    k: Array, start: Array, rest: Array, labels: Array, tolerance: float, max_steps: int, inner_steps: int, a: Array,
-    f: Array, p: Array,
-) -> tuple[bool, int, float]:  # fmt: skip
+    k: Array,
+    start: Array,
+    base_logsumexp: Array,
+    labels: Array,
+    tolerance: float,
+    max_steps: int,
+    inner_steps: int,
+    a: Array,
+    f: Array,
+    p: Array,
+) -> tuple[bool, int, float]:
     """Dual numbers a, scores f [N, S] and probabilities p [N+1, S] at the minimum; whether they are, the steps, and the
     square of a length that the gradient certainly lost. See `ifsl_bench.solvers.regression.DualNewton`."""
     ways, size = start.shape
@@ -120,14 +145,18 @@ def newton(
     gains, spare = np.empty((ways + 1, size)), np.empty((2, size))
     r, r_image, s, s_image, moved = room[0], room[1], room[2], room[3], room[4]
     flat, flat_image, duals, step, step_image = (
-        r.reshape(-1), r_image.reshape(-1), a.reshape(-1), s.reshape(-1), s_image.reshape(-1),
-    )  # fmt: skip
+        r.reshape(-1),
+        r_image.reshape(-1),
+        a.reshape(-1),
+        s.reshape(-1),
+        s_image.reshape(-1),
+    )
     minus, minus_image = np.empty(ways * size), np.empty(ways * size)
     system = (k, p, spare[0])
     for i in range(ways):
         put(start[i], f[i])
     duals[:] = 0.0
-    softmax(f, rest, p, spare[0])
+    softmax(f, base_logsumexp, p, spare[0])
     misfit(p, labels, r, spare[0])
     np.dot(r, k, r_image)
     first = length = best = inner(flat, flat_image)
@@ -150,7 +179,7 @@ def newton(
         remainder, _, _ = solve_system(
             system, minus, minus_image, force, inner_steps if steps else 1, False, step, step_image, cg
         )
-        t = search(f, rest, labels, a, s, s_image, inner(flat, step_image), p, moved, gains, spare)
+        t = search(f, base_logsumexp, labels, a, s, s_image, inner(flat, step_image), p, moved, gains, spare)
         for i in range(ways):
             put(moved[i], f[i])
         add(duals, t, step)
@@ -177,10 +206,23 @@ def newton(
 
 @compiled
 def solve(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
-    tolerance: float, max_steps: int, inner_steps: int, v: Array, norm: Array, value: Array, steps: Array,
+    begin: int,
+    end: int,
+    x: Array,
+    labels: Array,
+    base_logsumexp: Array,
+    centres: Array,
+    precisions: Array,
+    ways: int,
+    tolerance: float,
+    max_steps: int,
+    inner_steps: int,
+    v: Array,
+    norm: Array,
+    value: Array,
+    steps: Array,
     converged: Array,
-) -> None:  # fmt: skip
+) -> None:
     """Episodes `begin` to `end` - 1: the minimum v [E, P], the gradient's norm and the value there, the steps and
     whether it is one, [E] each."""
     size, features = x.shape[1], precisions.shape[0] // ways
@@ -193,20 +235,20 @@ def solve(
         np.empty((ways, size)),
     )
     duals, both = np.empty((2 * ways, size)), np.empty((2 * ways, features))
-    rest_row, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
+    base_row, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
     for e in range(begin, end):
         rows = rows_of(x[e], features)
         np.dot(scaled(rows, inverse), rows.T, k)
         doubled(centres[e if centres.shape[0] > 1 else 0], there.reshape(-1))
         np.dot(there, rows.T, start)
-        doubled(rest[e], rest_row)
-        good, steps[e], goal = newton(k, start, rest_row, labels[e], tolerance, max_steps, inner_steps, a, f, p)
+        doubled(base_logsumexp[e], base_row)
+        good, steps[e], goal = newton(k, start, base_row, labels[e], tolerance, max_steps, inner_steps, a, f, p)
         # A search adds its scores up step by step. What counts is where V is, so this looks afresh.
         np.dot(a, k, image)
         for i in range(ways):
             for j in range(size):
                 start[i, j] += image[i, j]
-        softmax(start, rest_row, p, two)
+        softmax(start, base_row, p, two)
         misfit(p, labels[e], duals[ways:], two)
         for i in range(ways):
             for j in range(size):
@@ -225,33 +267,39 @@ def solve(
         for i in range(ways):
             for j in range(size):
                 off, far = max(off, abs(scores[i, j] - f[i, j])), max(far, abs(a[i, j]))
-        loss = cross_entropy(start, rest_row, labels[e], p)
+        loss = cross_entropy(start, base_row, labels[e], p)
         norm[e], value[e] = math.sqrt(square), loss + inner(a.reshape(-1), image.reshape(-1)) / 2
         # Infinitely off are dual numbers that no minimum has: there |a| = |target - pi / S| <= 1 / S.
         converged[e] = good and remainder <= goal and off <= 10 * NEAR and far <= 2.0 / size
 
 
 @part
-def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Array, ways: int) -> tuple:
+def opened(x: Array, base_logsumexp: Array, labels: Array, centres: Array, precisions: Array, ways: int) -> tuple:
     """The data of an episode that `at` and `product` take."""
     size = x.shape[0]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
     fixed = np.empty(size)
-    doubled(rest, fixed)
+    doubled(base_logsumexp, fixed)
     return (
-        rows_of(x, precisions.shape[0] // ways), fixed, labels, centres, precisions, wide, np.empty((ways + 1, size)),
+        rows_of(x, precisions.shape[0] // ways),
+        fixed,
+        labels,
+        centres,
+        precisions,
+        wide,
+        np.empty((ways + 1, size)),
         np.empty(size),
-    )  # fmt: skip
+    )
 
 
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
     """The gradient at v [P], and the probabilities there for what follows."""
-    rows, rest, labels, centres, precisions, wide, p, spare = data
+    rows, base_logsumexp, labels, centres, precisions, wide, p, spare = data
     ways = wide.shape[1]
     shape = (ways, rows.shape[1])
     np.dot(v.reshape(shape), rows.T, wide[0])
-    softmax(wide[0], rest, p, spare)
+    softmax(wide[0], base_logsumexp, p, spare)
     misfit(p, labels, wide[1], spare)
     np.dot(wide[1], rows, gradient.reshape(shape))
     for i in range(v.shape[0]):
@@ -271,24 +319,38 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 
 @part
-def pull(data: tuple, out: Array) -> None:
+def add_base_gradient(data: tuple, out: Array) -> None:
     """See `ascent`; for the direction that `product` was last asked about."""
-    pull_fixed(data[6], data[5][2], out)
+    add_base_gradient_of(data[6], data[5][2], out)
 
 
 _series, _curvature, _descend, _ascend = (
     neumann(product),
     power_iteration(product),
     descent(at),
-    ascent(at, product, pull),
+    ascent(at, product, add_base_gradient),
 )
 
 
 @compiled
 def inverse(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
-    rhs: Array, tolerance: float, most: int, u: Array, share: Array, steps: Array, indefinite: Array,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    x: Array,
+    labels: Array,
+    base_logsumexp: Array,
+    centres: Array,
+    precisions: Array,
+    ways: int,
+    v: Array,
+    rhs: Array,
+    tolerance: float,
+    most: int,
+    u: Array,
+    share: Array,
+    steps: Array,
+    indefinite: Array,
+) -> None:
     """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
     norm of the precisions, the steps, and False: the problem is convex.
 
@@ -299,7 +361,7 @@ def inverse(
     reciprocal = 1.0 / precisions
     k, room, slope = np.empty((size, size)), np.empty((5, ways * size)), np.empty(count)
     for e in range(begin, end):
-        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways)  # the centres play no part
+        data = opened(x[e], base_logsumexp[e], labels[e], precisions, precisions, ways)  # the centres play no part
         rows, _, _, _, _, wide, p, spare = data
         at(data, v[e], slope)
         np.dot(scaled(rows, reciprocal[:features]), rows.T, k)
@@ -328,40 +390,73 @@ def inverse(
 
 @compiled
 def series(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
-    rhs: Array, steps: int, damping: float, rate: float, u: Array, diverged: Array,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    x: Array,
+    labels: Array,
+    base_logsumexp: Array,
+    centres: Array,
+    precisions: Array,
+    ways: int,
+    v: Array,
+    rhs: Array,
+    steps: int,
+    damping: float,
+    rate: float,
+    u: Array,
+    diverged: Array,
+) -> None:
     """The Neumann series for rhs [E, P] at v [E, P]; see `ifsl_bench.solvers.linear.Neumann`."""
     room = np.empty((2, v.shape[1]))
     for e in range(begin, end):
-        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways)  # the centres play no part
+        data = opened(x[e], base_logsumexp[e], labels[e], precisions, precisions, ways)  # the centres play no part
         at(data, v[e], room[0])
         diverged[e] = _series(data, rhs[e], steps, damping, rate, u[e], room)
 
 
 @compiled
 def curvature(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
-    start: Array, steps: int, sizes: Array,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    x: Array,
+    labels: Array,
+    base_logsumexp: Array,
+    centres: Array,
+    precisions: Array,
+    ways: int,
+    v: Array,
+    start: Array,
+    steps: int,
+    sizes: Array,
+) -> None:
     """See `ifsl_bench.solvers.gradient_descent.largest_curvature`; sizes [E]."""
     room = np.empty((2, v.shape[1]))
     for e in range(begin, end):
-        data = opened(x[e], rest[e], labels[e], precisions, precisions, ways)  # the centres play no part
+        data = opened(x[e], base_logsumexp[e], labels[e], precisions, precisions, ways)  # the centres play no part
         at(data, v[e], room[0])
         sizes[e] = _curvature(data, start, steps, room)
 
 
 @compiled
 def descend(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
-    rate: Array, steps: int, ends: Array,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    x: Array,
+    labels: Array,
+    base_logsumexp: Array,
+    centres: Array,
+    precisions: Array,
+    ways: int,
+    v: Array,
+    rate: Array,
+    steps: int,
+    ends: Array,
+) -> None:
     """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
     for e in range(begin, end):
         doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], rest[e], labels[e], here, precisions, ways)
+        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways)
         put(v[e], path[0])
         _descend(data, rate[e], path, gradient)
         put(path[steps], ends[e])
@@ -369,14 +464,25 @@ def descend(
 
 @compiled
 def ascend(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, v: Array,
-    rate: Array, steps: int, slope: Array, grads: Array,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    x: Array,
+    labels: Array,
+    base_logsumexp: Array,
+    centres: Array,
+    precisions: Array,
+    ways: int,
+    v: Array,
+    rate: Array,
+    steps: int,
+    slope: Array,
+    grads: Array,
+) -> None:
     """Carries cotangents slope [E, P] of its end back through `descend`, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
     for e in range(begin, end):
         doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], rest[e], labels[e], here, precisions, ways)
+        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways)
         put(v[e], path[0])
         _descend(data, rate[e], path, room[0])
         _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

@@ -36,11 +36,11 @@ def scaled(x: Array, factors: Array) -> Array:
 
 
 @inlined
-def softmax(f: Array, rest: Array, p: Array, spare: Array) -> None:
+def softmax(f: Array, base_logsumexp: Array, p: Array, spare: Array) -> None:
     """The softmax over the N scores f [N, S] and the fixed class, whose share comes last in p [N+1, S]; spare [S]."""
     ways, size = f.shape
     for i in range(size):
-        spare[i] = rest[i]
+        spare[i] = base_logsumexp[i]
     for k in range(ways):
         for i in range(size):
             spare[i] = f[k, i] if f[k, i] > spare[i] else spare[i]
@@ -48,7 +48,7 @@ def softmax(f: Array, rest: Array, p: Array, spare: Array) -> None:
         for i in range(size):
             p[k, i] = exponential(f[k, i] - spare[i])
     for i in range(size):
-        p[ways, i] = exponential(rest[i] - spare[i])
+        p[ways, i] = exponential(base_logsumexp[i] - spare[i])
         spare[i] = p[ways, i]
     for k in range(ways):
         for i in range(size):
@@ -92,7 +92,7 @@ def weigh(p: Array, d: Array, out: Array, spare: Array) -> None:
 
 
 @inlined
-def cross_entropy(f: Array, rest: Array, labels: Array, p: Array) -> float:
+def cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> float:
     """The mean over rows, for scores f [N, S] and the probabilities p that they have."""
     ways, size = f.shape
     loss = 0.0
@@ -106,10 +106,10 @@ def cross_entropy(f: Array, rest: Array, labels: Array, p: Array) -> float:
         elif p[labels[i], i] > 1e-290:
             loss -= math.log(p[labels[i], i])
         else:
-            top = rest[i]
+            top = base_logsumexp[i]
             for k in range(ways):
                 top = max(top, f[k, i])
-            total = math.exp(rest[i] - top)
+            total = math.exp(base_logsumexp[i] - top)
             for k in range(ways):
                 total += math.exp(f[k, i] - top)
             loss += top - f[labels[i], i] + math.log(total)
@@ -117,7 +117,7 @@ def cross_entropy(f: Array, rest: Array, labels: Array, p: Array) -> float:
 
 
 @inlined
-def pull_fixed(p: Array, moved: Array, out: Array) -> None:
+def add_base_gradient_of(p: Array, moved: Array, out: Array) -> None:
     """Adds to out [S] what -<u, gradient> changes with the fixed logits, u changing the scores by `moved` [N, S]."""
     ways, size = moved.shape
     for k in range(ways):

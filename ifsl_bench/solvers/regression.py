@@ -24,17 +24,17 @@ from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
     TINY,
     Regression,
+    base_probability,
     cross_entropy,
     floored,
     kernel,
     probabilities,
     residual,
-    rest_probability,
     scores,
     spread,
     weigh,
 )  # fmt: skip
-from ifsl_bench.solvers.support_checks import Pull, check_arguments
+from ifsl_bench.solvers.support_checks import NamedPrior, check_arguments
 from ifsl_bench.solvers.tree import Tree, doubled
 
 FACTORISED = 256  # dual numbers up to which a device factorises a system
@@ -46,17 +46,17 @@ class SoftmaxRegression(Objective):
     def value(self, v: Tree, args: Tree) -> Tensor:
         f = scores(v, args.features)  # [E, N, S]
         penalty = (args.precisions * (v - args.centres).square()).sum((1, 2))
-        return cross_entropy(f, args.rest, args.labels).mean(1) + penalty / 2
+        return cross_entropy(f, args.base_logsumexp, args.labels).mean(1) + penalty / 2
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
-        r = residual(scores(v, args.features), args.rest, args.labels)  # [E, N, S]
+        r = residual(scores(v, args.features), args.base_logsumexp, args.labels)  # [E, N, S]
         return args.precisions * (v - args.centres) + spread(r, args.features)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
         return RegressionHessian(v, args)
 
     def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
-        x, labels, rest, centres, precisions = args
+        x, labels, base_logsumexp, centres, precisions = args
         grads: list[Tensor | None] = [None] * 5
         if needed[3]:
             grads[3] = (precisions * u).sum_to_size(centres.shape)
@@ -65,18 +65,18 @@ class SoftmaxRegression(Objective):
         if needed[0] or needed[2]:
             count = x.shape[1]
             f = scores(v, x)
-            pi, pi_rest = probabilities(f, rest), rest_probability(f, rest)
+            pi, pi_base = probabilities(f, base_logsumexp), base_probability(f, base_logsumexp)
             xu = scores(u, x)  # [E, N, S]
             if needed[2]:
-                grads[2] = (xu * pi).sum(1) * pi_rest / count
+                grads[2] = (xu * pi).sum(1) * pi_base / count
             if needed[0]:
                 moved = weigh(pi, pi / count, xu)
-                grads[0] = -(residual(f, rest, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
+                grads[0] = -(residual(f, base_logsumexp, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
         return grads
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
-        if compiled.serves(args.features):
+        if compiled.kernels_enabled(args.features):
             return compiled.descend(compiled.regressions(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
@@ -86,8 +86,8 @@ class SoftmaxRegression(Objective):
     def check(self, args: Tree) -> None:
         x, centres = args.features, args.centres
         ways = centres.shape[-2] if centres.dim() > 1 else 1
-        pull = Pull("centres", centres, "precisions", args.precisions, ways, x.shape[2] + 1)
-        check_arguments(x, args.labels, args.rest, ways, [pull])
+        prior = NamedPrior("centres", centres, "precisions", args.precisions, ways, x.shape[2] + 1)
+        check_arguments(x, args.labels, args.base_logsumexp, ways, [prior])
 
     def unbounded(self, args: Tree) -> Tensor:
         return args.precisions.min() <= 0
@@ -102,7 +102,7 @@ class RegressionHessian(Operator):
     @cached_property
     def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
         args = self.args
-        pi = probabilities(scores(self.v, args.features), args.rest)  # [E, N, S]
+        pi = probabilities(scores(self.v, args.features), args.base_logsumexp)  # [E, N, S]
         shares = pi / pi.shape[2]
         x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
         transposed = x.mT
@@ -111,7 +111,7 @@ class RegressionHessian(Operator):
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
         """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K, in
         float64, for kernels of nearly equal rows are as good as singular."""
-        if compiled.serves(rhs):
+        if compiled.kernels_enabled(rhs):
             return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
             return self._factorised(rhs)  # a dozen operations, in place of a dozen for each step
@@ -122,7 +122,7 @@ class RegressionHessian(Operator):
         return self._checked(rhs, w, pi, inverse_p, steps)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        if compiled.serves(rhs):
+        if compiled.kernels_enabled(rhs):
             return compiled.regressions(self.args).series(self.v, rhs, steps, damping, rate)
         return super().series(rhs, steps, damping, rate)
 
@@ -130,7 +130,7 @@ class RegressionHessian(Operator):
         return RegressionHessian(self.v, self.args._replace(precisions=self.args.precisions + shift))
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        if compiled.serves(like):
+        if compiled.kernels_enabled(like):
             problems = compiled.regressions(self.args)
             return problems.curvature(self.v, torch.from_numpy(compiled.normal(problems.unknowns)), steps)
         return super().largest(like, steps)
@@ -150,7 +150,7 @@ class RegressionHessian(Operator):
         """K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
         v, args, rhs = doubled((self.v, self.args, rhs))
         x, inverse_p = args.features, 1 / floored(args.precisions)
-        pi = probabilities(scores(v, x), args.rest)
+        pi = probabilities(scores(v, x), args.base_logsumexp)
         return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
 
     def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
@@ -189,7 +189,7 @@ class DualNewton:
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
-        if compiled.serves(args.features):
+        if compiled.kernels_enabled(args.features):
             tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
             problems = compiled.regressions(args)
             return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)

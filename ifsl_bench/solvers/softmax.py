@@ -19,14 +19,14 @@ class Regression(NamedTuple):
 
     features: Tensor  # [E, S, D]
     labels: Tensor  # [E, S], 0..N-1
-    rest: Tensor  # [E, S] logsumexp of the fixed logits, -inf where there are none
+    base_logsumexp: Tensor  # [E, S] logsumexp of the fixed logits, -inf where there are none
     centres: Tensor  # [N, D+1] or [E, N, D+1], the bias last
     precisions: Tensor  # [D+1]
 
     def take(self, index: Tensor | slice) -> Regression:
         """The arguments of some episodes alone."""
-        x, labels, rest, centres, precisions = self
-        return Regression(x[index], labels[index], rest[index], per_episode(centres, index, 3), precisions)
+        x, labels, base_logsumexp, centres, precisions = self
+        return Regression(x[index], labels[index], base_logsumexp[index], per_episode(centres, index, 3), precisions)
 
 
 def scores(v: Tensor, x: Tensor) -> Tensor:
@@ -57,9 +57,9 @@ def floored(precisions: Tensor) -> Tensor:
     return torch.where(precisions > 0, precisions, least)
 
 
-def probabilities(f: Tensor, rest: Tensor) -> Tensor:
-    """`with_rest` without the fixed class: [E, N, S]."""
-    return with_rest(f, rest)[:, :-1]
+def probabilities(f: Tensor, base_logsumexp: Tensor) -> Tensor:
+    """`with_base` without the fixed class: [E, N, S]."""
+    return with_base(f, base_logsumexp)[:, :-1]
 
 
 def misfit(p: Tensor, hot: Tensor) -> Tensor:
@@ -75,19 +75,19 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
     return labels[:, None] == torch.arange(classes, device=labels.device)[:, None]
 
 
-def with_rest(f: Tensor, rest: Tensor) -> Tensor:
+def with_base(f: Tensor, base_logsumexp: Tensor) -> Tensor:
     """Softmax over the N scores f [E, N, S] and the fixed class, which comes last: [E, N+1, S]."""
-    return torch.cat([f, rest[:, None]], 1).softmax(1)
+    return torch.cat([f, base_logsumexp[:, None]], 1).softmax(1)
 
 
-def rest_probability(f: Tensor, rest: Tensor) -> Tensor:
+def base_probability(f: Tensor, base_logsumexp: Tensor) -> Tensor:
     """The probability of the fixed class: [E, S]."""
-    return (rest - torch.logaddexp(f.logsumexp(1), rest)).exp()
+    return (base_logsumexp - torch.logaddexp(f.logsumexp(1), base_logsumexp)).exp()
 
 
-def cross_entropy(f: Tensor, rest: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
     """-log of the probability of the label: [E, S]."""
-    margins = torch.cat([f, rest[:, None]], 1) - f.gather(1, labels[:, None])  # [E, N+1, S]
+    margins = torch.cat([f, base_logsumexp[:, None]], 1) - f.gather(1, labels[:, None])  # [E, N+1, S]
     # The label's own margin is zero: the logarithm of one plus the others keeps the digits of a small loss.
     others = margins.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
     return torch.nn.functional.softplus(others, threshold=35)
@@ -98,9 +98,9 @@ def indicator(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
     return one_hot(labels, ways).to(dtype)
 
 
-def residual(f: Tensor, rest: Tensor, labels: Tensor) -> Tensor:
+def residual(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
     """The derivative of the mean cross-entropy in the scores: [E, N, S]."""
-    p = with_rest(f, rest)
+    p = with_base(f, base_logsumexp)
     return misfit(p, one_hot(labels, p.shape[1])) / -f.shape[2]
 
 

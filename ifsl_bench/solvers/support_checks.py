@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 
-class Pull(NamedTuple):
-    """Centres [(E,) rows or 1, columns] and precisions [columns] of a quadratic, and their names in messages."""
+class NamedPrior(NamedTuple):
+    """A `QuadraticPrior` of `rows` rows of `columns` numbers, and the names of its tensors in messages."""
 
     name: str
     centres: Tensor
@@ -20,37 +20,40 @@ class Pull(NamedTuple):
     columns: int
 
 
-def check_arguments(features: Tensor, labels: Tensor, rest: Tensor, ways: int, pulls: Sequence[Pull]) -> None:
-    """Raises ValueError where a support set (features [E, S, D], labels [E, S], rest [E, S]) cannot be learned from, or
-    a pull is no quadratic.
+def check_arguments(
+    features: Tensor, labels: Tensor, base_logsumexp: Tensor, ways: int, priors: Sequence[NamedPrior]
+) -> None:
+    """Raise ValueError where a support set cannot be learned from, or a prior is no quadratic.
 
     Shapes and types first. Then one number says whether all numbers look good, for a device waits for each that it
     reads; only where it says no are they looked at one by one, in order to say what is wrong.
     """
-    _check_support_shapes(features, labels, rest)
-    for pull in pulls:
-        _check_pull_shapes(pull, features)
-    if not _looks_good(features, labels, rest, ways, pulls):
-        _check_support(features, labels, rest, ways)
-        for pull in pulls:
-            _check_pull(pull)
+    _check_support_shapes(features, labels, base_logsumexp)
+    for prior in priors:
+        _check_pull_shapes(prior, features)
+    if not _looks_good(features, labels, base_logsumexp, ways, priors):
+        _check_support(features, labels, base_logsumexp, ways)
+        for prior in priors:
+            _check_pull(prior)
 
 
-def _looks_good(features: Tensor, labels: Tensor, rest: Tensor, ways: int, pulls: Sequence[Pull]) -> bool:
+def _looks_good(
+    features: Tensor, labels: Tensor, base_logsumexp: Tensor, ways: int, priors: Sequence[NamedPrior]
+) -> bool:
     """True where all is in order; seldom wrongly False: finite numbers may have an infinite sum."""
     total = features.sum()
-    for pull in pulls:
+    for prior in priors:
         # The root of a negative number is none.
-        total = total + pull.centres.sum() + pull.precisions.sqrt().sum()
+        total = total + prior.centres.sum() + prior.precisions.sqrt().sum()
     present = (labels[:, :, None] == torch.arange(ways, device=labels.device)).any(1)  # [E, N]
-    bounded = (rest < torch.inf) & (labels >= 0) & (labels < ways)
+    bounded = (base_logsumexp < torch.inf) & (labels >= 0) & (labels < ways)
     if ways == 1:
-        bounded = bounded & (rest > -torch.inf)
+        bounded = bounded & (base_logsumexp > -torch.inf)
     return bool(bounded.all() & present.all() & ((total - total) == 0))
 
 
-def _check_pull_shapes(pull: Pull, features: Tensor) -> None:
-    name, centres, precisions_name, precisions, rows, columns = pull
+def _check_pull_shapes(prior: NamedPrior, features: Tensor) -> None:
+    name, centres, precisions_name, precisions, rows, columns = prior
     episodes = features.shape[0]
     lead, shape = centres.shape[:-2], centres.shape[-2:]
     if (
@@ -72,31 +75,31 @@ def _check_pull_shapes(pull: Pull, features: Tensor) -> None:
             )
 
 
-def _check_pull(pull: Pull) -> None:
-    for label, tensor in ((pull.name, pull.centres), (pull.precisions_name, pull.precisions)):
+def _check_pull(prior: NamedPrior) -> None:
+    for label, tensor in ((prior.name, prior.centres), (prior.precisions_name, prior.precisions)):
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"{label} is not finite: meta-training has diverged, or its input has nan or inf")
-    if bool((pull.precisions < 0).any()):
-        raise ValueError(f"{pull.precisions_name} must not be negative: the objective would have no minimum")
+    if bool((prior.precisions < 0).any()):
+        raise ValueError(f"{prior.precisions_name} must not be negative: the objective would have no minimum")
 
 
-def _check_support_shapes(features: Tensor, labels: Tensor, rest: Tensor) -> None:
-    if features.dim() != 3 or labels.shape != features.shape[:2] or rest.shape != labels.shape:
+def _check_support_shapes(features: Tensor, labels: Tensor, base_logsumexp: Tensor) -> None:
+    if features.dim() != 3 or labels.shape != features.shape[:2] or base_logsumexp.shape != labels.shape:
         raise ValueError(
-            f"features must be [E, S, D] with labels and rest [E, S], not {list(features.shape)}, "
-            f"{list(labels.shape)} and {list(rest.shape)}"
+            f"features must be [E, S, D] with labels and base_logsumexp [E, S], not {list(features.shape)}, "
+            f"{list(labels.shape)} and {list(base_logsumexp.shape)}"
         )
-    floats = {features.dtype, rest.dtype}
+    floats = {features.dtype, base_logsumexp.dtype}
     if labels.dtype != torch.long or floats not in ({torch.float32}, {torch.float64}):
         raise ValueError(
-            f"labels must be int64, features and rest both float32 or both float64, not {labels.dtype}, "
-            f"{features.dtype} and {rest.dtype}"
+            f"labels must be int64, features and base_logsumexp both float32 or both float64, not {labels.dtype}, "
+            f"{features.dtype} and {base_logsumexp.dtype}"
         )
     if features.numel() == 0:
         raise ValueError(f"the support set is empty: features has shape {list(features.shape)}")
 
 
-def _check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> None:
+def _check_support(features: Tensor, labels: Tensor, base_logsumexp: Tensor, ways: int) -> None:
     if not bool(features.isfinite().all()):
         bad = (~features.isfinite()).flatten(1).any(1).nonzero()[:5, 0].tolist()
         raise ValueError(f"support features are not finite in episodes {bad}: look at the backbone or its inputs")
@@ -107,9 +110,9 @@ def _check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) ->
     if not bool(present.all()):
         episode, label = (~present).nonzero()[0].tolist()
         raise ValueError(f"class {label} has no support image in episode {episode}: every novel class needs one")
-    if not bool((rest < torch.inf).all()):
+    if not bool((base_logsumexp < torch.inf).all()):
         raise ValueError("the fixed logits are not finite (nan or +inf): look at the base classifier's logits")
-    if ways == 1 and bool((rest == -torch.inf).any()):
+    if ways == 1 and bool((base_logsumexp == -torch.inf).any()):
         raise ValueError(
             "a support set with one class and no base classes leaves nothing to tell it from: "
             "give base logits or more classes"

@@ -38,30 +38,41 @@ class WhitenedNetwork:
 
     @staticmethod
     def of(
-        kernels: tuple[Tensor, Tensor], gram: Tensor, hidden_0: Tensor, skip_0: Tensor, rest: Tensor, labels: Tensor,
-        centres: Tensor, inverse: Tensor,
-    ) -> WhitenedNetwork:  # fmt: skip
-        """Coordinates for kernels and gram [E, S, S], hidden_0 [E, H, S], skip_0 [(E,) N, S], rest and labels [E, S],
-        centres [(E,) N, H+1] and inverse precisions [H+1] of [W b]."""
-        episodes, size = rest.shape
+        kernels: tuple[Tensor, Tensor],
+        gram: Tensor,
+        hidden_0: Tensor,
+        skip_0: Tensor,
+        base_logsumexp: Tensor,
+        labels: Tensor,
+        centres: Tensor,
+        inverse: Tensor,
+    ) -> WhitenedNetwork:
+        """Coordinates for kernels and gram [E, S, S], hidden_0 [E, H, S], skip_0 [(E,) N, S], base_logsumexp and labels
+        [E, S], centres [(E,) N, H+1] and inverse precisions [H+1] of [W b]."""
+        episodes, size = base_logsumexp.shape
         ways, units = skip_0.shape[-2], inverse.shape[0]
         hot = one_hot(labels, ways + 1)
         return WhitenedNetwork(
-            triangular_root(kernels[0]), triangular_root(kernels[1]), gram,
+            triangular_root(kernels[0]),
+            triangular_root(kernels[1]),
+            gram,
             pad(hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
-            torch.cat([skip_0.expand(episodes, -1, -1), rest[:, None]], 1),
+            torch.cat([skip_0.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
             pad(centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
-            labels[:, None], hot.to(rest.dtype), torch.zeros_like(skip_0[..., :1, :1]).masked_fill(hot, -torch.inf),
-            rest.new_zeros(episodes, size + units), pad(inverse.sqrt(), (size, 0), value=1.0),
-        )  # fmt: skip
+            labels[:, None],
+            hot.to(base_logsumexp.dtype),
+            torch.zeros_like(skip_0[..., :1, :1]).masked_fill(hot, -torch.inf),
+            base_logsumexp.new_zeros(episodes, size + units),
+            pad(inverse.sqrt(), (size, 0), value=1.0),
+        )
 
     def into(self, z: Tensor) -> Tensor:
         (_, units, size), ways = self.hidden_0.shape, self.hot.shape[1] - 1
         b, beta, output = z.split([(units - 1) * size, ways * size, ways * units], 1)
         hidden = pad(b.unflatten(1, (-1, size)) @ self.root_2, (0, 0, 0, 1))
-        classes = torch.cat([
-            beta.unflatten(1, (-1, size)) @ self.root_3, output.unflatten(1, (-1, units)) / self.scale[size:]
-        ], 2)  # fmt: skip
+        classes = torch.cat(
+            [beta.unflatten(1, (-1, size)) @ self.root_3, output.unflatten(1, (-1, units)) / self.scale[size:]], 2
+        )
         return torch.cat([hidden.flatten(1), classes.flatten(1), self.nothing], 1)
 
     def back(self, w: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.solvers import NetworkArgs, Regression, fold
+from ifsl_bench.solvers import NetworkArgs, Regression, to_prior
 
 D, K, N, Q, H = 512, 200, 5, 50, 40
 
@@ -38,13 +38,13 @@ class Episodes:
         self.centres = 0.5 * torch.randn(count, N, D + 1, generator=g) / D**0.5
 
     def regression(self) -> Regression:
-        c, p = fold(self.centres, self.log_gamma, 1e-5, N)
+        c, p = to_prior(self.centres, self.log_gamma, 1e-5, N)
         return Regression(self.features, self.labels, self.base_logits.logsumexp(-1), c, p)
 
     def network(self) -> NetworkArgs:
-        c1, p1 = fold(torch.zeros(N, H + 1), torch.full((H + 1,), math.log(0.01)), 1e-5, N)
-        c3, p3 = fold(self.centres[..., :-1], self.log_gamma[:-1], 1e-5, N)
-        c2, p2 = fold(self.centres[:, :1], self.log_gamma, 1e-5, H)
+        c1, p1 = to_prior(torch.zeros(N, H + 1), torch.full((H + 1,), math.log(0.01)), 1e-5, N)
+        c3, p3 = to_prior(self.centres[..., :-1], self.log_gamma[:-1], 1e-5, N)
+        c2, p2 = to_prior(self.centres[:, :1], self.log_gamma, 1e-5, H)
         return NetworkArgs(self.features, self.labels, self.base_logits.logsumexp(-1), c1, p1, c3, p3, c2, p2)
 
     def base(self) -> Base:

@@ -40,11 +40,11 @@ def logits(v: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def objective(
-    v: Sequence[Tensor], x: Tensor, labels: Tensor, base: Tensor, pulls: Sequence[tuple[Tensor, Tensor]]
+    v: Sequence[Tensor], x: Tensor, labels: Tensor, base: Tensor, priors: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
     """x [S, D], labels [S] among the novel classes, base [S, K] logits, pulls (centres, precisions) of each part."""
     joint = torch.cat([base, logits(v, x)], 1)
-    penalty = torch.stack([(p * (w - c).square()).sum() for w, (c, p) in zip(v, pulls, strict=True)]).sum()
+    penalty = torch.stack([(p * (w - c).square()).sum() for w, (c, p) in zip(v, priors, strict=True)]).sum()
     return F.cross_entropy(joint, base.shape[1] + labels) + penalty / 2
 
 
@@ -83,14 +83,14 @@ def scipy_network(
     values, begin = [], perf_counter()
     for i in range(count):
         x, labels, base = args.features[i].double(), args.labels[i], base_logits[i].double()
-        pulls = [((c[i] if c.dim() == 3 else c).double(), p.double()) for c, p in parts]
+        priors = [((c[i] if c.dim() == 3 else c).double(), p.double()) for c, p in parts]
         like = [w[i].double() for w in start]
         sizes = [w.numel() for w in like]
 
-        def value(flat: np.ndarray, x=x, labels=labels, base=base, pulls=pulls, like=like, sizes=sizes):
+        def value(flat: np.ndarray, x=x, labels=labels, base=base, priors=priors, like=like, sizes=sizes):
             leaf = torch.from_numpy(flat.copy()).requires_grad_()
             v = [part.view_as(w) for part, w in zip(leaf.split(sizes), like, strict=True)]
-            loss = objective(v, x, labels, base, pulls)
+            loss = objective(v, x, labels, base, priors)
             loss.backward()
             return float(loss.detach()), leaf.grad.numpy()
 

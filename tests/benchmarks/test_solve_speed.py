@@ -25,7 +25,7 @@ from paper_shapes import D, Episodes, H, K, N, Q
 from scipy.optimize import minimize
 from solve_table import Row, training
 
-from ifsl_bench.solvers import LBFGS, DualNewton, Memory, Regression, SoftmaxRegression, TanhNetwork, minimise
+from ifsl_bench.solvers import LBFGS, AttractorMLP, DualNewton, Regression, SoftmaxRegression, TanhNetwork, minimise
 from ifsl_bench.solvers.network import activations
 from ifsl_bench.solvers.softmax import scores
 
@@ -120,7 +120,7 @@ def test_meta_training(benchmark, learner, gradient, batch):
     benchmark.pedantic(step, rounds=30 if learner == "lr" else 10, warmup_rounds=2)
     episodes = Episodes(batch, 5)
     sizes = (D + 1,) if learner == "lr" else (H + 1, D + 1, D)
-    memory = Memory(D, sizes)
+    memory = AttractorMLP(D, sizes)
     tau = torch.full((2,), 2.0, requires_grad=True)
     gammas = [torch.full((size,), math.log(0.01), requires_grad=True) for size in sizes]
     optimiser = torch.optim.Adam([*memory.parameters(), tau, *gammas], 1e-3)
@@ -137,11 +137,11 @@ def test_meta_training(benchmark, learner, gradient, batch):
             share = (tau[1] * F.normalize(mean, dim=1) @ F.normalize(episodes.weight, dim=1).T).softmax(1)
             centres += [shares @ outputs[2], (share @ outputs[1]).expand(H, -1)]
         chosen = gammas if learner == "lr" else [gammas[0], gammas[2], gammas[1]]
-        # gamma enters as a mean over rows; the centres of `fold` differ from u by the weight decay's share.
-        pulls = [(u, 1e-5 + 2 * g.exp() / len(u)) for u, g in zip(centres, chosen, strict=True)]
+        # gamma enters as a mean over rows; the centres of `to_prior` differ from u by the weight decay's share.
+        priors = [(u, 1e-5 + 2 * g.exp() / len(u)) for u, g in zip(centres, chosen, strict=True)]
 
         def inner(v):
-            return plain.objective(v, x, labels, episodes.base_logits[i], pulls)
+            return plain.objective(v, x, labels, episodes.base_logits[i], priors)
 
         v = plain.solved(lambda v: inner(v), [torch.zeros_like(u) if learner == "lr" else u.detach() for u in centres])
         point = [w.requires_grad_() for w in v]

@@ -20,9 +20,9 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import Sampler
+from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader
-from ifsl_bench.protocols.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.utils.progress import Reporter

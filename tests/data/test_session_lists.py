@@ -25,7 +25,7 @@ from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionSource, order_of, session_pools
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions, mini_sessions
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
-from ifsl_bench.protocols.episodes import task_stream
+from ifsl_bench.protocols.sampling.episodes import task_stream
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.store.schema import read as read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError

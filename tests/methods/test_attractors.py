@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.solvers import LBFGS, Network, NetworkLearner, fold, measured, ridge
+from ifsl_bench.solvers import LBFGS, Network, NetworkLearner, measured, ridge_prior, to_prior
 from ifsl_bench.solvers.network import activations
 from ifsl_bench.solvers.tree import tree_map
 from ifsl_bench.utils.errors import UserError
@@ -118,11 +118,13 @@ def arguments(method, support: Support):
     """The arguments of a method's inner problem, where no base class is hidden."""
     learner, decay = method.learner, method.weight_decay
     if isinstance(method, Ridge):
-        pulls = [ridge(1 if part.common else part.rows, part.size, decay, support.features) for part in learner.parts]
+        priors = [
+            ridge_prior(1 if part.common else part.rows, part.size, decay, support.features) for part in learner.groups
+        ]
     else:
-        of_parts = zip(learner.parts, method.centres(support), method.log_gamma, strict=True)
-        pulls = [fold(u, log_gamma, decay, part.rows) for part, u, log_gamma in of_parts]
-    return learner.arguments((support.features, support.labels, support.base_logits.logsumexp(-1)), pulls)
+        of_parts = zip(learner.groups, method.centres(support), method.log_gamma, strict=True)
+        priors = [to_prior(u, log_gamma, decay, part.rows) for part, u, log_gamma in of_parts]
+    return learner.arguments((support.features, support.labels, support.base_logits.logsumexp(-1)), priors)
 
 
 SOLVED = {torch.float64: 1e-9 * 1000, torch.float32: 1e-3}  # the solver's stop, times the condition of the problems
@@ -219,7 +221,7 @@ def test_initial_values(learner):
 
     a, b = make(0, gradient="t-bptt"), make(1, gradient="t-bptt")
     starts = list(a.buffers())
-    assert [s.shape for s in starts] == [(p.rows, p.size) for p in a.learner.parts]
+    assert [s.shape for s in starts] == [(p.rows, p.size) for p in a.learner.groups]
     assert all(torch.equal(s, t) for s, t in zip(starts, b.buffers(), strict=True))
     assert all(0.008 < float(s.abs().max()) <= 0.01 for s in starts)
     assert not any("start" in key for key in a.state_dict())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.class_draws import ClassDraws, stream_key
-from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.sampling.draws import ClassDraws, stream_key
+from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.seeds import seed_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.protocols.sequences import Pools, SequenceSampler
+from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.seeds import seed_of

@@ -20,10 +20,10 @@ from ifsl_bench.solvers import (
 )
 
 
-def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):
+def regression(features=None, labels=None, base_logsumexp=None, ways=2, precision=0.1):
     x = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.2], [0.1, 1.0]]]) if features is None else features
     y = torch.tensor([[0, 1, 0, 1]]) if labels is None else labels
-    r = torch.zeros(y.shape) if rest is None else rest
+    r = torch.zeros(y.shape) if base_logsumexp is None else base_logsumexp
     return Regression(x, y, r, torch.zeros(ways, x.shape[-1] + 1), torch.full((x.shape[-1] + 1,), precision))
 
 
@@ -55,11 +55,13 @@ def with_entry(value):
         (regression(labels=torch.tensor([[0, 1, 2, 1]])), r"must lie in 0\.\.1, and 0\.\.2"),
         (regression(labels=torch.tensor([[0, 1, -1, 1]])), r"-1\.\.1 were given"),
         (regression(features=torch.zeros(1, 0, 2), labels=torch.zeros(1, 0, dtype=torch.long)), "is empty"),
-        (regression(rest=torch.full((1, 4), math.nan)), "fixed logits are not finite"),
-        (regression(rest=torch.full((1, 3), 0.0)), r"labels and rest \[E, S\]"),
+        (regression(base_logsumexp=torch.full((1, 4), math.nan)), "fixed logits are not finite"),
+        (regression(base_logsumexp=torch.full((1, 3), 0.0)), r"labels and base_logsumexp \[E, S\]"),
         (regression(precision=-1.0), "must not be negative"),
         (
-            regression(labels=torch.zeros(1, 4, dtype=torch.long), rest=torch.full((1, 4), -math.inf), ways=1),
+            regression(
+                labels=torch.zeros(1, 4, dtype=torch.long), base_logsumexp=torch.full((1, 4), -math.inf), ways=1
+            ),
             "one class and no base classes leaves",
         ),
     ],
@@ -76,9 +78,9 @@ def test_precisions_of_the_wrong_length_are_refused():
 
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
-@pytest.mark.parametrize("rest", [0.0, -math.inf], ids=["base", "regular"])
-def test_separable_data_without_a_ridge_are_flagged(learner, rest):
-    solution = solve(learner, regression(rest=torch.full((1, 4), rest), precision=0.0))
+@pytest.mark.parametrize("base_logsumexp", [0.0, -math.inf], ids=["base", "regular"])
+def test_separable_data_without_a_ridge_are_flagged(learner, base_logsumexp):
+    solution = solve(learner, regression(base_logsumexp=torch.full((1, 4), base_logsumexp), precision=0.0))
     assert not bool(solution.converged.any())
     assert bool(solution.objective.isfinite().all())
 

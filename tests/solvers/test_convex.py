@@ -62,22 +62,24 @@ def problem(
     if same:
         x = x[:, :1].expand_as(x).clone()
     labels = torch.arange(ways).repeat_interleave(shots).expand(episodes, -1)
-    rest = (x @ weight.T / features**0.5).logsumexp(-1) if base else torch.full(labels.shape, -math.inf).double()
+    base_logsumexp = (
+        (x @ weight.T / features**0.5).logsumexp(-1) if base else torch.full(labels.shape, -math.inf).double()
+    )
     c = 0.1 * normal(episodes, ways, features + 1)
-    rest = rest + lift
+    base_logsumexp = base_logsumexp + lift
     p = decay + 2 * gamma / ways * (0.3 * normal(features + 1)).exp()
-    return Regression(x.to(dtype), labels, rest.to(dtype), c.to(dtype), p.to(dtype))
+    return Regression(x.to(dtype), labels, base_logsumexp.to(dtype), c.to(dtype), p.to(dtype))
 
 
 def scipy_solution(args, index, **options):
     x = np.concatenate([args.features[index].double().numpy(), np.ones((args.features.shape[1], 1))], 1)
-    y, rest = args.labels[index].numpy(), args.rest[index].double().numpy()
+    y, base_logsumexp = args.labels[index].numpy(), args.base_logsumexp[index].double().numpy()
     c, p = args.centres[index].double().numpy(), args.precisions.double().numpy()
     rows = np.arange(len(y))
 
     def value(flat):
         v = flat.reshape(c.shape)
-        f = np.concatenate([x @ v.T, rest[:, None]], 1)
+        f = np.concatenate([x @ v.T, base_logsumexp[:, None]], 1)
         top = f.max(1, keepdims=True)
         e = np.exp(f - top)
         loss = (np.log(e.sum(1)) + top[:, 0] - f[rows, y]).mean() + (p * (v - c) ** 2).sum() / 2
@@ -190,8 +192,8 @@ def test_gradcheck_of_the_solved_loss(shape):
     leaves = [a.requires_grad_() for a in args if a.is_floating_point() and bool(a.isfinite().all())]
 
     def loss(*tensors):
-        rest = tensors[1] if args.rest.requires_grad else args.rest
-        return query_loss(Regression(tensors[0], args.labels, rest, tensors[-2], tensors[-1]))
+        base_logsumexp = tensors[1] if args.base_logsumexp.requires_grad else args.base_logsumexp
+        return query_loss(Regression(tensors[0], args.labels, base_logsumexp, tensors[-2], tensors[-1]))
 
     # Central differences: the solver's 1e-12 over eps, and eps squared.
     assert torch.autograd.gradcheck(loss, leaves, eps=1e-6, atol=1e-4, rtol=1e-3)
@@ -273,8 +275,8 @@ def test_what_has_no_minimum_has_no_exact_gradient():
     strength = torch.zeros(3, dtype=torch.float64)
     objective, g = SoftmaxRegression(), torch.Generator().manual_seed(0)
     x, c = torch.randn(2, 2, 2, generator=g, dtype=torch.float64), torch.zeros(2, 2, 3, dtype=torch.float64)
-    labels, rest = torch.tensor([[0, 1]] * 2), torch.zeros(2, 2, dtype=torch.float64)
-    args = Regression(x, labels, rest, c.requires_grad_(), strength)
+    labels, base_logsumexp = torch.tensor([[0, 1]] * 2), torch.zeros(2, 2, dtype=torch.float64)
+    args = Regression(x, labels, base_logsumexp, c.requires_grad_(), strength)
     solution = minimise(objective, DualNewton(), None, args)
     assert not bool(solution.converged.any())
     solution.value.sum().backward()

@@ -23,10 +23,10 @@ def regression():
 
 
 def network(least=0.1):
-    pulls = []
+    priors = []
     for rows, size in ((N, H + 1), (N, D), (H, D + 1)):
-        pulls += [0.3 * normal(1, rows, size), least + normal(size).square()]
-    return NetworkArgs(normal(1, S, D), LABELS, normal(1, S), *pulls)
+        priors += [0.3 * normal(1, rows, size), least + normal(size).square()]
+    return NetworkArgs(normal(1, S, D), LABELS, normal(1, S), *priors)
 
 
 def expand(a, args):
@@ -43,7 +43,7 @@ def test_in_dual_numbers_scores_penalty_and_gradient_need_the_kernel_alone():
     torch.testing.assert_close(scores(v, args.features), f)
     penalty = (args.precisions * (v - args.centres).square()).sum() / 2
     torch.testing.assert_close(penalty, (a * (a @ k)).sum() / 2)
-    r = a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.rest)) / S
+    r = a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.base_logsumexp)) / S
     point = v.clone().requires_grad_()
     (slope,) = torch.autograd.grad(SoftmaxRegression().value(point, args).sum(), point)
     torch.testing.assert_close(r @ x, slope)
@@ -56,10 +56,10 @@ def test_the_hessian_in_dual_numbers_is_one_plus_m_k():
 
     def representer(a):
         f = scores(args.centres, args.features) + a @ k
-        return a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.rest)) / S
+        return a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.base_logsumexp)) / S
 
     _, moved = torch.autograd.functional.jvp(representer, a, s)
-    pi = probabilities(scores(args.centres, args.features) + a @ k, args.rest)
+    pi = probabilities(scores(args.centres, args.features) + a @ k, args.base_logsumexp)
     torch.testing.assert_close(moved, s + weigh(pi, pi / S, s @ k))
 
 

@@ -16,9 +16,8 @@ from numba import njit
 
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
-from ifsl_bench.protocols.episode_hits import hits
-from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader
-from ifsl_bench.protocols.episodes import Sampler
+from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader, hits
+from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, minimise
 from ifsl_bench.solvers import numba_backend as compiled
@@ -30,7 +29,7 @@ from ifsl_bench.solvers import numba_threads as threads
 from ifsl_bench.solvers import numba_vectors as vectors
 from ifsl_bench.solvers.numba_compiling import FOLDER, inlined
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.tempnames import what
+from ifsl_bench.utils.tempnames import strip_tag
 from tests.tolerances import rounding
 
 
@@ -155,7 +154,9 @@ def test_machine_code_that_is_not_recorded_yet_is_left_to_its_process(tmp_path, 
     folder = store.code_folder()
     with store.alone(folder):
         (folder / "a.nbi").touch()
-        other = subprocess.Popen([sys.executable, "-c", "from ifsl_bench.solvers import store; store.code_folder()"])
+        other = subprocess.Popen(
+            [sys.executable, "-c", "from ifsl_bench.solvers import numba_code_cache as store; store.code_folder()"]
+        )
         with pytest.raises(subprocess.TimeoutExpired):  # it waits
             other.wait(5)
         store.record(folder)
@@ -238,12 +239,12 @@ def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
 def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
     code = "\n".join([
         "import numba; before = numba.config.CACHE_DIR",
-        "from ifsl_bench.solvers import regression",
+        "from ifsl_bench.solvers import numba_regression as regression",
         "assert numba.config.CACHE_DIR == before != str(regression.solve._cache.cache_path)",
     ])  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"IFSL_BENCH_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    assert [*tmp_path.glob("compiled/*/kernels_*")]
+    assert [*tmp_path.glob("compiled/*/solvers_*")]
 
 
 def test_each_machine_code_has_a_name_of_its_own():
@@ -251,7 +252,7 @@ def test_each_machine_code_has_a_name_of_its_own():
     files = [kernel._cache._cache_file for kernel in (network.inverse, network.inverse, network.solve)]
     names = {file._data_name(1) for file in files}
     assert len(names) == 3
-    assert all(what(name).endswith(".1.nbc") for name in names)
+    assert all(strip_tag(name).endswith(".1.nbc") for name in names)
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
@@ -301,7 +302,7 @@ def test_labels_and_shapes_that_fit_no_memory_are_refused():
     args = regression(2)
     for wrong in (
         args._replace(labels=args.labels + 1), args._replace(labels=args.labels - 1),
-        args._replace(rest=args.rest[:, 1:]), args._replace(precisions=args.precisions[1:]),
+        args._replace(base_logsumexp=args.base_logsumexp[:, 1:]), args._replace(precisions=args.precisions[1:]),
         args._replace(labels=args.labels[:1]),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="support"):
@@ -310,7 +311,9 @@ def test_labels_and_shapes_that_fit_no_memory_are_refused():
 
 def unrolled(centres):
     args = regression(3)
-    args = args._replace(features=args.features.double() / 5, rest=args.rest.double(), centres=centres)
+    args = args._replace(
+        features=args.features.double() / 5, base_logsumexp=args.base_logsumexp.double(), centres=centres
+    )
     args = args._replace(precisions=args.precisions.double())
     return minimise(SoftmaxRegression(), GradientDescent(0.1, 5), torch.zeros(3, 5, 17).double(), args, Unroll()).value
 
@@ -355,13 +358,13 @@ def test_the_kernels_can_be_switched_off():
         "import sys; sys.path.insert(0, 'tests/solvers')",
         "import torch",
         "from ifsl_bench.solvers import numba_backend as compiled",
-        "assert not compiled.serves(torch.zeros(1))",
+        "assert not compiled.kernels_enabled(torch.zeros(1))",
     ])  # fmt: skip
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "IFSL_BENCH_KERNELS": "0"})
     with compiled.batched():
-        assert not compiled.serves(torch.zeros(1))
-    assert compiled.serves(torch.zeros(1))
-    assert not compiled.serves(torch.zeros(1, device="meta"))
+        assert not compiled.kernels_enabled(torch.zeros(1))
+    assert compiled.kernels_enabled(torch.zeros(1))
+    assert not compiled.kernels_enabled(torch.zeros(1, device="meta"))
 
 
 def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.float32, seed=0):
@@ -444,7 +447,7 @@ def test_kernels_gather_what_indices_say(shared):
     base = novel if shared else base
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
     loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
-    assert compiled.at_hand(novel.features)
+    assert compiled.kernels_loaded(novel.features)
     batch, drawn = loader.batch(5, 70), loader.sampler.sample(5, 70)
     for bank, support, query in (
         ("features", batch.support.features, batch.query.features),

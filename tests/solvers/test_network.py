@@ -24,7 +24,7 @@ from ifsl_bench.solvers import (
     fixed_class,
     largest_curvature,
     minimise,
-    ridge,
+    ridge_prior,
 )
 from ifsl_bench.solvers import numba_backend as compiled
 from ifsl_bench.solvers.lbfgs import LOOK
@@ -50,13 +50,13 @@ def problem(ways=3, shots=2, hidden=4, features=6, episodes=2, gamma=0.1, base=5
     x = normal(episodes, ways, features).repeat_interleave(shots, 1) + 0.5 * normal(episodes, ways * shots, features)
     x = norm * x / x.norm(dim=-1, keepdim=True)
     labels = torch.arange(ways).repeat_interleave(shots).expand(episodes, -1)
-    rest = 1 + 0.3 * normal(*labels.shape) if base else torch.full(labels.shape, -math.inf).double()
+    base_logsumexp = 1 + 0.3 * normal(*labels.shape) if base else torch.full(labels.shape, -math.inf).double()
     lead = () if shared else (episodes,)
     sizes = ((ways, hidden + 1, ways), (ways, features, ways), (1 if shared else hidden, features + 1, hidden))
     parts = []
     for rows, size, mean in sizes:
         parts += [0.3 * normal(*lead, rows, size), 1e-5 + 2 * gamma / mean * (0.3 * normal(size)).exp()]
-    return TanhNetwork(ways, hidden), NetworkArgs(x, labels, rest, *parts)
+    return TanhNetwork(ways, hidden), NetworkArgs(x, labels, base_logsumexp, *parts)
 
 
 CASES = [{}, {"base": 0}, {"shared": True}, {"ways": 1}, {"shots": 1}]
@@ -198,9 +198,9 @@ def weak(decay, norm=20.0, dtype=torch.float64, episodes=4):
     """Nothing pulls but a small ridge: where it ends is far from where the gradient first looks small."""
     objective, args = problem(ways=5, shots=3, hidden=20, features=32, norm=norm, episodes=episodes)
     still = {n: torch.zeros_like(getattr(args, n)) for n in args._fields if n.endswith("centres")}
-    ridge = {n: torch.full_like(getattr(args, n), decay) for n in args._fields if n.endswith("precisions")}
+    ridge_prior = {n: torch.full_like(getattr(args, n), decay) for n in args._fields if n.endswith("precisions")}
     return objective, NetworkArgs(
-        *(a.to(dtype) if a.is_floating_point() else a for a in args._replace(**still, **ridge))
+        *(a.to(dtype) if a.is_floating_point() else a for a in args._replace(**still, **ridge_prior))
     )
 
 
@@ -267,9 +267,9 @@ def test_saddles_are_left_where_training_asks_for_the_gradient_of_a_minimum(line
             return super().past_saddles(solver)
 
     _, args = saddles(torch.float32)
-    learner, rows = Spy(5, 32, 20), (args.features, args.labels, args.rest)
-    pulls = [ridge(1 if p.common else p.rows, p.size, 1e-3, args.features) for p in learner.parts]
-    Converged(linear).solve(learner, rows, pulls, training=training)
+    learner, rows = Spy(5, 32, 20), (args.features, args.labels, args.base_logsumexp)
+    priors = [ridge_prior(1 if p.common else p.rows, p.size, 1e-3, args.features) for p in learner.groups]
+    Converged(linear).solve(learner, rows, priors, training=training)
     assert escapes == ([8] if left else [])
 
 
@@ -294,9 +294,9 @@ def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, way):
     learner = NetworkLearner(5, 64)
     start = [part.to(dtype) for part in learner.start()]
     for decay in (1e-12, 1e-14):
-        pulls = [ridge(1 if p.common else p.rows, p.size, decay, x) for p in learner.parts]
+        priors = [ridge_prior(1 if p.common else p.rows, p.size, decay, x) for p in learner.groups]
         rows = (x, labels, fixed_class(base_logits, hidden))
-        solved = meta.solve(learner, rows, pulls, start, training=way == "compiled" and isinstance(meta, Converged))
+        solved = meta.solve(learner, rows, priors, start, training=way == "compiled" and isinstance(meta, Converged))
         assert not bool(solved.statistics["solver_unconverged"].any())
         assert float(solved.statistics["solver_steps"].mean()) < 120
         v = Network(*(w.double().requires_grad_() for w in solved.weights))
@@ -320,16 +320,16 @@ def test_what_single_precision_cannot_solve_is_solved_in_double():
 def test_an_answer_does_not_depend_on_how_many_others_there_are(learner, way):
     g = torch.Generator().manual_seed(4)
     x, query = 4 * torch.randn(9, 10, 32, generator=g), 4 * torch.randn(9, 6, 32, generator=g)
-    labels, rest = (torch.arange(10) % 5).expand(9, -1), 3 * torch.randn(9, 10, generator=g)
-    pulls = [ridge(1 if p.common else p.rows, p.size, 1e-3, x) for p in learner.parts]
+    labels, base_logsumexp = (torch.arange(10) % 5).expand(9, -1), 3 * torch.randn(9, 10, generator=g)
+    priors = [ridge_prior(1 if p.common else p.rows, p.size, 1e-3, x) for p in learner.groups]
     meta = Converged()
-    whole = learner.logits(meta.solve(learner, (x, labels, rest), pulls).weights, query)
-    last = learner.logits(meta.solve(learner, (x[7:], labels[7:], rest[7:]), pulls).weights, query[7:])
+    whole = learner.logits(meta.solve(learner, (x, labels, base_logsumexp), priors).weights, query)
+    last = learner.logits(meta.solve(learner, (x[7:], labels[7:], base_logsumexp[7:]), priors).weights, query[7:])
     if way == "compiled":  # but for the products that follow the solve
         torch.testing.assert_close(last, whole[7:], rtol=1e-5, atol=1e-5)  # float32's rounding of sums over 32 features
     torch.testing.assert_close(last, whole[7:], rtol=UNMOVED, atol=UNMOVED)
     # In training a solve may be less exact, and ends in the same minimum where there is but one.
-    solved = meta.solve(learner, (x[7:], labels[7:], rest[7:]), pulls, training=True)
+    solved = meta.solve(learner, (x[7:], labels[7:], base_logsumexp[7:]), priors, training=True)
     assert not bool(solved.statistics["solver_unconverged"].any())
     if learner.convex:
         torch.testing.assert_close(learner.logits(solved.weights, query[7:]), whole[7:], rtol=UNMOVED, atol=UNMOVED)

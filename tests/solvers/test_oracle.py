@@ -40,7 +40,7 @@ def parts(v):
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
 @pytest.mark.parametrize("kind", ["none", "static", "attn"])
 def test_derivatives_and_differences_of_the_objective(oracle, learner, kind):
-    """The part `fold` drops of the objective is one number at all points."""
+    """The part `to_prior` drops of the objective is one number at all points."""
     z = oracle(f"{learner}_{kind}_s5_nomask")
     objective, args = problem(z, learner, kind)
     minimum = objective.value(point(z, learner, "tight/w"), args).squeeze()

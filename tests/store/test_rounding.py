@@ -9,8 +9,7 @@ import pytest
 from ifsl_bench.protocols.tasks.metric_sets import COUNTS
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.rounding import changes, unexplained
-from ifsl_bench.store.schema import read
-from ifsl_bench.store.selection_records import Choice
+from ifsl_bench.store.schema import Choice, read
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from ifsl_bench.utils.files import Paths, check_out, disk_errors, write_bytes
 from ifsl_bench.utils.locks import is_locked, locked
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.tempnames import PARTIAL
-from ifsl_bench.utils.toml import text_of
+from ifsl_bench.utils.toml import read_user_file
 
 MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
@@ -173,7 +173,7 @@ def removable(home: Paths, name: str) -> list[Path]:
     folder, written = home.data / name, home.tasks / f"{name}.toml"
     tasks: list[Task] = []
     with suppress(UserError, FileNotFoundError):  # a file that is wrong stays
-        tasks = parse(text_of(written, "task file"), str(written))
+        tasks = parse(read_user_file(written, "task file"), str(written))
     tasks = tasks if all(task.dataset.name == name for task in tasks) else []
     names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks else ())}
     if name not in names:

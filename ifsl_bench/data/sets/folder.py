@@ -23,7 +23,7 @@ from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import SPLIT_FILE
-from ifsl_bench.utils.toml import text_of
+from ifsl_bench.utils.toml import read_user_file
 
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
@@ -132,7 +132,7 @@ def read_sides(path: Path) -> dict[str, str]:
     Raises:
         UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
     """
-    text = text_of(path, "split", SPLIT_FILE, "utf-8-sig")
+    text = read_user_file(path, "split", SPLIT_FILE, "utf-8-sig")
     content = text.lstrip()  # blank lines may come first
     above = text[: len(text) - len(content)].count("\n")
     reader = csv.DictReader(io.StringIO(content), skipinitialspace=True)

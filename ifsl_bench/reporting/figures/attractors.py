@@ -21,7 +21,7 @@ from ifsl_bench.protocols.episode_loader import Batch
 from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
 from ifsl_bench.reporting.figures.models import novel_names
 from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, styled, text_of
-from ifsl_bench.solvers.attractor_prior import Memory
+from ifsl_bench.solvers.attractor_prior import AttractorMLP
 from ifsl_bench.solvers.episode_problems import LinearLearner
 from ifsl_bench.solvers.outcome import Outcome, Solver
 from ifsl_bench.solvers.solve import solvers_replaced
@@ -140,7 +140,7 @@ def _array(values: Tensor) -> np.ndarray:
 
 def _produced(method: AttractorMethod, part: int) -> Tensor | None:
     """f_phi of each base weight, and U_0, [K, size]; None where no base weight is attended to."""
-    memory = next((module for module in method.children() if isinstance(module, Memory)), None)
+    memory = next((module for module in method.children() if isinstance(module, AttractorMLP)), None)
     if memory is None:
         return None
     offset = getattr(method, "offset", None)

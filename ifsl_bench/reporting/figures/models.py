@@ -21,7 +21,7 @@ from ifsl_bench.experiments.training_stage import MetaTrain, backbone_of, data_s
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocols.episode_loader import Batch
-from ifsl_bench.protocols.episodes import Episodes
+from ifsl_bench.protocols.sampling.episodes import EpisodeIndices
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Task
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.reporting.figures.texts import short_names
@@ -97,7 +97,7 @@ class Episode:
     """One test episode, and what a method answers."""
 
     label: str  # of the method
-    drawn: Episodes  # indices of images, [1, ...]
+    drawn: EpisodeIndices  # indices of images, [1, ...]
     batch: Batch  # features
     logits: torch.Tensor  # [Q, K + N], classes that are out of play at -inf
     classes: tuple[str, ...]  # short names of the N novel classes

@@ -17,17 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.protocols.class_draws import OF_CLASSES, ClassDraws, stream_key
-from ifsl_bench.protocols.draws import admissible, below, digest_of, distinct, random_words, remedy, table
+from ifsl_bench.protocols.sampling.draws import (
+    OF_CLASSES,
+    ClassDraws,
+    admissible,
+    below,
+    digest_of,
+    distinct,
+    random_words,
+    remedy,
+    stream_key,
+    table,
+)
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.protocols.sequences import SequenceSampler
+    from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeIndices:
     """Indices of a batch of E episodes.
 
     Attributes:
@@ -119,7 +129,7 @@ class Sampler:
         """[E, count] numbers in 0..limit-1 for the episodes ``index`` [E]; each purpose has its own."""
         return below(self._random(index, purpose, count), limit)
 
-    def sample(self, start: int, count: int) -> Episodes:
+    def sample(self, start: int, count: int) -> EpisodeIndices:
         """Episodes ``start`` to ``start + count - 1`` of the stream."""
         spec, shots = self.shape, self.shots
         ways, each = spec.ways, shots + spec.novel_queries
@@ -143,7 +153,7 @@ class Sampler:
             query = torch.cat([self.base_rows[place], query], 1)
         order = self._random(index, 4, query.shape[1]).argsort(dim=1, stable=True)
         query, labels = query.gather(1, order), labels.gather(1, order)
-        return Episodes(classes, support, query, labels >= self.base_classes, labels, hidden, index)
+        return EpisodeIndices(classes, support, query, labels >= self.base_classes, labels, hidden, index)
 
     def _classes(self, index: Tensor) -> Tensor:
         """[E, N] novel classes of the episodes ``index`` [E]."""
@@ -268,6 +278,6 @@ def task_stream(
     """
     if task.sessions is None or side == "train":
         return task_sampler(task, side, seed, starts, device, classes)
-    from ifsl_bench.protocols.sequences import task_sequences
+    from ifsl_bench.protocols.sampling.sequences import task_sequences
 
     return task_sequences(task, side, task.sessions, starts, device, classes, order)

@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.protocols.class_draws import OF_CLASSES, ClassDraws, stream_key
-from ifsl_bench.protocols.draws import (
+from ifsl_bench.protocols.sampling.draws import (
+    OF_CLASSES,
+    ClassDraws,
     admissible,
     digest_of,
     distinct,
     distinct_of_few,
     random_words,
     remedy,
+    stream_key,
     table,
 )
 from ifsl_bench.protocols.tasks.task import SUPPORT, SessionSpec, Side, Task
@@ -44,7 +46,7 @@ class Pools:
 
 
 @dataclass(frozen=True)
-class Sequences:
+class SequenceIndices:
     """Indices of a batch of E sequences, each of C = T N novel classes: session t has N from (t - 1) N on.
 
     Base queries are the same in all sequences, see :class:`SequenceSampler`, without those of hidden classes.
@@ -156,7 +158,7 @@ class SequenceSampler:
             )
         return queries
 
-    def sample(self, start: int, count: int) -> Sequences:
+    def sample(self, start: int, count: int) -> SequenceIndices:
         """Sequences ``start`` to ``start + count - 1`` of the stream."""
         index = torch.arange(start, start + count, device=self.device)
         classes = self._classes(index)
@@ -170,7 +172,7 @@ class SequenceSampler:
         hidden = torch.zeros(count, self.base_classes, dtype=torch.bool, device=self.device)
         if self.hide:
             hidden.scatter_(1, classes, True)
-        return Sequences(classes, support, query, hidden, index)
+        return SequenceIndices(classes, support, query, hidden, index)
 
     def _words(self, index: Tensor, classes: int, each: int) -> Tensor:
         return random_words(self.key, index, _OF_IMAGES, classes * each).view(len(index), classes, each)
@@ -226,7 +228,7 @@ def task_sequences(
     classes: Callable[[str], Sequence[str]],
     order: np.ndarray | None,
 ) -> SequenceSampler:
-    """The sequences of a task's side; see :func:`ifsl_bench.protocols.episodes.task_stream`.
+    """The sequences of a task's side; see :func:`ifsl_bench.protocols.sampling.episodes.task_stream`.
 
     Validation has an order for each support set, of as many sessions as there are classes for.
 

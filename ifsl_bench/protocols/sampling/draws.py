@@ -1,22 +1,111 @@
-"""Random draws that depend on a key and on numbers alone: splitmix64 in 64-bit integers, on any device; and what
-may be drawn.
+"""Random draws that depend on a key and on numbers alone: splitmix64 in 64-bit integers.
 
-:mod:`ifsl_bench.protocols.class_draws` has the same in NumPy, for classes alone.
+:class:`ClassDraws` draws in NumPy, for tables, which import no torch; all else draws in PyTorch, on any device. Both
+give the same numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ifsl_bench.protocols.class_draws import GOLDEN, MIX1, MIX2
+from ifsl_bench.utils.seeds import seed_of
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# Finaliser constants of splitmix64 (Steele, Lea and Flood 2014): products wrap at 64 bits.
+GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _GOLDEN, _MIX1, _MIX2 = (constant - (1 << 64) for constant in (GOLDEN, MIX1, MIX2))  # as signed integers
+OF_CLASSES = 1  # the purpose of the words that choose classes
+MOST_STEPS = 1 << 27  # some seconds of drawing; a text of more is refused
 _PAIRS = 1 << 24  # of draws that are compared at once
+_TEXT = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
+
+
+def stream_key(*stream: str | int, of: str = "episodes") -> int:
+    """The number that all draws of a stream begin with, e.g. ``stream_key("glyphs-5shot", "test", 0)``."""
+    return seed_of(of, *stream) - (1 << 62)
+
+
+@dataclass(frozen=True)
+class ClassDraws:
+    """The draws of novel classes for the first episodes of a stream."""
+
+    episodes: int  # how many episodes
+    ways: int  # different classes of each
+    classes: int  # how many classes there are to choose from
+    key: int  # of the stream, see stream_key
+
+    def __str__(self) -> str:
+        return f"drawn {self.episodes} x {self.ways} of {self.classes}, key {self.key}"
+
+    @classmethod
+    def parse(cls, text: str) -> ClassDraws:
+        """Reads what ``str`` wrote; raises :class:`ValueError` for another text, or more ways than classes."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError("it does not say how classes are drawn, as in 'drawn 2000 x 5 of 108, key 1'")
+        draws = cls(*map(int, match.groups()))
+        if not 0 < draws.ways <= draws.classes:
+            raise ValueError(f"it draws {draws.ways} different classes of {draws.classes}")
+        if draws.steps > MOST_STEPS:
+            raise ValueError(f"it draws {draws.ways} classes in {draws.episodes:,} episodes, which takes too long")
+        return draws
+
+    def __len__(self) -> int:
+        return self.episodes * self.ways
+
+    @property
+    def steps(self) -> int:
+        """The number of places that are compared to draw them."""
+        return self.episodes * self.ways**2
+
+    def array(self) -> np.ndarray:
+        """The classes, int64 [episodes, ways], which nobody may change: results of one task share them."""
+        return _drawn(self)
+
+
+@lru_cache(maxsize=32)
+def _drawn(draws: ClassDraws) -> np.ndarray:
+    place = np.arange(draws.ways, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        index = np.arange(draws.episodes, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(draws.key % 2**64)
+        stream = _mix_array(_mix_array(index) + np.uint64(OF_CLASSES))
+        words = _mix_array(stream[:, None] + (place + np.uint64(1)) * np.uint64(GOLDEN))
+    choices = np.uint64(draws.classes) - place
+    picks = _shuffled((place + ((words >> np.uint64(32)) * choices >> np.uint64(32))).astype(np.int64))
+    picks.flags.writeable = False
+    return picks
+
+
+def _mix_array(x: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX2)
+    return x ^ (x >> np.uint64(31))
+
+
+def _shuffled(targets: np.ndarray) -> np.ndarray:
+    """The picks of the first steps of a Fisher-Yates shuffle of 0, 1, ..., step i at the place ``targets[:, i]`` >= i.
+
+    The shuffled array is never made: only places that an earlier step has swapped hold another number than their own.
+    """
+    put = np.zeros_like(targets)  # what step i leaves at its target: what lay at place i
+    picks, rows = targets.copy(), np.arange(len(targets))
+    for i in range(1, targets.shape[1]):
+        for place, lay in ((np.full(len(targets), i), put), (targets[:, i], picks)):
+            earlier = targets[:, :i] == place[:, None]
+            last = i - 1 - earlier[:, ::-1].argmax(1)
+            lay[:, i] = np.where(earlier.any(1), put[rows, last], place)
+    return picks
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -33,6 +122,8 @@ def _mix(x: Tensor) -> Tensor:
 
 def random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
     """[E, count] 64-bit words for the numbers ``index`` [E] of a stream; each purpose has its own."""
+    import torch
+
     stream = _mix(_mix(index * _GOLDEN + key) + purpose)  # [E]
     counter = torch.arange(1, count + 1, device=index.device) * _GOLDEN
     return _mix(stream.unsqueeze(1) + counter)
@@ -45,6 +136,8 @@ def below(words: Tensor, limit: int | Tensor) -> Tensor:
 
 def _targets(words: Tensor, total: Tensor) -> Tensor:
     """The place >= i that step i of a Fisher-Yates shuffle swaps with place i, [..., count]."""
+    import torch
+
     at = torch.arange(words.shape[-1], device=words.device)
     return at + below(words, total.unsqueeze(-1) - at)
 
@@ -61,6 +154,8 @@ def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
         words: [..., count] random words.
         total: [...] the number of things to choose from.
     """
+    import torch
+
     at = torch.arange(count, device=words.device)
     targets = _targets(words, total)
     earlier, short = at.unsqueeze(1) > at, at.to(torch.int16)
@@ -88,6 +183,8 @@ def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
         words: [..., count] random words.
         total: [...] the number of things to choose from.
     """
+    import torch
+
     targets = _targets(words, total).flatten(0, -2)  # [R, count]
     places = torch.arange(int(total.max()), device=words.device, dtype=torch.int32).repeat(len(targets), 1)
     for i, target in enumerate(targets.split(1, 1)):
@@ -114,11 +211,15 @@ def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.nda
 
 def table(values: np.ndarray, device: torch.device | str) -> Tensor:
     """Whole numbers as a tensor of 64-bit integers on a device."""
+    import torch
+
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
 
 def digest_of(parts: Iterable[Tensor]) -> str:
     """SHA-256 over the whole numbers of all parts, in their order."""
+    import torch
+
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part.to("cpu", torch.int64).numpy().astype("<i8").tobytes())

@@ -1,0 +1,1 @@
+"""Random draws, and the samplers of episodes and of sequences of sessions."""
