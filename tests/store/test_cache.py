@@ -19,7 +19,7 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.tempnames import unique_name
-from tests.fuzz.small import run
+from tests.small_run import run
 
 MADE = {"data", "pretrained", "features", "trained", "trials"}
 
