@@ -285,8 +285,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
-@click.option("--within", default=0.0, metavar="POINTS",
-              help="Let the accuracy differ by up to POINTS, whatever the reason [0; 1 on another processor].")  # fmt: skip
+@click.option(
+    "--within", default=0.0, metavar="POINTS", help="Let the accuracy differ by up to POINTS, whatever the reason [0]."
+)
 @device_option
 @click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
 @quiet_option

@@ -28,8 +28,8 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import short
 from ifsl_bench.utils.threads import evaluating
 
-# In points of accuracy. Processors round differently, a training carries that on over thousands of steps and ends about as
-# far away as another seed does, and of the stored rows nine in ten pairs of seeds differ by no more.
+# In points of accuracy. Processors round differently, a training carries that on over thousands of steps and ends about
+# as far away as another seed does, and of the stored rows nine in ten pairs of seeds differ by no more.
 TOLERANCE = 1.0
 
 

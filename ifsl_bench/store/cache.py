@@ -2,8 +2,8 @@
 
 Removing something that is needed after all costs time, never a result: the next run makes it again. Still, everything
 that a running process may be using stays: what is locked, what was used within :data:`RECENT`, and what runs start
-from. Whatever is used is touched (:func:`ifsl_bench.utils.files.mark_used`), since access times are switched off on many
-disks, and on others every backup is an access.
+from. Whatever is used is touched (:func:`ifsl_bench.utils.files.mark_used`), since access times are switched off on
+many disks, and on others every backup is an access.
 """
 
 from __future__ import annotations

@@ -77,12 +77,13 @@ def test_other_code_and_other_counts_are_said_with_status_1(call, stored, tmp_pa
     assert "differs as on another processor, Acc. " in out
 
 
-@pytest.mark.parametrize(("fewer", "status"), [(1, 0), (2, 1)])  # hits of 150 queries, 0.67 points each
-def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work, monkeypatch, fewer, status):
+@pytest.mark.parametrize(("points", "status"), [(0.5, 0), (1.5, 1)])
+def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work, monkeypatch, points, status):
     home, task = clusters / "home", clusters / "clusters.toml"
     result = api.run("imprint", f"{task}:clusters-5shot", work=work)
     queries = result.episodes.base_queries + result.episodes.novel_queries
-    hits = result.episodes.column("novel_joint") - round(fewer * queries / 150)
+    hits = result.episodes.column("novel_joint")
+    hits[: round(points / 100 * queries * len(hits))] -= 1
     plain = msgspec.structs.replace(result, calibration=None, provenance=result.provenance | ELSEWHERE)
     changed = counted(plain, novel_joint=hits.tolist(), calibrated_base=[], calibrated_novel=[])
     path = result_file.write(work.home.results, changed)
