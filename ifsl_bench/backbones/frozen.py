@@ -33,7 +33,7 @@ from ifsl_bench.backbones.weights import ENDINGS, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
-from ifsl_bench.utils.atomic_dir import read_or_made
+from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
@@ -129,7 +129,7 @@ def pretrain_frozen(
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
         return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
 
-    return read_or_made(folder, cached, train, reporter.warn, "it is trained again")
+    return get_or_create(folder, cached, train, reporter.warn, "it is trained again")
 
 
 def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:

@@ -15,7 +15,7 @@ from ifsl_bench.backbones.networks import CosineHead, Included
 from ifsl_bench.backbones.pretrained import Pretrained, in_percent, pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.atomic_dir import read_or_made
+from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State
 from ifsl_bench.utils.cosine import unit
 from ifsl_bench.utils.files import Paths
@@ -64,7 +64,7 @@ def second_head(
         more = {"key": key, "features_sha256": linear.sha256, "features": linear.key}
         return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **more})))
 
-    return read_or_made(folder, cached, fit, reporter.warn, "it is fitted again")
+    return get_or_create(folder, cached, fit, reporter.warn, "it is fitted again")
 
 
 def _fitted(

@@ -24,9 +24,9 @@ from ifsl_bench.backbones.weights import adopt
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, set_aside
+from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.progress import RATE, Mute, Reporter
+from ifsl_bench.utils.progress import RATE, NullReporter, Reporter
 from ifsl_bench.utils.seeds import seed_of
 
 ROUNDED = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
@@ -279,7 +279,7 @@ def pretrain(
             if task.pretraining.backbone == INCLUDED:
                 raise NotIncluded(task)
             trainer.train(reporter, compiled)
-    return trainer.finished(reporter if world.first else Mute())
+    return trainer.finished(reporter if world.first else NullReporter())
 
 
 def _restored(new: Callable[[], Trainer], home: Paths, key: str, held: ExitStack, reporter: Reporter) -> Trainer:
@@ -295,6 +295,6 @@ def _restored(new: Callable[[], Trainer], home: Paths, key: str, held: ExitStack
     try:
         trainer.restore()
     except CorruptFile as error:
-        reporter.warn(f"{error}; training starts anew, the damaged files are in {set_aside(folder)}")
+        reporter.warn(f"{error}; training starts anew, the damaged files are in {quarantine(folder)}")
         trainer = new()
     return trainer

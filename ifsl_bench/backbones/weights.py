@@ -36,9 +36,9 @@ from ifsl_bench.backbones import pretrained
 from ifsl_bench.backbones.pretrained import NOTE, in_percent, is_offered, pretrained_sha256, shipped_file
 from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.utils.checksummed_json import write_sealed
+from ifsl_bench.utils.checksummed_json import write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
-from ifsl_bench.utils.files import Paths, open_file, read_errors, set_aside, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, open_file, quarantine, read_errors, sha256_json, write_bytes
 from ifsl_bench.utils.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
@@ -289,8 +289,8 @@ def train_here(home: Paths, key: str, reporter: Reporter) -> None:
         return
     with locked(folder, reporter.warn):
         if pretrained_sha256(home, key) == weights.sha256:
-            reporter.say(f"{key}: the weights from the package are kept as {set_aside(folder, 'replaced')}")
-        write_sealed(folder / NOTE, {"key": key})
+            reporter.say(f"{key}: the weights from the package are kept as {quarantine(folder, 'replaced')}")
+        write_checksummed(folder / NOTE, {"key": key})
 
 
 def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Path) -> Weights | None:
@@ -343,14 +343,14 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
             info = CheckpointFolder(folder).info()
         except CorruptFile as error:
             info = None
-            reporter.warn(f"{error}; the damaged files are in {set_aside(folder)}")
+            reporter.warn(f"{error}; the damaged files are in {quarantine(folder)}")
         if info is not None:
             state = "weights" if info["finished"] is True else "an unfinished training"
             if state == "weights" and info["tensors"]["sha256"] == weights.sha256:
                 return weights, False
             if not force:
                 raise UserError(f"{folder} holds {state} of this pretraining already; --force puts them aside")
-            reporter.say(f"{state} of {weights.key} are kept as {set_aside(folder, 'replaced')}")
+            reporter.say(f"{state} of {weights.key} are kept as {quarantine(folder, 'replaced')}")
         _put(home, weights, content)
     return weights, True
 

@@ -35,7 +35,7 @@ from ifsl_bench.experiments.training_stage import (
     to_evaluate,
 )
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.plugin.episode_contract import Asked, check_answers, check_repeated
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias, find_bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
@@ -83,12 +83,14 @@ class EvaluationContext:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
         return self.prepared.episodes("test", self.place.device)
 
-    def first_episodes(self) -> Asked:
+    def first_episodes(self) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these."""
         loader = self.loader("test")
         count = min(FIRST, self.job.episodes)
         first = loader.episodes(count) if has_sessions(loader) else loader.batch(0, FIRST)
-        return Asked(self.job.name, self.method.eval(), first.support, first.query, first.masked).looked_at()
+        return ContractProbe(
+            self.job.name, self.method.eval(), first.support, first.query, first.masked
+        ).with_search_flag()
 
     def check_sessions(self) -> None:
         """Raise :class:`UserError` where a method that learns session by session breaks its contract.

@@ -22,7 +22,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.progress import NullReporter, Reporter
 from ifsl_bench.utils.torchrun import Launch
 from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
@@ -70,7 +70,7 @@ def pretrain_for(
                 f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
             )
         head_here: HeadKind = "linear" if second else kind  # of the backbone
-        listener = (reporter or Reporter()) if world.first else Mute()
+        listener = (reporter or Reporter()) if world.first else NullReporter()
         work = Workspace(home, where, listener)
         prepared = work.prepared(chosen, head_here, seed)
         if world.first:

@@ -25,7 +25,7 @@ from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 from ifsl_bench.utils.threads import evaluating
 
 # In points of accuracy. Processors round differently, a training carries that on over thousands of steps and ends about
@@ -206,7 +206,7 @@ def _other_settings(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tup
 
 
 def _short(settings: Mapping[str, Any], key: str) -> str:
-    return short(settings[key]) if key in settings else "the default"
+    return format_value(settings[key]) if key in settings else "the default"
 
 
 def _other_counts(a: Result, b: Result) -> int:

@@ -41,7 +41,7 @@ from ifsl_bench.experiments.training_stage import (
 )
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin import search_points as settings
-from ifsl_bench.plugin.find_method import label_parts
+from ifsl_bench.plugin.find_method import format_label
 from ifsl_bench.plugin.method import NonFinite
 from ifsl_bench.plugin.search_points import PAIR
 from ifsl_bench.plugin.space import RATE
@@ -49,7 +49,7 @@ from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.progress import NullReporter, Reporter
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Trial(JobStage):
 def trials_named(job: Job) -> str:
     """The trials of a search, for people: what is tried, with what is not."""
     fixed = {key: value for key, value in job.set_options.items() if key not in job.method.space}
-    return f"trials of {'.'.join(label_parts(job.method, job.name, fixed, job.task))} on {job.task.name}"
+    return f"trials of {'.'.join(format_label(job.method, job.name, fixed, job.task))} on {job.task.name}"
 
 
 def both(first: Place, second: Place) -> Place:
@@ -254,7 +254,7 @@ class TrainChosen(MetaTrain):
         return False  # what is chosen is known where all trials are
 
     def compute(self, work: Workspace) -> Model:
-        best, _ = chosen(self.job, work, Mute())
+        best, _ = chosen(self.job, work, NullReporter())
         return MetaTrain(best).compute(work)
 
 

@@ -33,9 +33,9 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler, task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
 from ifsl_bench.solvers import numba_code_cache as store
-from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, set_aside
+from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.threads import cores, evaluating, share, threads
 from ifsl_bench.utils.training_curves import CurveLogs
@@ -247,7 +247,7 @@ class PreparedTask:
         record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{data}.json"
         expected = task.digest or self._recorded(record)
         if expected is None:
-            write_sealed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
+            write_checksummed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
         elif expected != digest:
             where = "its task file" if task.digest else record
             raise UserError(f"the test episodes of {task.name} have digest {digest[:16]}, {where} says "
@@ -256,14 +256,14 @@ class PreparedTask:
     def _recorded(self, record: Path) -> str | None:
         """The digest in the record of this task; None where there is none."""
         try:
-            entries = read_sealed(record)
+            entries = read_checksummed(record)
             check_kinds(record, entries, {"task_hash": str, "digest": str})
             if entries["task_hash"] != self.task.hash:
                 raise CorruptFile(f"{record} is of another task")
         except FileNotFoundError:
             return None
         except CorruptFile as error:
-            aside = set_aside(record)
+            aside = quarantine(record)
             self.work.reporter.warn(f"{error}; the digest is recorded again, the old file is {aside}")
             return None
         return str(entries["digest"])

@@ -22,8 +22,8 @@ from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.utils.atomic_dir import remove
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.locks import is_locked, taken
-from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, what
+from ifsl_bench.utils.locks import is_locked, try_lock
+from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, strip_tag
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
 OF_JOBS = ("trained", "trials")
@@ -81,7 +81,7 @@ def _inside(folder: Path) -> list[Path]:
 
 def _kind_and_name(kind: str, path: Path) -> tuple[str, Path, str]:
     if path.name.startswith((PARTIAL, REMOVED)):
-        return UNFINISHED, path, f"{kind}: {what(path.name).removeprefix(PARTIAL).removeprefix(REMOVED)}"
+        return UNFINISHED, path, f"{kind}: {strip_tag(path.name).removeprefix(PARTIAL).removeprefix(REMOVED)}"
     if match := _ASIDE.fullmatch(path.name):
         return ASIDE, path, f"{kind}: {match[1]}"
     if kind == "logs" and path.name == "rates.json":
@@ -129,7 +129,7 @@ def select(home: Paths, kinds: Sequence[str] = ()) -> tuple[list[Item], list[tup
 
 def _why_it_stays(item: Item, now: float) -> str | None:
     """Return why an item may not be removed; None where nothing keeps it."""
-    idle, name = now - item.used, what(item.path.name).removeprefix(PARTIAL)
+    idle, name = now - item.used, strip_tag(item.path.name).removeprefix(PARTIAL)
     if item.kind == UNKNOWN:
         return "not made by this version of ifsl-bench"
     if item.kind in STAYS:
@@ -157,7 +157,7 @@ def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:
     """
     freed = 0
     for item in sorted(going, key=lambda item: ORDER.index(item.kind), reverse=True):
-        with taken(item.path) as free:
+        with try_lock(item.path) as free:
             if not free or _size_and_use(item.path)[1] > item.used:
                 say(f"{item.path} is in use by now, and stays")
                 continue

@@ -32,7 +32,7 @@ from ifsl_bench.protocols.tasks.task_limits import EPISODES, LARGEST_SEED, MOST_
 from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.utils import array_codec
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.utils.files import read_json, set_aside, write_json
+from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
 
 if TYPE_CHECKING:
@@ -590,7 +590,7 @@ def keep_old(root: Path, result: Result) -> Path | None:
         old, new = read(path).episodes, result.episodes
         if old.shape == new.shape and old.same(new, new.COLUMNS):
             return None
-    return set_aside(path, "old")
+    return quarantine(path, "old")
 
 
 def read(path: Path) -> Result:

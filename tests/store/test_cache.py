@@ -18,8 +18,8 @@ from ifsl_bench.store.cache import listed, select
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import tagged
-from tests.fuzz.small import run
+from ifsl_bench.utils.tempnames import unique_name
+from tests.small_run import run
 
 MADE = {"data", "pretrained", "features", "trained", "trials"}
 
@@ -198,7 +198,7 @@ def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(ro
 def test_what_is_not_ours_and_what_is_being_written_stays(prune, root):
     home = root / "home"
     (home / "notes.txt").write_text("mine")
-    half = home / "results" / "tiny-images-1shot" / tagged(".partial-x.json")
+    half = home / "results" / "tiny-images-1shot" / unique_name(".partial-x.json")
     half.touch()
     building = home / "features" / "tiny" / ".partial-novel-test"
     building.mkdir(parents=True)

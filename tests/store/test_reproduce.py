@@ -10,7 +10,7 @@ from ifsl_bench.experiments import api, reproduce
 from ifsl_bench.protocols.metrics import summarise
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 from tests.plugin.test_identity import STRANGE
 
 ELSEWHERE = {"device": "a processor far away"}
@@ -112,7 +112,11 @@ def test_another_choice_with_the_same_counts_is_said_with_status_1(call, cluster
     ((names, tried),) = result.tuned.items()
     fewer = dict(list(tried.items())[1:])
     for change, text, near in (
-        ({"options": result.options | {"weight_decay": 0.5}}, f"options.weight_decay is {short(best)} where 0.5 is", 1),
+        (
+            {"options": result.options | {"weight_decay": 0.5}},
+            f"options.weight_decay is {format_value(best)} where 0.5 is",
+            1,
+        ),
         ({"train": {"rate": 0.25}, "tuned": {names + ", train.rate": tried}}, "train.rate is the default where 0", 1),
         ({"tuned": {names: fewer}, "rounds": [2], "choice": None}, "other settings are tried, 3 where 2 are stored", 0),
         ({"passed_over": ["weight_decay=0.5"]}, "passed_over is empty where weight_decay=0.5 is stored", 0),
