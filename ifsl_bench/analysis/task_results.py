@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, PARTIAL, STORED, SeedAggregate, lazy_of, rows_of
 from ifsl_bench.analysis.ranking import Ranked, Ranking
-from ifsl_bench.plugin.display_names import LAZY, label_parts
+from ifsl_bench.plugin.display_names import LAZY, parse_label
 from ifsl_bench.plugin.registry import names_file
 from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
@@ -297,7 +297,7 @@ def row_of(board: TaskResults, label: str) -> SeedAggregate:
     if not labels:
         raise nothing_stored(board, label)
     method = label.rpartition(":")[2]
-    if names_file(label) and (mine := [row_label for row_label in labels if label_parts(row_label).name == method]):
+    if names_file(label) and (mine := [row_label for row_label in labels if parse_label(row_label).name == method]):
         raise UserError(f"{label} is a method; its rows on {board.name} are called {', '.join(sorted(mine))}")
     raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 

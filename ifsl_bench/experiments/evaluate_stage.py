@@ -15,7 +15,7 @@ from typing import Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
-from ifsl_bench.backbones.device import Place, describe_device
+from ifsl_bench.backbones.device import DeviceChoice, describe_device
 from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import TUNING_SEED, Job
@@ -35,7 +35,7 @@ from ifsl_bench.experiments.training_stage import (
     to_evaluate,
 )
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.plugin.episode_contract import Asked, check_answers, check_repeated
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
@@ -71,7 +71,7 @@ class EvaluationContext:
     trained: Trained | None
     folder: str
     prepared: PreparedTask
-    place: Place
+    place: DeviceChoice
 
     def loader(self, side: Side) -> Loader:
         """Return the loader of one side's episodes or sequences, on the device of the evaluation."""
@@ -81,10 +81,11 @@ class EvaluationContext:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
         return self.prepared.episodes("test", self.place.device)
 
-    def first_episodes(self) -> Asked:
+    def first_episodes(self) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these."""
         first = self.loader("test").episodes(min(FIRST, self.job.episodes))
-        return Asked(self.job.name, self.method.eval(), first.support, first.query, first.masked).looked_at()
+        probe = ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked)
+        return probe.with_search_flag()
 
     def find_bias(self, reporter: Reporter) -> Bias | None:
         """Find the bias that calibrates the method, on the validation episodes that options are chosen on.

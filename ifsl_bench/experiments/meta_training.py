@@ -34,8 +34,8 @@ from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import set_aside
-from ifsl_bench.utils.progress import RATE, Reporter, Stage
+from ifsl_bench.utils.files import quarantine
+from ifsl_bench.utils.progress import RATE, ProgressTask, Reporter
 from ifsl_bench.utils.seeds import seed_of
 from ifsl_bench.utils.threads import share, threads
 
@@ -137,7 +137,7 @@ class MetaTrainer:
         try:
             here, there = self.info["place"], self._restored()
         except CorruptFile as error:
-            aside = set_aside(self.folder)
+            aside = quarantine(self.folder)
             self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
             return
         if there is not None:
@@ -181,7 +181,7 @@ class MetaTrainer:
                 if moments:
                     self.optimiser.state[key] = moments
 
-    def _to_next_validation(self, stage: Stage) -> float:
+    def _to_next_validation(self, stage: ProgressTask) -> float:
         """Takes the steps up to the next validation; returns its accuracy."""
         first = self.info["step"]
         last = min(first + self.spec.validate_every, self.spec.steps)

@@ -63,7 +63,7 @@ class Learner:
         """One sequence."""
         return self._changed(lambda x: x[sequence : sequence + 1])
 
-    def exactly(self) -> Learner:
+    def as_float64(self) -> Learner:
         """The same sessions in double precision."""
         return replace(self._changed(in_double), method=method_in_double(self.method))
 

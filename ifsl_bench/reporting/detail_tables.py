@@ -20,7 +20,7 @@ from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Calibration, Result
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import seeds_in_words, spelled
+from ifsl_bench.utils.text_format import format_options, seeds_in_words
 
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
@@ -129,13 +129,13 @@ def _facts(result: Result) -> dict[str, list[str]]:
         training["solves"] = {key: count for key, count in training["solves"].items() if count != 0}
     pretraining = dict(result.pretraining)
     facts = {
-        "method": f"{result.label}, options {spelled(result.options) or 'at their defaults'}",
+        "method": f"{result.label}, options {format_options(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
         result.protocol.drawn: f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
-        "training": ", ".join(filter(None, [spelled(result.train), _words(training)])) or "none",
+        "training": ", ".join(filter(None, [format_options(result.train), _words(training)])) or "none",
     }
     if validation:
         facts["validation"] = f"by step: {_words(validation, _percent)}"

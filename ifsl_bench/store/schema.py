@@ -32,7 +32,7 @@ from ifsl_bench.protocols.tasks.contamination import SEEN
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.utils.files import read_json, set_aside, write_json
+from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ def keep_old(root: Path, result: Result) -> Path | None:
         old, new = read(path).episodes, result.episodes
         if old.shape == new.shape and old.same(new, new.COLUMNS):
             return None
-    return set_aside(path, "old")
+    return quarantine(path, "old")
 
 
 def read(path: Path) -> Result:
