@@ -16,6 +16,7 @@ from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.metadata import fingerprint_of
 from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.experiments.training_stage import backbone_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
@@ -24,7 +25,6 @@ from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import NullReporter, Reporter
 from ifsl_bench.utils.torchrun import Launch
-from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
 
 def pretrain_for(

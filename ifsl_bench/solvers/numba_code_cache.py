@@ -16,11 +16,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, mark_used, own_code, sha256_file
+from ifsl_bench.utils.files import Paths, mark_used, own_code, sha256_file, unique_name
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import unique_name
+from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 
 SUMS = "checksums.json"
 _wanted: Path | None = None

@@ -17,7 +17,7 @@ from numba.core import event
 from numba.extending import intrinsic
 
 from ifsl_bench.solvers.numba_code_cache import announce, code_folder
-from ifsl_bench.utils.tempnames import unique_name
+from ifsl_bench.utils.files import unique_name
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)

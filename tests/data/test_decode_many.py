@@ -13,7 +13,7 @@ from ifsl_bench.data.read import decode_many as module
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.decode import ImageSpec, MemorySemaphore, decode
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
-from ifsl_bench.utils.arrays import create_array
+from ifsl_bench.utils.serialization import create_array
 from tests.data.test_decode import EXACT, encoded, picture
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ifsl_bench.utils.tempnames import PARTIAL, REMOVED
+from ifsl_bench.utils.files import PARTIAL, REMOVED
 from tests.fuzz.formats import Format
 from tests.fuzz.small import Disturbance, fork, result, undisturbed
 

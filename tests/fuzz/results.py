@@ -32,9 +32,9 @@ from ifsl_bench.reporting.notes import standing
 from ifsl_bench.reporting.render import FORMATS as STYLES
 from ifsl_bench.reporting.render import render
 from ifsl_bench.store.schema import Result, file_name, keep_old, parse, path_of, read, write
-from ifsl_bench.utils import array_codec as packed
 from ifsl_bench.utils.errors import UserError, is_printable
 from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.serialization import pack_array, unpack_array
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, change_json, spoiled, spoiled_text
 from tests.store.result_fields import counted, leaderboard
@@ -140,7 +140,7 @@ def results() -> Sequence[bytes]:
 
 def as_packed(value: dict[str, Any]) -> dict[str, Any]:
     """The same result with its counts as those of many episodes are."""
-    episodes = {k: packed.pack(np.array(v)) if isinstance(v, list) and v else v for k, v in value["episodes"].items()}
+    episodes = {k: pack_array(np.array(v)) if isinstance(v, list) and v else v for k, v in value["episodes"].items()}
     return value | {"episodes": episodes}
 
 
@@ -153,9 +153,9 @@ def _repack(value: dict[str, Any], random: Random) -> None:
     name = random.choice([key for key, column in episodes.items() if isinstance(column, str)])
     kind, count, data = episodes[name].split(" ")
     if (way := random.random()) < 0.3:
-        numbers = packed.unpack(episodes[name], 10**6)
+        numbers = unpack_array(episodes[name], 10**6)
         numbers[random.randrange(len(numbers))] = random.choice((0, 1, 5, 255, 256, 2**31, 2**32 - 1))
-        episodes[name] = packed.pack(numbers[: random.choice((0, 1, len(numbers), len(numbers)))])
+        episodes[name] = pack_array(numbers[: random.choice((0, 1, len(numbers), len(numbers)))])
     elif way < 0.5:
         kind = random.choice(("u1", "u2", "u3", "u4", "u8", "i8", "f4", "f8", "U1", "u1 u1"))
         episodes[name] = f"{kind} {count} {data}"

@@ -29,7 +29,7 @@ from ifsl_bench.solvers import numba_threads as threads
 from ifsl_bench.solvers import numba_vectors as vectors
 from ifsl_bench.solvers.numba_compiling import FOLDER, inlined
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.tempnames import strip_tag
+from ifsl_bench.utils.files import strip_tag
 from tests.tolerances import rounding
 
 

@@ -17,9 +17,9 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
 from ifsl_bench.experiments.training_stage import MetaTrain
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, read_errors, read_json
+from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
 from tests.fuzz.small import TASKS, run
 from tests.reporters import Messages

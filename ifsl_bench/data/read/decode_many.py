@@ -16,8 +16,8 @@ from PIL import Image
 
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.file_tree import Entry, FileTree
-from ifsl_bench.utils.arrays import releasing
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.serialization import releasing
 
 _CHUNK = 32  # images that a thread takes at a time
 
