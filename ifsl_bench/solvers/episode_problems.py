@@ -16,12 +16,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.adjoint import Implicit, Unroll
 from ifsl_bench.solvers.attractor_prior import QuadraticPrior
 from ifsl_bench.solvers.gradient_descent import GradientDescent, largest_curvature
 from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
@@ -29,7 +28,7 @@ from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Solution, Solver
 from ifsl_bench.solvers.regression import DualNewton, SoftmaxRegression
 from ifsl_bench.solvers.softmax import Regression
-from ifsl_bench.solvers.solve import minimise
+from ifsl_bench.solvers.solve import Implicit, Unroll, minimise
 from ifsl_bench.solvers.tree import Tree, tree_map
 from ifsl_bench.utils.cosine import products
 
@@ -221,12 +220,3 @@ def statistics(solution: Solution) -> dict[str, Tensor]:
         "solver_unconverged": (~solution.converged).to(norm.dtype),
         "gradient_norm": norm,
     }
-
-
-def learner_of(name: Literal["lr", "mlp"], ways: int, features: int) -> Learner:
-    """Return the learner that an option names: ``lr``, convex, or ``mlp``, the tanh network."""
-    if name == "lr":
-        return LinearLearner(ways, features)
-    from ifsl_bench.solvers.network_learner import NetworkLearner
-
-    return NetworkLearner(ways, features)
