@@ -12,7 +12,7 @@ from ifsl_bench.plugin import search_points as settings
 from ifsl_bench.plugin.options import defaults, settled
 from ifsl_bench.plugin.search_points import Point
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.utils.text_format import spelled
+from ifsl_bench.utils.text_format import format_options
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The point in words, as results have it."""
-        return spelled(self.point)
+        return format_options(self.point)
 
 
 def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:

@@ -31,7 +31,7 @@ from ifsl_bench.experiments.worker_check import ACCELERATOR, MustHave, unfit, wa
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.progress import Mute, Reporter, Stage, Unheard
+from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask, Reporter
 
 SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
 ALONE = threading.Lock()  # generators and threads are a process's: of several commands one has it at a time
@@ -198,8 +198,8 @@ def _has_accelerator(worker: Mapping[str, Any]) -> bool:
 # -- what runs on a worker
 
 
-class _Asking(Mute):
-    """Raises :class:`Unheard` at the next word where nobody wants the node any more, or the scheduler is gone."""
+class _Asking(NullReporter):
+    """Raises :class:`ConsumerDisconnected` at the next word where the node is not wanted any more."""
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.task = worker, str(worker.get_current_task())
@@ -207,14 +207,14 @@ class _Asking(Mute):
     def say(self, text: str = "") -> None:
         state = self.worker.state.tasks.get(self.task)
         if state is None or state.state == "cancelled" or self.worker.status.name != "running":
-            raise Unheard("nobody listens")
+            raise ConsumerDisconnected("nobody listens")
 
     warn = say
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         self.say()
-        yield Stage(title, total, done, lambda amount, figures: self.say())
+        yield ProgressTask(title, total, done, lambda amount, figures: self.say())
 
 
 def run_on_worker(content: bytes, setting: Setting, share: int) -> Event:
@@ -230,5 +230,5 @@ def run_on_worker(content: bytes, setting: Setting, share: int) -> Event:
             return run_packed(content, setting, share, asking)
         finally:
             ALONE.release()
-    except Unheard:
+    except ConsumerDisconnected:
         return event_now(LOST, "nobody waits for it")

@@ -25,9 +25,9 @@ from ifsl_bench.experiments.rates import Rates
 from ifsl_bench.experiments.stored_results import store
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.utils import threads as processor
-from ifsl_bench.utils.errors import UserError, plainly
+from ifsl_bench.utils.errors import UserError, format_error
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.progress import NullReporter, Reporter
 from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
 HERE = "here"  # the device of places that see what this process sees
@@ -181,11 +181,11 @@ def run_packed(content: bytes, setting: Setting, share: int, reporter: Reporter 
     try:
         node: Node = pickle.loads(content)
     except Exception as error:  # a method that is not there, or not as it was
-        return event_now(FAILED, f"a worker cannot load it: {plainly(error)}")
+        return event_now(FAILED, f"a worker cannot load it: {format_error(error)}")
     processor.limit(setting.cores, share)
     work, log = _opened(setting)
     try:
-        return attempt(node, work, log, reporter or Mute())[0]
+        return attempt(node, work, log, reporter or NullReporter())[0]
     finally:
         sys.stdout.flush()
 
@@ -222,7 +222,7 @@ def attempt(node: Node, work: Workspace, log: Log, reporter: Reporter) -> tuple[
 @lru_cache(maxsize=1)
 def _opened(setting: Setting) -> tuple[Workspace, Log]:
     """The workspace of a run, kept from one node to the next with what it has open, and its reporter."""
-    log = Log(setting.home, Mute())
+    log = Log(setting.home, NullReporter())
     work = workspace(setting.home.cache, setting.home.results, setting.device, log)
     return replace(work, curves=setting.curves), log
 
@@ -236,7 +236,7 @@ def check_sendable(jobs: Iterable[Job]) -> None:
         try:
             pickle.dumps(job)
         except Exception as error:
-            why = why or f"cannot be handed to other processes ({plainly(error)})"
+            why = why or f"cannot be handed to other processes ({format_error(error)})"
         if why:
             raise UserError(
                 f"method {job.name!r} {why}: move it to a file (file.py:{method.__name__}), or run with --jobs 1"

@@ -22,7 +22,7 @@ from ifsl_bench.backbones.device import keep_freed_memory
 from ifsl_bench.experiments.executors import HERE, Executor, Place, Setting, packed, run_packed
 from ifsl_bench.experiments.graph import Node
 from ifsl_bench.experiments.logs import LOST, Event, event_now
-from ifsl_bench.utils.errors import UserError, plainly
+from ifsl_bench.utils.errors import UserError, format_error
 
 if TYPE_CHECKING:
     import loky
@@ -73,7 +73,7 @@ class LocalWorkers(Executor):
             pool.shutdown(wait=False, kill_workers=True)
         if isinstance(error, BrokenExecutor):
             return event_now(LOST, f"its worker {_end(str(error))}")
-        return event_now(LOST, f"its worker cannot be started ({plainly(error)})")
+        return event_now(LOST, f"its worker cannot be started ({format_error(error)})")
 
     def close(self) -> None:
         with _no_interrupts():  # who presses Ctrl-C twice shall not leave workers behind

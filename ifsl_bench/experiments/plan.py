@@ -22,7 +22,7 @@ from ifsl_bench.experiments.stored_results import kept_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute
+from ifsl_bench.utils.progress import NullReporter
 from ifsl_bench.utils.text_format import numbers_in_words
 from ifsl_bench.utils.threads import cores
 
@@ -99,7 +99,7 @@ def plan_of(
         UserError: no job can be run, all for one reason.
     """
     with cached_fingerprints():
-        graph = graph_of(jobs, replace(work, reporter=Mute()), rerun, retrain, lacking=lacking)
+        graph = graph_of(jobs, replace(work, reporter=NullReporter()), rerun, retrain, lacking=lacking)
         if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
             raise graph.refused[0]
         ended = {index: Step("", Evaluate(jobs[index]), CACHED) for index in graph.stored}

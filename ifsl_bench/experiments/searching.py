@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.backbones.device import Place
+from ifsl_bench.backbones.device import DeviceChoice
 from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.candidates import Candidate, rounds_of
 from ifsl_bench.experiments.evaluation import evaluate
@@ -41,15 +41,15 @@ from ifsl_bench.experiments.training_stage import (
 )
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin import search_points as settings
-from ifsl_bench.plugin.find_method import label_parts
+from ifsl_bench.plugin.find_method import format_label
 from ifsl_bench.plugin.method import NonFinite
 from ifsl_bench.plugin.search_points import PAIR
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.store.selection_records import Choice
+from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.progress import NullReporter, Reporter
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Trial(JobStage):
         """The trial of the same method on the same backbone, if there is one."""
         return read_trial(self.file(home), weights, self.job.has_made, reporter)
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         evaluation = work.place("evaluation")
         return both(training_place(self.job, work), evaluation) if self.job.trains else evaluation
 
@@ -137,12 +137,12 @@ class Trial(JobStage):
 def trials_named(job: Job) -> str:
     """The trials of a search, for people: what is tried, with what is not."""
     fixed = {key: value for key, value in job.set_options.items() if key not in job.method.space}
-    return f"trials of {'.'.join(label_parts(job.method, job.name, fixed, job.task))} on {job.task.name}"
+    return f"trials of {'.'.join(format_label(job.method, job.name, fixed, job.task))} on {job.task.name}"
 
 
-def both(first: Place, second: Place) -> Place:
+def both(first: DeviceChoice, second: DeviceChoice) -> DeviceChoice:
     """Joins the places of work in two parts."""
-    return first if first == second else Place(second.device, f"{second.why}, after meta-training on {first}")
+    return first if first == second else DeviceChoice(second.device, f"{second.why}, after meta-training on {first}")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class LaterTrial(JobStage):
         here = rounds[self.round][self.slot :][:1] if len(rounds) > self.round else rounds[-1]
         return all(accuracy(candidate) is not None for candidate in here)
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         return self._first.place(work)
 
     def threads(self) -> int:
@@ -254,7 +254,7 @@ class TrainChosen(MetaTrain):
         return False  # what is chosen is known where all trials are
 
     def compute(self, work: Workspace) -> Model:
-        best, _ = chosen(self.job, work, Mute())
+        best, _ = chosen(self.job, work, NullReporter())
         return MetaTrain(best).compute(work)
 
 

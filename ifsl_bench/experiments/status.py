@@ -17,8 +17,8 @@ from ifsl_bench.experiments.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event,
 from ifsl_bench.experiments.stored_results import kept_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.progress import Mute
-from ifsl_bench.utils.tempnames import writes_still
+from ifsl_bench.utils.progress import NullReporter
+from ifsl_bench.utils.tempnames import is_alive
 from ifsl_bench.utils.text_format import seeds_in_words
 
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"
@@ -51,7 +51,7 @@ class JobState:
 def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     """The state of each job; a stage that several jobs wait for is told of each."""
     with cached_fingerprints():
-        graph = graph_of(jobs, replace(work, reporter=Mute()), lacking=True)
+        graph = graph_of(jobs, replace(work, reporter=NullReporter()), lacking=True)
         states = {index: JobState(jobs[index], DONE) for index in graph.stored}
         states |= {index: JobState(jobs[index], MISSING, str(error)) for index, error in graph.refused.items()}
         logs: dict[int, list[tuple[Node, LogState]]] = {}
@@ -89,7 +89,7 @@ def read_log(path: Path) -> LogState | None:
         return None
     last = events[-1]
     state = last.kind if last.kind in (DONE, FAILED, INTERRUPTED) else RUNNING
-    if state == RUNNING and writes_still(begun.writer) is False:
+    if state == RUNNING and is_alive(begun.writer) is False:
         state = INTERRUPTED
     silent = max(0.0, time.time() - facts.st_mtime)
     return LogState(state, begun, one_line(str(last)) if last is not begun else "", silent)

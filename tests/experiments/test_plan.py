@@ -18,7 +18,7 @@ from ifsl_bench.experiments.graph import graph_of
 from ifsl_bench.experiments.logs import Event, log_path
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.status import SILENT, read_log
-from ifsl_bench.utils.tempnames import writer, writes_still
+from ifsl_bench.utils.tempnames import is_alive, process_id
 
 CAMPAIGN = """
 [[run]]
@@ -198,8 +198,8 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     graph = graph_of(jobs, work)
     training = [node for node in graph.nodes.values() if node.stage.kind == "meta-training"]
     paths = [log_path(work.home, node.key) for node in training]
-    machine = writer().rsplit("-", 2)[0]
-    log(paths[0], begun(platform.node(), writer()), at(7, loss=2.0))
+    machine = process_id().rsplit("-", 2)[0]
+    log(paths[0], begun(platform.node(), process_id()), at(7, loss=2.0))
     log(paths[1], begun("elsewhere"), ("say", {"text": "the inner solve"}), ("failed", {"text": "it diverged"}))
     log(paths[2], begun(platform.node(), f"{machine}-999999999-1"), at(3))
     log(paths[3], begun("elsewhere"), ("failed", {"text": "x"}), begun("node7"))
@@ -226,7 +226,7 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
 
 
 def test_a_stage_does_not_run_while_the_number_of_its_process_is_anothers(tmp_path):
-    name, began = writer().rsplit("-", 1)
+    name, began = process_id().rsplit("-", 1)
     log(tmp_path / "who.log", begun("here", f"{name}-{int(began) - 60}"))
     assert read_log(tmp_path / "who.log").state == "interrupted"
 
@@ -257,4 +257,4 @@ def test_a_log_that_is_no_log_says_nothing(tmp_path):
 
 @pytest.mark.parametrize("end", ["", "-x-1", "-1-x", f"-{10**30}-1"])
 def test_a_damaged_log_does_not_say_whether_its_writer_is_alive(end):
-    assert not writes_still(writer().rsplit("-", 2)[0] + end)
+    assert not is_alive(process_id().rsplit("-", 2)[0] + end)

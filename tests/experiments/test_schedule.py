@@ -15,7 +15,7 @@ from ifsl_bench.experiments.graph import Graph, Node, Wants
 from ifsl_bench.experiments.logs import BEGUN, Event, Log, event_now
 from ifsl_bench.experiments.loop import TRIES, Loop
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute
+from ifsl_bench.utils.progress import NullReporter
 
 JOBS = 4
 
@@ -182,7 +182,7 @@ class Ended(Pretend):
     def next_end(self, node: Node) -> Event:
         if not self.places:
             return super().next_end(node)
-        log = Log(self.home, Mute())
+        log = Log(self.home, NullReporter())
         with log.of(node.key, "it"), log.stage("training", 1000) as stage:
             stage.advance(self.places.pop(0))
         return event_now("lost", "its worker died")

@@ -19,6 +19,7 @@ from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.experiments import api, evaluate_stage, searching
 from ifsl_bench.experiments import training_stage as stages
 from ifsl_bench.experiments.candidates import rounds_of
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
@@ -31,7 +32,6 @@ from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.columns import entries_of
-from ifsl_bench.store.check import check_file
 from ifsl_bench.store.schema import file_name, path_of, read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter

@@ -13,7 +13,7 @@ from ifsl_bench.experiments import watching
 from ifsl_bench.experiments.graph import Graph, Node, Wants
 from ifsl_bench.experiments.logs import Event, event_now
 from ifsl_bench.experiments.watching import Watch
-from ifsl_bench.utils.progress import LogReporter, Mute, RichReporter
+from ifsl_bench.utils.progress import LogReporter, NullReporter, RichReporter
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_the_time_left_is_by_a_stages_pace_and_of_the_others_what_is_planned(mon
     monkeypatch.setattr(watching.time, "monotonic", lambda: now)
     graph = graph_of_digs(9)
     nodes = list(graph.nodes.values())
-    watch = Watch(Mute())
+    watch = Watch(NullReporter())
     watch.begin(graph, 2)
     watch.hear(nodes[0], event("begun"))
     assert watch.seconds() == pytest.approx(9 * 40 / 2)

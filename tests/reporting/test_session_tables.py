@@ -15,8 +15,7 @@ from rich.console import Console
 from scipy import stats
 
 from ifsl_bench.analysis.comparison import compare, verdict
-from ifsl_bench.analysis.query import board_of
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import board_of, load_board
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.detail_tables import comparison_table, row_table
@@ -43,18 +42,14 @@ def task_of(name: str, count: int, ways: int) -> Task:
 @pytest.mark.skipif(not LIST.exists(), reason="needs the published rows in ../shared/fscil")
 def test_published_rows_are_those_of_the_list():
     """Accuracies, kind, base and novel accuracy of each; average and PD as the list has them, to its rounding."""
-    listed = json.loads(LIST.read_text())
-    rows = {name: published(f"{name}-published") for name in TASKS.values()}
-    assert sum(map(len, rows.values())) == len(listed) == 100
+    listed = {(entry["data"], entry["method"], *entry["sessions"]): entry for entry in json.loads(LIST.read_text())}
+    rows = [(data, row) for data, name in TASKS.items() for row in published(f"{name}-published")]
     kinds = {"paper": "paper", "readme": "authors readme", "log": "authors log", "cited": "cited by another paper",
              "rerun": "rerun by another paper"}  # fmt: skip
     assert set(kinds) == set(KINDS)
-    for entry in listed:
-        (row,) = (
-            row
-            for row in rows[TASKS[entry["data"]]]
-            if row.label == entry["method"] and row.sequence.after == entry["sessions"]
-        )
+    assert len({id(listed[data, row.label, *row.sequence.after]) for data, row in rows}) == len(rows) == 100
+    for data, row in rows:
+        entry = listed[data, row.label, *row.sequence.after]
         assert kinds[row.sequence.kind] == entry["kind"]
         assert row.values["acc"] == pytest.approx(entry["average"], abs=0.0101)
         assert row.values["pd"] == pytest.approx(entry["pd"], abs=0.0101)
