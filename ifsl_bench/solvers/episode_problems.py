@@ -12,7 +12,6 @@ Shapes: E episodes at once, S support rows, Q queries, D features, K base classe
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from ifsl_bench.solvers.softmax import Regression
 from ifsl_bench.solvers.solve import Implicit, Unroll, minimise
 from ifsl_bench.solvers.tree import Tree, tree_map
 from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.deprecated import RenamedAttribute
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, -1))  # 1e-13 ... 1e-1, to choose from
@@ -74,6 +74,7 @@ class Learner(ABC):
     """The model learned in an episode: its objective, a solver that suits it, and the parts of the fast weights."""
 
     groups: tuple[WeightGroup, ...]
+    parts = RenamedAttribute("groups")
     objective: Objective
     convex: bool
 
@@ -91,12 +92,6 @@ class Learner(ABC):
         What is convex has one minimum, wherever they led.
         """
         return self.objective, self.solver(args.features.dtype)
-
-    @property
-    def parts(self) -> tuple[WeightGroup, ...]:
-        """Return `groups`, under its former name."""
-        warnings.warn("Learner.parts is now Learner.groups", DeprecationWarning, stacklevel=2)
-        return self.groups
 
     @abstractmethod
     def join(self, parts: Sequence[Tensor]) -> Tree:
