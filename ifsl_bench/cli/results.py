@@ -30,7 +30,6 @@ from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.text_format import seeds_in_words
-from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
     from ifsl_bench.analysis.task_results import TaskResults
@@ -285,8 +284,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
-@click.option("--within", default=0.0, metavar="POINTS",
-              help="Let the accuracy differ by up to POINTS, whatever the reason [0].")  # fmt: skip
+@click.option(
+    "--within", default=0.0, metavar="POINTS", help="Let the accuracy differ by up to POINTS, whatever the reason [0]."
+)
 @device_option
 @click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
 @quiet_option
@@ -297,14 +297,14 @@ def reproduce(
 ) -> None:  # fmt: skip
     """Run the jobs of stored results again, and compare.
 
-    Takes a row, with all its seeds, or files. Exit status 1 if any differs in what another processor does not explain.
+    Takes a row, with all its seeds, or files. Exit status 1 if any differs: on the processor that is
+    stored at all, on another one by more than a point of accuracy.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.
     """
     import tempfile
 
-    check_alone("ifsl-bench reproduce")
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.experiments import api
@@ -322,9 +322,9 @@ def reproduce(
                 lend_data(job_of(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
             click.echo(f"{one_line(name)}: {outcomes[-1].line}")
-            for line in outcomes[-1].more:
-                click.echo(f"  {one_line(line)}")
-    if not all(outcome.identical or outcome.explained or outcome.close(within) for outcome in outcomes):
+            if devices := outcomes[-1].devices:
+                click.echo(f"  {one_line(devices)}")
+    if not all(outcome.identical or outcome.elsewhere or outcome.close(within) for outcome in outcomes):
         click.get_current_context().exit(1)
 
 

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, tree_items
+from ifsl_bench.data.read.images import Bad, Decoded, ImageSpec, Item, decode_into, tree_items
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import ProgressTask

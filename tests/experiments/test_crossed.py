@@ -28,7 +28,7 @@ from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from tests.fuzz import small
+from tests import small_run as small
 from tests.reporters import Messages
 
 TASKS = (

@@ -21,8 +21,8 @@ from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksumme
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, read_errors, read_json
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
-from tests.fuzz.small import TASKS, run
 from tests.reporters import Messages
+from tests.small_run import TASKS, run
 from tests.store.result_fields import altered
 
 SEALED = ("pretrained/*/checkpoint.json", "features/*/base-train/bank.json", "trials/*.json", "digests/*.json")
@@ -253,7 +253,7 @@ def test_links_to_nowhere_and_to_themselves_are_one_line_or_made_again(tmp_path)
 
 @pytest.mark.parametrize(("case", "start"), list(enumerate(STARTS)))
 def test_random_damage_ends_with_the_same_counts_or_in_one_line(whole, case, start):
-    """A few of the cases of ``python -m tests.fuzz --only cache``."""
+    """A few of the cases of tests.fuzz.cache."""
     with contextlib.suppress(UserError):  # it is one line by itself
         assert one_case(whole, {"start": start, "chance": case}) in ("the same", "made again", "unchanged")
 
