@@ -1,8 +1,8 @@
 """The style of every figure, the rows and names that they share, and how a figure becomes a file.
 
-Widths are those of a two-column paper, to be included as they are (``includegraphics{x.pdf}`` in LaTeX). No text is smaller
-than :data:`SMALLEST`, but on contact sheets of episodes. In PDF and SVG text is text. Nobody's settings of Matplotlib
-are read, no display is needed, and no state of pyplot is touched. The same input gives the same bytes with one version
+Widths are those of a two-column paper, in which figures are included as they are. No text is smaller than
+:data:`SMALLEST`, but on contact sheets of episodes. In PDF and SVG text is text. A user's settings of Matplotlib are
+not read, no display is needed, and no state of pyplot is touched. The same input gives the same bytes with one version
 of Matplotlib: files hold no date.
 """
 
