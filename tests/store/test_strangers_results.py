@@ -15,7 +15,7 @@ from ifsl_bench.protocols.tasks.metric_sets import COUNTS
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.protocols.tasks.task_files import parse as parse_tasks
 from ifsl_bench.reporting import claims
-from ifsl_bench.reporting.page.gather import boards_with_variants
+from ifsl_bench.reporting.page.data import boards_with_variants
 from ifsl_bench.store import check
 from ifsl_bench.store.consistency import unfit
 from ifsl_bench.store.result_folder import packaged_root, stored
