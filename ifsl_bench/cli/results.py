@@ -30,7 +30,6 @@ from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.text_format import seeds_in_words
-from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
     from ifsl_bench.analysis.task_results import TaskResults
@@ -306,7 +305,6 @@ def reproduce(
     """
     import tempfile
 
-    check_alone("ifsl-bench reproduce")
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.experiments import api
