@@ -34,10 +34,10 @@ from ifsl_bench.backbones.weights import ENDINGS, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
-from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
+from ifsl_bench.utils.locks import get_or_create
 from ifsl_bench.utils.progress import Reporter
 
 MEAN = "features.mean"  # the tensor's name

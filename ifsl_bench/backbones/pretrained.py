@@ -19,11 +19,11 @@ from ifsl_bench.backbones.networks import CosineHead, LinearHead, channels_last,
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import CENTRED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.utils.checksummed_json import check_kinds
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.seeds import seed_of
+from ifsl_bench.utils.serialization import check_kinds
 
 HeadKind = Literal["linear", "cosine"]
 FROZEN_FIELDS = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # recorded of frozen backbones

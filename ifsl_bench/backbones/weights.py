@@ -34,12 +34,12 @@ from ifsl_bench.backbones import pretrained
 from ifsl_bench.backbones.pretrained import DISABLED, in_percent, is_offered, packaged_file, pretrained_sha256
 from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.utils.checksummed_json import write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths, open_file, quarantine, read_errors, sha256_json, write_bytes
 from ifsl_bench.utils.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.serialization import write_checksummed
 
 TRAIN_HERE = "'run --pretrain' or 'pretrain --anew'"
 OURS = "ifsl_bench"  # the key of our metadata
