@@ -29,7 +29,7 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
 
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
-    """Methods, and the labels of stored rows and of the user's, which the names of result files say."""
+    """Return the methods and the labels of stored rows that complete a word."""
     from ifsl_bench.utils.files import Paths
 
     folders = (resources.files("ifsl_bench.results"), Paths.locate(None, None).results)
@@ -63,7 +63,7 @@ def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]
 
 
 def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:
-    """The options of the methods that the command line has named so far; of all where it has named none."""
+    """Return the options of the methods that the command line has named so far; of all where it has named none."""
     from ifsl_bench.plugin.display_names import rows
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.options import options_of

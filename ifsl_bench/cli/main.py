@@ -69,14 +69,14 @@ def cli(traceback: bool) -> None:
 
 
 def _interrupted(arguments: Sequence[str], how: str = "interrupted") -> str:
-    """Says what a person should know who has stopped a run."""
+    """Return what a person who has stopped a run should know."""
     if "--retrain" in arguments:  # nothing tells the models that it has made from those it was to replace
         return f"ifsl-bench: {how}; with --retrain the same command trains everything again"
     return f"ifsl-bench: {how}; the same command goes on from where it stopped"
 
 
 def _guarded(call: Callable[[], Any]) -> int:
-    """Runs the program; every mistake of the user's is one line and status 2."""
+    """Run the program; every mistake of the user's is one line and status 2."""
     try:
         status = call()
     except click.ClickException as error:
@@ -101,7 +101,7 @@ def _guarded(call: Callable[[], Any]) -> int:
 
 
 def entry() -> None:
-    """Runs `main` as a process, and ends it.
+    """Run `main` as a process, and end it.
 
     The interpreter would go on to take PyTorch's libraries down one by one, for which their pages are read from the
     disk first: a tenth of a second of each command, and 100 MB of its peak.

@@ -27,8 +27,8 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     """
     from ifsl_bench.protocols.tasks.task_files import find, own, packaged
     from ifsl_bench.reporting.claims import judged
-    from ifsl_bench.reporting.page.gather import boards_with_variants, gather
-    from ifsl_bench.reporting.page.html import page_html
+    from ifsl_bench.reporting.page.data import boards_with_variants, gather
+    from ifsl_bench.reporting.page.page import page_html
     from ifsl_bench.utils.files import check_out, write_bytes
 
     path = Path(out).expanduser()

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ifsl_bench.protocols.sampling.draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.task_limits import EPISODES
-from ifsl_bench.utils import array_codec
+from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.metrics import HitCounts
@@ -27,7 +27,7 @@ Form = TypeVar("Form", bound="StoredCounts")
 class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Integer counts of each episode or sequence; a protocol has a subclass of its own.
 
-    Each column is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.utils.array_codec`; the
+    Each column is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.utils.serialization`; the
     column ``classes``, which every subclass has, then says how novel classes are drawn (:class:`.ClassDraws`).
 
     Attributes:
@@ -77,7 +77,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
         many = sum(map(len, columns.values())) > READABLE
         entries: dict[str, Any] = {
-            name: array_codec.pack(values) if many else values.tolist() for name, values in columns.items()
+            name: pack_array(values) if many else values.tolist() for name, values in columns.items()
         }
         if many and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
             entries["classes"] = str(classes)
@@ -87,7 +87,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return the number of numbers in a column."""
         column = getattr(self, name)
         if isinstance(column, str):
-            return len(ClassDraws.parse(column)) if _is_drawn(name, column) else array_codec.length(column)
+            return len(ClassDraws.parse(column)) if _is_drawn(name, column) else packed_length(column)
         return len(column)
 
     def column(self, name: str) -> np.ndarray:
@@ -101,7 +101,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if isinstance(column, str):
             if _is_drawn(name, column):
                 return ClassDraws.parse(column).array().reshape(-1)
-            return array_codec.unpack(column, MOST_NUMBERS if name in self.LONG else EPISODES, array_codec.COUNTS)
+            return unpack_array(column, MOST_NUMBERS if name in self.LONG else EPISODES, COUNT_KINDS)
         return np.asarray(column, dtype=np.int64)
 
     def classes_drawn(self) -> np.ndarray:

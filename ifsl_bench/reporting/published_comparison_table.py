@@ -12,7 +12,7 @@ from ifsl_bench.reporting.table import Column, Table
 
 
 def beside_tables(boards: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
-    """A table for each task of which something was measured that a paper prints too."""
+    """Return a table for each task of which something was measured that a paper prints too."""
     return [_table(board, pairs) for board in boards if (pairs := pairs_of(board))]
 
 

@@ -15,8 +15,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.figures.models import Episode
-from ifsl_bench.reporting.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of
-from ifsl_bench.reporting.figures.texts import width_of, wrapped
+from ifsl_bench.reporting.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of, width_of, wrapped
 from ifsl_bench.utils.errors import UserError
 
 TEXT, TITLE = 6.0, 8.0  # points: a sheet has more text than other figures, and the same columns
@@ -38,20 +37,31 @@ FRAMES: dict[str, dict[str, Any]] = {  # around an image
 
 
 def check_images(dataset: Dataset, task: Task) -> None:
-    """Raises :class:`UserError` where a task has features and no images to show."""
+    """Raise :class:`UserError` where a task has features and no images to show.
+
+    Args:
+        dataset: the data set of the task.
+        task: the task.
+    """
     if not dataset.pictures:
         raise UserError(f"task {task.name} has features and no images, so there is no contact sheet of an episode")
 
 
 @styled()
 def draw(answers: Sequence[Episode], dataset: Dataset, task: Task, wide: bool = False) -> tuple[Figure, list[str]]:
-    """Draws the support images by class, then the queries, novel ones first, each by class.
+    """Draw the support images by class, then the queries, novel ones first, each by class.
+
+    Next to a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A
+    query that every method gets wrong has a frame, one that some get wrong a dashed one.
 
     Beside a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A query
     that every method gets wrong has a frame, one that some get wrong a dashed one.
 
     Args:
         answers: of the same episode, one a method.
+        dataset: the data set of the task.
+        task: the task.
+        wide: two columns of a paper wide.
     """
     episode, width = answers[0], PAGE if wide else COLUMN
     figure = Figure(figsize=(width, PAGE))
@@ -98,7 +108,7 @@ class _Sheet:
         self.axes.add_patch(Rectangle((x, y), size, size, fill=False, **FRAMES[kind], gid=gid))
 
     def text(self, x: float, y: float, words: str, **more: Any) -> None:
-        """Writes one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
+        """Write one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
         self.axes.text(
             x,
             y + CAPITAL / 2 + LINE * words.count("\n"),
@@ -114,14 +124,14 @@ class _Sheet:
         return y + LABEL
 
     def name(self, x: float, y: float, label: int, width: float, **more: Any) -> float:
-        """Writes the name of a class; returns its height."""
+        """Write the name of a class; return its height."""
         words = wrapped(self.names[label], width, TEXT, MOST_LINES)
         self.text(x, y, words, **more)
         return LINE * (words.count("\n") + 1)
 
 
 def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Episode], width: float) -> float:
-    """Draws a query and what is said of it; returns the height below it."""
+    """Draw a query and the answers to it; return the height below it."""
     episode = answers[0]
     by_label: dict[int, list[str]] = {}  # what methods say instead of its class, and which
     for answer in answers:
@@ -148,7 +158,7 @@ def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Epis
 
 
 def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: float) -> float:
-    """Draws the support images, a block for each class, side by side and below each other; returns the height below."""
+    """Draw the support images, a block for each class, next to and below each other; return the height below."""
     ways = len(episode.classes)
     shots, each = episode.drawn.support.shape[1] // ways, size + BETWEEN
     beside = min(shots, MOST_BESIDE, max(1, int((width - 2 * EDGE) / each)))
@@ -169,7 +179,7 @@ def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: floa
 
 
 def _small(label: str) -> dict[str, Any]:
-    """The look of a method's mark beside a text."""
+    """Return the look of a method's mark next to a text."""
     return dots(label) | {"markersize": 3}
 
 
@@ -189,7 +199,7 @@ def _legend(axes: Axes, answers: Sequence[Episode], width: float, title: str) ->
 
 
 def _key(sheet: _Sheet, y: float, methods: int) -> float:
-    """Draws the key of frames and orange names; returns the height below it."""
+    """Draw the key of frames and orange names; return the height below it."""
     x, middle, size = EDGE, y + LABEL / 2, 0.1
     entries = [("all", "wrong by all" if methods > 1 else "wrong")] + [("some", "wrong by some")] * (methods > 1)
     for kind, meaning in entries:

@@ -11,8 +11,16 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_point
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
-from ifsl_bench.reporting.figures.style import DARK, FAINT, legend_below, new_figure, styled, text_of
+from ifsl_bench.reporting.figures.style import (
+    DARK,
+    FAINT,
+    by_accuracy,
+    legend_below,
+    named_looks,
+    new_figure,
+    styled,
+    text_of,
+)
 from ifsl_bench.utils.errors import UserError
 
 PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
@@ -22,10 +30,14 @@ MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is
 
 @styled()
 def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
-    """Draws the rows of a board, the best first in the legend.
+    """Draw the rows of a task, the best first in the legend.
 
     A point is where a row's argmax puts it, a hollow one where the bias that validation episodes chose does. Along a
     curve the bias goes from where all is called base (below, right) to where all is called novel.
+
+    Args:
+        board: the results of the task.
+        wide: two columns of a paper wide.
 
     Raises:
         UserError: regular few-shot learning, sessions, or no validation episodes to calibrate on.
@@ -78,7 +90,7 @@ def _view(axes: Axes, points: np.ndarray) -> None:
 
 
 def _equal_accuracy(axes: Axes, row: SeedAggregate) -> None:
-    """Lines of equal Acc., which weighs base and novel accuracy by their queries."""
+    """Draw lines of equal Acc., which weighs base and novel accuracy by their queries."""
     shape = row.results[0].episodes.shape
     base, novel = shape["base_queries"], shape["novel_queries"]
     share = base / (base + novel)
