@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -138,10 +139,13 @@ class EpisodeLoader(Loader):
         counts = replace(counts, calibrated_base=biased.base_joint, calibrated_novel=biased.novel_joint)
         return Evaluated(counts, statistics, None, biased)
 
-    def joint_answers(self, method: Method, name: str, start: int, count: int) -> tuple[Tensor, ...]:
-        drawn, batch = self.sampler.sample(start, count), self.batch(start, count)
-        answer = masked_logits(predict(method, name, batch), batch.masked).argmax(-1)  # [E, Q]
-        return drawn.index.unsqueeze(1), batch.labels, answer, drawn.classes, torch.ones_like(batch.novel)
+    def joint_answers(
+        self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[Tensor, ...]]:
+        for block in blocks:
+            drawn, batch = self.sampler.sample(*block), self.batch(*block)
+            answer = masked_logits(predict(method, name, batch), batch.masked).argmax(-1)  # [E, Q]
+            yield drawn.index.unsqueeze(1), batch.labels, answer, drawn.classes, torch.ones_like(batch.novel)
 
     def batch(self, start: int, count: int) -> Batch:
         """Episodes ``start`` to ``start + count - 1``."""

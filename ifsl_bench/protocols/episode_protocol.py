@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.episode_loader import EpisodeLoader
 
 COLUMNS = (
-    MetricColumn("acc", "Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
+    MetricColumn("acc", "Acc.", r"Acc. $\uparrow$", short=True, latex_short=True),
     MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=6),
-    MetricColumn("delta", "Delta", r"$\Delta \uparrow$", short=True, paper_short=True, drop=2),
+    MetricColumn("delta", "Delta", r"$\Delta \uparrow$", short=True, latex_short=True, drop=2),
     MetricColumn("delta_a", "Delta_a", r"$\Delta_a \uparrow$", short=True, drop=9),
     MetricColumn("delta_b", "Delta_b", r"$\Delta_b \uparrow$", short=True, drop=9),
     MetricColumn("base_joint", "base joint"),
@@ -79,6 +79,7 @@ class Episodes(Protocol):
 
     name: ClassVar[str] = "episodes"
     fields = (*METRICS, *BALANCE)
+    hidden_fields = BALANCE
     columns = COLUMNS
     stored = EpisodeCounts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -147,16 +147,17 @@ class Loader(ABC):
         """
 
     @abstractmethod
-    def joint_answers(self, method: Method, name: str, start: int, count: int) -> tuple[torch.Tensor, ...]:
-        """Return answers of a method among all classes; of sequences, those after the last session.
+    def joint_answers(
+        self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield answers of a method among all classes; of sequences, those after the last session.
 
         Args:
             method: that answers.
             name: what errors call it.
-            start: the first episode or sequence.
-            count: how many.
+            blocks: a first episode or sequence, and how many.
 
-        Returns:
+        Yields:
             Unit of intervals [E, 1], joint labels [E, Q], joint answers [E, Q], novel classes as labels of their pool
             [E, N], and which queries count [E, Q].
         """

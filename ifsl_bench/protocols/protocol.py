@@ -39,17 +39,17 @@ class MetricColumn:
     Attributes:
         name: of the metric.
         title: its heading in all formats but LaTeX in the layout of papers.
-        paper: its heading there; "" where it has no such column.
+        latex: its heading there; "" where it has no such column.
         short: whether tables without ``--full`` have it.
-        paper_short: the same for LaTeX in the layout of papers.
+        latex_short: the same for LaTeX in the layout of papers.
         drop: the place in the order in which a narrow terminal leaves columns out, the highest first; 0: it stays.
     """
 
     name: str
     title: str
-    paper: str = ""
+    latex: str = ""
     short: bool = False
-    paper_short: bool = False
+    latex_short: bool = False
     drop: int = 0
 
 
@@ -64,7 +64,8 @@ class Protocol(ABC):
         units: what intervals are over, in words and in the plural.
         metrics: of every result.
         more_metrics: those that a result has where the counts they need are there.
-        fields: metrics that tables for programs have.
+        fields: metrics that full tables have, for readers as far as some row has them.
+        hidden_fields: metrics that all tables for programs have.
         columns: of the metrics, in the order in which tables have them.
         stored: the form of its counts in result files.
         features: figures and tables that apply to its results, see :data:`Feature`.
@@ -80,6 +81,7 @@ class Protocol(ABC):
     metrics: tuple[str, ...]
     more_metrics: tuple[str, ...] = ()
     fields: tuple[str, ...]
+    hidden_fields: tuple[str, ...] = ()
     columns: tuple[MetricColumn, ...]
     features: frozenset[Feature] = frozenset()
     fewest: ClassVar[int] = 2
@@ -119,16 +121,17 @@ class Protocol(ABC):
         """Return the sessions whose accuracies tables show one by one; empty where there are none."""
         return range(0)
 
-    def require(self, feature: Feature, name: str, what: str) -> None:
+    def require(self, feature: Feature, name: str, what: str, join: str = "; ") -> None:
         """Raise :class:`UserError` where a figure or table does not apply.
 
         Args:
             feature: that is asked for.
             name: of the task.
             what: a sentence on what it is for.
+            join: before that sentence.
         """
         if feature not in self.features:
-            raise UserError(f"{name} is in {self.name}; {what}")
+            raise UserError(f"{name} is in {self.name}{join}{what}")
 
     # -- draw and load
 
@@ -335,6 +338,12 @@ def stored_form(fields: object) -> type[StoredCounts]:
     names = fields.keys() if isinstance(fields, Mapping) else ()
     forms = [protocol.stored for protocol in protocols()]
     return next((form for form in reversed(forms) if form.MARK in names), forms[0])
+
+
+def titles() -> dict[str, str]:
+    """Return the heading of each metric of any protocol; of one of several protocols, that of the first."""
+    columns = [column for protocol in reversed(protocols()) for column in protocol.columns]
+    return {column.name: column.title for column in columns}
 
 
 def metric_names() -> tuple[str, ...]:

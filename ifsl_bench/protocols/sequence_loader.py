@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar
@@ -147,15 +148,19 @@ class SequenceLoader(Loader):
 
         return partial(SessionEvaluator(method, name, self).evaluate, bias=bias, keep_margins=keep_margins)
 
-    def joint_answers(self, method: Method, name: str, start: int, count: int) -> tuple[Tensor, ...]:
+    def joint_answers(
+        self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[Tensor, ...]]:
         from ifsl_bench.protocols.session_answers import SessionEvaluator
 
-        batch, drawn = self.batch(start, count), self.sampler.sample(start, count)
-        answer = SessionEvaluator(method, name, self).last(method, batch)
-        novel = torch.arange(drawn.classes.shape[1], device=answer.device).repeat_interleave(self.sampler.queries)
-        labels = torch.cat([batch.base_labels, self.classes + novel]).expand_as(answer)
-        order = (drawn.index // self.sampler.shape.supports).unsqueeze(1)
-        return order, labels, answer, drawn.classes, torch.cat([batch.base_there, batch.novel_there], 1)
+        evaluator, spec = SessionEvaluator(method, name, self), self.sampler.shape
+        for block in blocks:
+            batch, drawn = self.batch(*block), self.sampler.sample(*block)
+            answer = evaluator.last(method, batch)
+            novel = torch.arange(spec.classes, device=answer.device).repeat_interleave(self.sampler.queries)
+            labels = torch.cat([batch.base_labels, self.classes + novel]).expand_as(answer)
+            order = (drawn.index // spec.supports).unsqueeze(1)
+            yield order, labels, answer, drawn.classes, torch.cat([batch.base_there, batch.novel_there], 1)
 
     @property
     def each(self) -> int:

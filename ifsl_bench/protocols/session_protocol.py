@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.sequence_loader import SequenceLoader
 
 COLUMNS = (
-    MetricColumn("acc", "Avg.", r"Avg. $\uparrow$", short=True, paper_short=True),
+    MetricColumn("acc", "Avg.", r"Avg. $\uparrow$", short=True, latex_short=True),
     MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=6),
-    MetricColumn("first", "A_0", r"$A_0 \uparrow$", short=True, paper_short=True, drop=9),
-    MetricColumn("last", "A_T", r"$A_T \uparrow$", short=True, paper_short=True, drop=5),
-    # The less the better, unlike what papers print bold; A_0 minus A_T, which stand beside it.
-    MetricColumn("pd", "PD", r"PD $\downarrow$", short=True, drop=10),
-    MetricColumn("gain", "gain", r"gain $\uparrow$", short=True, drop=4),
+    MetricColumn("first", "A_0", r"$A_0 \uparrow$", short=True, latex_short=True, drop=9),
+    MetricColumn("last", "A_T", r"$A_T \uparrow$", short=True, latex_short=True, drop=5),
+    MetricColumn("pd", "PD", r"PD $\downarrow$", short=True, latex_short=True, drop=10),  # the less the better
+    MetricColumn("gain", "gain", r"gain $\uparrow$", short=True, latex_short=True, drop=4),
     MetricColumn("base", "base", r"base $\uparrow$", short=True, drop=3),  # one without the other misleads
     MetricColumn("novel", "novel", r"novel $\uparrow$", short=True, drop=3),
     MetricColumn("harmonic", "harmonic", r"harmonic $\uparrow$", short=True, drop=1),
@@ -100,7 +99,7 @@ class Sessions(Protocol):
     units: ClassVar[str] = "orders"
     metrics = ("acc", *OF_SESSIONS)
     more_metrics = ("calibrated_acc",)
-    fields = ("acc", "calibrated_acc", *OF_SESSIONS)
+    fields = hidden_fields = ("acc", "calibrated_acc", *OF_SESSIONS)
     columns = COLUMNS
     stored = SequenceCounts
     features: frozenset[Feature] = frozenset(("sessions", "forgetting", "variance", "lazy"))

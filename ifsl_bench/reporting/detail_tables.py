@@ -14,9 +14,10 @@ from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verd
 from ifsl_bench.analysis.ranking import Difference
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired
+from ifsl_bench.protocols.protocol import Protocol, titles
 from ifsl_bench.protocols.session_metrics import AFTER
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
+from ifsl_bench.reporting.columns import plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Calibration, Result
 from ifsl_bench.utils.errors import one_line
@@ -27,13 +28,9 @@ PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
 PERCENT = "In percent; intervals are over {}, trained models held fixed."
 
 
-def _metric(units: str) -> Column[str]:
-    """Return the column with the name of a metric, whose intervals are over these units."""
-
-    def text(name: str) -> str:
-        return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
-
-    return Column("metric", text, lambda name: {"metric": name})
+def _metric(protocol: Protocol) -> Column[str]:
+    """Return the column with the name of a metric."""
+    return Column("metric", lambda name: protocol.column(name).title, lambda name: {"metric": name})
 
 
 def _notes(row: SeedAggregate) -> list[str]:
@@ -43,7 +40,7 @@ def _notes(row: SeedAggregate) -> list[str]:
     notes = [PERCENT.format(row.units)]
     if "sessions" in row.protocol.features and any(map(row.has_bias, row.results)):
         held = [name for name in AFTER if row.protocol.moved_by_choices(name, biased=True) is None]
-        alone = [HEADINGS[name].text for name in held]
+        alone = [row.protocol.column(name).title for name in held]
         those = "Intervals" if row.holds_bias else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
         notes.append(f"{those} hold the bias on novel logits fixed, too.")
     return notes
@@ -61,7 +58,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
         return Column(heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)},
                       drop=drop)  # fmt: skip
 
-    columns = [_metric(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
+    columns = [_metric(row.protocol), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
     if not row.single:
         columns.append(number("95% interval", "interval", {name: value.interval for name, value in summary.items()}))
     for place, seed in enumerate(() if of_file else row.seeds):
@@ -74,7 +71,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
 
 def session_tables(row: SeedAggregate) -> list[Table[int]]:
     """Return tables, in sessions, of every metric after each: plain, and with one bias where one was chosen."""
-    if row.units != "orders":
+    if "sessions" not in row.protocol.features:
         return []
     tables = [_sessions(row, "after each session", "")]
     if "calibrated_acc" in row.metrics:
@@ -90,7 +87,7 @@ def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
         def fields(t: int) -> dict[str, float | None]:
             return {f"{prefix}{name}": rounded(values[t].mean), f"{prefix}{name}_interval": rounded(values[t].interval)}
 
-        heading = "Acc." if name == "acc" else HEADINGS[name].text
+        heading = "Acc." if name == "acc" else row.protocol.column(name).title
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
 
     columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, AFTER)]
@@ -101,7 +98,7 @@ def validated_on(task: Task) -> str:
     """Return the pools of classes that options, bias and checkpoints were chosen on."""
     if task.hides("val"):
         return "base/val, with hidden base classes in place of novel ones"
-    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.kind.parts))
+    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.parts))
 
 
 def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -226,7 +223,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         return "" if math.isnan(interval) else f"± {interval:.2f}"
 
     columns: list[Column[str]] = [
-        _metric(units),
+        _metric(comparison.protocol),
         Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
         Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
         Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
@@ -267,7 +264,7 @@ def _of_classes(comparison: Comparison) -> list[str]:
     )
     none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
     if none:
-        metrics = ", ".join(HEADINGS[name].text for name in none)
+        metrics = ", ".join(titles()[name] for name in none)
         note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
     if comparison.count > MANY:
         note += " More episodes narrow the interval over episodes, but the number of classes limits this one."

@@ -19,6 +19,7 @@ from ifsl_bench.analysis.comparison import p_value
 from ifsl_bench.analysis.ranking import Difference, Ranking
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owners
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
@@ -39,7 +40,7 @@ HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 def of_calibration(task: Task) -> str:
     """Return what explains calibrated numbers."""
-    return f"cal.: with one bias on all novel logits, found on validation {task.kind.drawn}."
+    return f"cal.: with one bias on all novel logits, found on validation {protocol_of(task).drawn}."
 
 
 def _what_is_measured(result: Result) -> str:
@@ -73,16 +74,16 @@ def notes_of(
             notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
-    usual, kind = board.task.evaluation.episodes, board.task.kind
+    usual, protocol = board.task.evaluation.episodes, protocol_of(board.task)
     if many := [called[row] for row in measured if len(row.results[0].episodes) > usual]:
         notes.append(
-            f"Over more {kind.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
-            f"{kind.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are "
-            "the same."
+            f"Over more {protocol.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval "
+            f"over {protocol.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel "
+            "classes are the same."
         )
     if any(row.one_pretraining for row in board.rows) and not single:
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
-    tried_on = f"validation {kind.drawn}"
+    tried_on = f"validation {protocol.drawn}"
     tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
     notes += [
         f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
@@ -124,7 +125,7 @@ def notes_of(
     for reason, names in _alike(apart).items():
         are = "is" if len(names) == 1 else "are"
         notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
-    if board.papers and not board.task.sessions:
+    if board.papers and not protocol.published_apart:
         notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
         notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in board.papers if paper.remark]
     return notes + [f"{remark}." for remark in board.remarks]
@@ -177,7 +178,7 @@ def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
     if few and to_best:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
-            f"over {board.task.kind.units} alone, of these trained models and not of the methods."
+            f"over {protocol_of(board.task).units} alone, of these trained models and not of the methods."
         )
     return notes
 
@@ -211,7 +212,7 @@ def standing(board: TaskResults, label: str) -> list[str]:
     (place,) = (place for place in board.places if place.row is mine)
     places = [place for place in board.places if place.row is not mine]
     if not places:
-        return [f"{label} is the only measured row on these {board.task.kind.drawn}."]
+        return [f"{label} is the only measured row on these {protocol_of(board.task).drawn}."]
     rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
     best = next((place.row for place in places if not place.provisional), places[0].row)
     away = [place.row for place in places if place.row.label != label]

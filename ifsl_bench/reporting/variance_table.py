@@ -15,9 +15,10 @@ from ifsl_bench.analysis.ranking import Difference
 from ifsl_bench.analysis.session_variance import PARTS, Variance, WrongSign, split, wrong_sign
 from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.reporting.columns import heading_of, plus_minus, rounded
+from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.reporting.columns import plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import unknown
 
 ONE = "one"  # a single value: one order, support set and seed
 NOTES = [
@@ -58,7 +59,7 @@ def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[Varia
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
     rows = splits_of_rows(board, metric)
-    heading = heading_of(metric, board.task).text
+    heading = protocol_of(board.task).column(metric).title
     one_backbone = [row.a for row in rows if row.a.one_pretraining]
     notes = [*NOTES, *(["Seeds are of meta-training alone: the backbone is held fixed."] if one_backbone else [])]
     fixed = [row.a.label for row in rows if row.a.fixed]
@@ -86,8 +87,7 @@ def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
         board: the results of the task.
         metric: the metric that is split.
     """
-    if not board.task.sessions:
-        raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
+    protocol_of(board.task).require("variance", board.name, "variance splits that of tasks in sessions")
     if not board.rows:
         raise nothing_stored(board)
     rows = having((place.row for place in board.places), metric)

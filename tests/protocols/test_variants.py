@@ -18,6 +18,7 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
 from ifsl_bench.protocols.episode_protocol import REGULAR
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS
 from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
 from ifsl_bench.protocols.tasks.variants import Change, changed
@@ -82,7 +83,7 @@ def test_task_files_derive_tasks(minimal_task):
     plain, regular, wide = parse(text, "x.toml")
     assert (regular.name, regular.kind, regular.digest) == ("d-regular", REGULAR, None)
     assert plain.episode.base_queries == 25
-    assert plain.kind is JOINT
+    assert protocol_of(plain) is JOINT
     assert (wide.name, wide.episode.ways, wide.episode.base_queries) == ("d-wide", 9, 45)
     assert len({plain.hash, regular.hash, wide.hash}) == 3
     (mini,) = parse('[variants.mine]\nof = "mini-5shot"\nshots = 2\n', "y.toml")

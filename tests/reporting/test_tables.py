@@ -7,8 +7,9 @@ import json
 import pytest
 
 from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
+from ifsl_bench.protocols.protocol import metric_names, protocols, titles
 from ifsl_bench.protocols.session_protocol import SESSIONS
-from ifsl_bench.reporting.columns import HEADINGS, plus_minus
+from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.reporting.render import FORMATS, PROGRAMS, render
 from ifsl_bench.reporting.table import Column, Table, plain_table
 
@@ -78,7 +79,9 @@ def test_no_rows_at_all():
 
 
 def test_every_metric_has_a_heading():
-    assert HEADINGS.keys() == {*METRICS, *BALANCE, *SESSIONS.metrics}
+    assert titles().keys() == {*METRICS, *BALANCE, *SESSIONS.metrics} == {*metric_names()}
+    for protocol in protocols():
+        assert {*protocol.metrics, *protocol.more_metrics} <= {column.name for column in protocol.columns}
     assert plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from ifsl_bench.protocols.tasks.metric_sets import SESSIONS, Kind, kind_of
 from ifsl_bench.utils.files import sha256_json
 
 Side = Literal["train", "val", "test"]
@@ -220,11 +219,6 @@ class Task(Strict, frozen=True):
     digest: str | None = None
     variant_of: str = ""
     sessions: SessionSpec | None = None
-
-    @property
-    def kind(self) -> Kind:
-        """Deprecated: the facts that tables still ask for."""
-        return SESSIONS if self.sessions else kind_of(self.episode.base_queries)
 
     @property
     def has_base(self) -> bool:

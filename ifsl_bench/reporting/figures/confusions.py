@@ -16,6 +16,7 @@ from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.evaluation import batch_size
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.columns import plus_minus, rounded
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import (
@@ -123,9 +124,9 @@ def confusions(
     """
     jobs = jobs_of(methods, task, work.home, options=options)
     kind, most = jobs[0].task, jobs[0].task.evaluation.episodes
-    if not kind.kind.has_base:
+    if not kind.has_base:
         raise UserError(f"task {kind.name} has no base classes that could take the queries of novel ones")
-    count = min(SEQUENCES if kind.sessions else EPISODES, most) if episodes is None else episodes
+    count = min(SEQUENCES if protocol_of(kind).learns_sessions else EPISODES, most) if episodes is None else episodes
     if not 1 <= count <= most:
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
     if not train:  # all that is missing is told before anything is computed
@@ -139,11 +140,12 @@ def _confusions(label: str, ready: EvaluationContext, episodes: int, work: Works
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
     method, name, parts = ready.method.eval(), ready.job.name, []
+    size = batch_size(loader, method)
+    blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
     with work.reporter.stage(f"confusions of {ready.job}", episodes) as stage:
-        for start in range(0, episodes, size := batch_size(loader, method)):
-            count = min(size, episodes - start)
-            parts.append(_numbered(loader.classes, *loader.joint_answers(method, name, start, count)))
-            stage.advance(count)
+        for answers in loader.joint_answers(method, name, blocks):
+            parts.append(_numbered(loader.classes, *answers))
+            stage.advance(len(answers[0]))
     return summed(label, task.name, names, loader.classes, *map(np.concatenate, zip(*parts, strict=True)))
 
 

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_point
 from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
@@ -42,10 +43,10 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     Raises:
         UserError: regular few-shot learning, sessions, or no validation episodes to calibrate on.
     """
-    if not board.task.kind.has_base:
+    if not board.task.has_base:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
-    if board.task.sessions:
-        raise UserError(f"{board.name} is in sessions, which have no base-novel curve; take a task in episodes")
+    why = "which have no base-novel curve; take a task in episodes"
+    protocol_of(board.task).require("tradeoff", board.name, why, ", ")
     rows = by_accuracy(board)
     names, looks = named_looks(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
