@@ -76,7 +76,7 @@ class NovelOnly(Protocol):
     name = "novel-only"
     metrics = ("acc",)
     fields = ("acc",)
-    columns = (MetricColumn("acc", "novel Acc.", r"novel Acc. $\uparrow$", short=True, paper_short=True),)
+    columns = (MetricColumn("acc", "novel Acc.", r"novel Acc. $\uparrow$", short=True, latex_short=True),)
     stored = StoredNovelCounts
 
     def describe(self, task):

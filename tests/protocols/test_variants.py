@@ -81,7 +81,7 @@ def test_task_files_derive_tasks(minimal_task):
     text = minimal_task + 'digest = "x"\n[variants.d-regular]\nof = "d-1shot"\nregular = true\n'
     text += '[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
     plain, regular, wide = parse(text, "x.toml")
-    assert (regular.name, regular.kind, regular.digest) == ("d-regular", REGULAR, None)
+    assert (regular.name, protocol_of(regular), regular.digest) == ("d-regular", REGULAR, None)
     assert plain.episode.base_queries == 25
     assert protocol_of(plain) is JOINT
     assert (wide.name, wide.episode.ways, wide.episode.base_queries) == ("d-wide", 9, 45)
