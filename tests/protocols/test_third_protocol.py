@@ -129,7 +129,7 @@ def test_a_third_protocol_is_run_stored_checked_tabled_and_compared(task, here, 
     assert rows.keys() == {"imprint", "lr"}
     assert float(rows["imprint"]["acc"]) == pytest.approx(expected.mean(), abs=1e-3)
     assert "novel Acc." in call("table", task)[1]
-    assert "novel Acc." in call("table", task, "--format", "latex")[1]
+    assert f"{expected.mean():.2f}" in call("table", task, "--format", "latex")[1]
     assert call("leaderboard", task)[0] == 0
 
     status, out, err = call("compare", "imprint", "lr", "--task", task, "--format", "json")
