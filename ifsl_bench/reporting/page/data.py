@@ -24,6 +24,7 @@ from ifsl_bench.analysis.aggregate import (
     calibrated_point,
 )
 from ifsl_bench.analysis.ranking import Ranking
+from ifsl_bench.analysis.session_variance import split_of
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
 from ifsl_bench.protocols.tasks.task import Task
@@ -33,7 +34,6 @@ from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, look_of, looks_of
 from ifsl_bench.reporting.table import Table
-from ifsl_bench.reporting.variance_table import split_of
 from ifsl_bench.store.published import LETTERS
 from ifsl_bench.store.schema import Result, path_of
 from ifsl_bench.utils.errors import UserError, one_line
