@@ -42,7 +42,7 @@ def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
 
 
 def _reason(dataset: Dataset, task: Task) -> str | None:
-    from ifsl_bench.protocols.episodes import task_stream  # with torch
+    from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
     def starts(pool: str) -> np.ndarray:
         return dataset.pool(pool).starts
