@@ -1,4 +1,4 @@
-"""Stage 1 with a backbone from elsewhere: its weights are found, its features computed once, its classifier trained."""
+"""Pretraining with a frozen backbone: its weights are found, its features computed once, its classifier fitted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.base_head import accuracies, fit_head, head_of
-from ifsl_bench.backbones.contract import Card, Frozen, backbone_plugin, check_backbone, corpora_of
+from ifsl_bench.backbones.contract import BackboneInfo, Frozen, backbone_plugin, check_backbone, corpora_of
 from ifsl_bench.backbones.device import choose_precision, describe_device
 from ifsl_bench.backbones.features import centred, compute_features
-from ifsl_bench.backbones.networks import FrozenNetwork, Normalise, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.heads import accuracies, fit_head, load_head
+from ifsl_bench.backbones.images import Normalise
+from ifsl_bench.backbones.networks import FrozenNetwork, channels_last, make_backbone, make_head
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     Pretrained,
@@ -33,34 +34,38 @@ from ifsl_bench.backbones.weights import ENDINGS, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
-from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
+from ifsl_bench.utils.locks import get_or_create
 from ifsl_bench.utils.progress import Reporter
 
 MEAN = "features.mean"  # the tensor's name
 
 
 class Preprocess:
-    """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's.
+    """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's size.
 
     Resizing is that of 8-bit images, with antialiasing, as Pillow does it. Grey images get three equal channels.
+
+    Args:
+        about: says size, resize, interpolation, mean and standard deviation.
+        device: where the batches are.
     """
 
-    def __init__(self, card: Card, device: torch.device) -> None:
+    def __init__(self, about: BackboneInfo, device: torch.device) -> None:
         from torchvision.transforms import InterpolationMode  # takes a second, and most commands need none of it
 
-        self.card, self.mode = card, InterpolationMode(card.interpolation)
-        self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (card.mean, card.std))
+        self.about, self.mode = about, InterpolationMode(about.interpolation)
+        self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (about.mean, about.std))
 
     def __call__(self, batch: Tensor) -> Tensor:
         from torchvision.transforms import functional as F
 
         images = batch.permute(0, 3, 1, 2)
-        resize = self.card.resize
+        resize = self.about.resize
         size = [resize] if isinstance(resize, int) else list(resize)
-        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.card.size))
+        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.about.size))
         # Without a copy of what is repeated until the arithmetic is done.
         return ((images / 255).expand(-1, 3, -1, -1) - self.mean) / self.std
 
@@ -68,21 +73,27 @@ class Preprocess:
 def pretrain_frozen(
     home: Paths, task: Task, dataset: Dataset, head: HeadKind, device: torch.device, reporter: Reporter, place: str = ""
 ) -> Pretrained:
-    """The backbone of a task whose weights are from elsewhere, and its base classifier, from the cache or trained.
+    """Return a frozen backbone and its base classifier, from the cache or fitted.
 
     Args:
-        place: what is recorded of where features are computed.
+        home: where they are kept.
+        task: says which backbone it is.
+        dataset: the images.
+        head: "linear" or "cosine".
+        device: where to compute.
+        reporter: shows how far it is.
+        place: description of the device, for the record of features.
 
     Raises:
-        UserError: the weights cannot be got, or do not fit; or the data are no images.
+        UserError: the weights cannot be downloaded, or do not fit; or the data are no images.
         CorruptFile: the images to train on are not what was written.
     """
     spec = task.pretraining
-    card = check_backbone(spec)  # None: the network of a registered Backbone
-    if card and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
+    about = check_backbone(spec)  # None: the network of a registered Backbone
+    if about and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
         raise UserError(f"{spec.backbone} is for images of one or three channels, not for data {dataset.shape}")
-    normalise = Preprocess(card, device) if card else Normalise(task.dataset, dataset.shape, device)
-    file = weights_file(home, spec, card, reporter)
+    normalise = Preprocess(about, device) if about else Normalise(task.dataset, dataset.shape, device)
+    file = weights_file(home, spec, about, reporter)
     digest = sha256_file(file)
     try:
         network = _filled(spec.backbone, dataset.shape, file, device)
@@ -101,29 +112,25 @@ def pretrain_frozen(
         "features": features_key(task, dataset.fingerprint, head, 0),
         "centre": spec.centre or CENTRED,
     }
-    bare = Pretrained(
-        key,
-        network,
-        make_head(head, network.features, classes),
-        normalise,
-        {"tensors": {"sha256": digest}, **facts},
-    )
+    info = {"tensors": {"sha256": digest}, **facts}
+    bare = Pretrained(key, network, make_head(head, network.features, classes), normalise, info)
 
     def cached() -> Pretrained | None:
-        """Reads the classifier on these weights; None where there is none."""
+        """Read the classifier on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
         return restored(state) if state and state.info.get("weights") == digest else None
 
     def restored(state: State) -> Pretrained:
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
-        classifier = head_of(named, head, network.features, classes, folder).to(device)
+        classifier = load_head(named, head, network.features, classes, folder).to(device)
         mean = state.tensors[MEAN].numpy() if MEAN in state.tensors else None
-        if told := at_chance(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images"):
-            reporter.warn(told)
+        warning = at_chance(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images")
+        if warning:
+            reporter.warn(warning)
         return replace(bare, head=classifier, info={**state.info, **facts}, mean=mean)
 
     def train() -> Pretrained:
-        _announce(card, task, dataset, reporter)
+        _announce(about, task, dataset, reporter)
         tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
         # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
@@ -133,7 +140,7 @@ def pretrain_frozen(
 
 
 def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
-    """The network with the weights of a file."""
+    """Make the network with the weights of a file."""
     weights, (plugin, model) = read_tensors(file), backbone_plugin(name)
     with torch.random.fork_rng(devices=[]):
         network = make_backbone(name, shape)
@@ -154,7 +161,11 @@ def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device)
 
 
 def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Finds a network's tensors among those of a file, where all their names may begin alike, as with ``encoder.``.
+    """Find a network's tensors among those of a file, where all names may have a prefix such as ``encoder.``.
+
+    Args:
+        network: whose tensors they are.
+        weights: the tensors of the file, by name.
 
     Raises:
         ValueError: the file has several such networks, or tensors are missing, of another shape or of a larger network.
@@ -163,7 +174,8 @@ def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
     needed = [name for name in own_tensors if not name.endswith(".num_batches_tracked")]  # older files lack these
     pairs = ((name, name.removesuffix(own)) for own, name in itertools.product(needed, weights))
     counts = Counter(start for name, start in pairs if start != name and f".{start}".endswith("."))
-    if len(whole := [start for start, count in counts.items() if count == len(needed)]) > 1:
+    whole = [start for start, count in counts.items() if count == len(needed)]
+    if len(whole) > 1:
         raise ValueError(f"it has the network {len(whole)} times, under {' and '.join(map(repr, whole))}")
     start = max(counts, key=counts.__getitem__, default="")
     inside = {name.removeprefix(start): x for name, x in weights.items() if name.startswith(start)}
@@ -183,21 +195,21 @@ def _first(tensors: Mapping[str, Tensor]) -> str:
     return f"{name} {list(tensors[name].shape)}"
 
 
-def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
-    """Returns whether images [H, W, C] have fewer pixels than the network sees."""
-    return min(shape[:2]) < min(card.size)
+def enlarged(about: BackboneInfo, shape: tuple[int, ...]) -> bool:
+    """Return whether images [H, W, C] have to be enlarged for a network."""
+    return min(shape[:2]) < min(about.size)
 
 
-def _announce(card: Card | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
-    """Says what becomes of the images on their way into the network."""
+def _announce(about: BackboneInfo | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
+    """Report how the images enter the network."""
     name, data = task.pretraining.backbone, task.dataset
-    if card is None:
+    if about is None:
         mean, std = list(data.mean), list(data.std)
         reporter.say(f"{name}: images enter as (x / 255 - {mean}) / {std}; the weights should have learned from such")
         return
-    (height, width), (h, w) = dataset.shape[:2], card.size
+    (height, width), (h, w) = dataset.shape[:2], about.size
     text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
-    if enlarged(card, dataset.shape):
+    if enlarged(about, dataset.shape):
         reporter.warn(f"{text}: enlarged, so that they show less detail than what the network was trained on")
     else:
         reporter.say(text)
@@ -207,7 +219,7 @@ def _trained(
     home: Paths, task: Task, dataset: Dataset, bare: Pretrained, kind: HeadKind, device: torch.device,
     reporter: Reporter, place: str,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:  # fmt: skip
-    """The base classifier on the features of base/train, their mean where it is subtracted, and what is recorded."""
+    """Fit the base classifier on base/train; return its tensors, with the mean if it is subtracted, and the record."""
     start, spec, pool = time.perf_counter(), task.pretraining, dataset.pool("base/train")
 
     def features(pool: str) -> np.ndarray:
@@ -240,7 +252,7 @@ def _trained(
 
 
 def take_weights(home: Paths, file: Path) -> str:
-    """Keeps a copy of a file of weights in the home; returns the first digits of its checksum, which name it there.
+    """Copy a file of weights into the home; return the first digits of its checksum, which name it there.
 
     Raises:
         UserError: no such file, one that holds no weights, or a full disk.
@@ -253,25 +265,32 @@ def take_weights(home: Paths, file: Path) -> str:
     return digest
 
 
-def weights_file(home: Paths, spec: Pretraining, card: Card | None, reporter: Reporter) -> Path:
-    """The file of a frozen backbone's weights: the user's, the one in the home, or the source's.
+def weights_file(home: Paths, spec: Pretraining, about: BackboneInfo | None, reporter: Reporter) -> Path:
+    """Find the file of a frozen backbone's weights in the home, or download it.
+
+    Args:
+        home: where weights are kept.
+        spec: names the backbone, and the user's file if there is one.
+        about: the description of a :class:`Frozen` backbone; None for another.
+        reporter: hears of a download.
 
     Raises:
-        UserError: it is not there and cannot be got; says which file to get and where to put it.
+        UserError: it cannot be downloaded; the message names the file and where to put it.
     """
     name = spec.weights or spec.backbone
-    for ending in dict.fromkeys([*(card.endings if card else ()), *ENDINGS]):
-        if os.path.isfile(path := home.weights / f"{name}{ending}"):
+    for ending in dict.fromkeys([*(about.endings if about else ()), *ENDINGS]):
+        path = home.weights / f"{name}{ending}"
+        if os.path.isfile(path):
             return path
-    if spec.weights is not None or card is None:
+    if spec.weights is not None or about is None:
         raise UserError(
             f"the weights {spec.weights} of {spec.backbone} are not in {home.weights}; give the file once more with "
             f"--weights FILE"
         )
     plugin, model = backbone_plugin(spec.backbone)
     assert isinstance(plugin, Frozen)
-    target = home.weights / f"{name}{card.endings[0]}"
-    reporter.say(f"weights of {spec.backbone}: {card.source}")
+    target = home.weights / f"{name}{about.endings[0]}"
+    reporter.say(f"weights of {spec.backbone}: {about.source}")
     with disk_errors(home.weights):
         home.weights.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights)
@@ -281,7 +300,7 @@ def weights_file(home: Paths, spec: Pretraining, card: Card | None, reporter: Re
         except Exception as error:
             why = one_line(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
             raise UserError(
-                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {card.source or 'them'} "
+                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {about.source or 'them'} "
                 f"elsewhere, and put it at {target}"
             ) from error
         write_bytes(target, got.read_bytes())

@@ -30,7 +30,6 @@ from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.text_format import seeds_in_words
-from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
     from ifsl_bench.analysis.task_results import TaskResults
@@ -39,16 +38,25 @@ if TYPE_CHECKING:
 FULL = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
 
 
-def _show_ranked(boards: Sequence[TaskResults], folders: Paths, style: str, full: bool, labels: Sequence[str]) -> None:
-    from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
+def _show_tasks(
+    boards: Sequence[TaskResults], folders: Paths, style: str, full: bool, labels: Sequence[str], ranked: bool = True
+) -> None:
+    """Print the tables of tasks; ranked ones with those of their variants."""
+    from ifsl_bench.analysis.task_results import nothing_stored
+    from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables, with_variants
 
     if style == "latex":
         from ifsl_bench.reporting.latex import paper_tables
 
-        click.echo(paper_tables(with_variants(boards, folders.results, labels), full, rank=True))
-        return
-    tables, closing = ranked_tables(boards, folders.results, full, labels)
-    show_tables(tables, style, closing)
+        shown = with_variants(boards, folders.results, labels) if ranked else boards
+        if empty := [board for board in shown if board.empty]:
+            raise nothing_stored(empty[0])
+        click.echo(paper_tables(shown, full, rank=ranked))
+    elif ranked:
+        tables, closing = ranked_tables(boards, folders.results, full, labels)
+        show_tables(tables, style, closing)
+    else:
+        show_tables([table for board in boards for table in task_tables(board, full)], style)
 
 
 @click.command(
@@ -98,18 +106,7 @@ def table(
         return
     if rank or setting:
         boards = in_setting(boards, setting)
-    if rank:
-        _show_ranked(boards, folders, style, full, labels)
-        return
-    from ifsl_bench.reporting.leaderboard import task_tables
-
-    tables = [table for board in boards for table in task_tables(board, full)]
-    if style == "latex":
-        from ifsl_bench.reporting.latex import paper_tables
-
-        click.echo(paper_tables(boards, full))
-        return
-    show_tables(tables, style)
+    _show_tasks(boards, folders, style, full, labels, ranked=rank)
 
 
 @click.command(
@@ -159,7 +156,7 @@ def leaderboard(
         tables, closing = overview(boards)
         show_tables(tables, style, closing)
         return
-    _show_ranked(boards, folders, style, full, labels)
+    _show_tasks(boards, folders, style, full, labels)
 
 
 @click.command(epilog=examples("compare lr+a lr --task glyphs-5shot", "compare first.seed-0.json second.seed-0.json"))
@@ -202,8 +199,8 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
     from ifsl_bench.analysis.task_results import boards_of
     from ifsl_bench.reporting.variance_table import variance_tables
 
-    show_tables([table for board in boards_of([task], labels, folders) for table in variance_tables(board, metric)],
-                style)  # fmt: skip
+    boards = boards_of([task], labels, folders)
+    show_tables([table for board in boards for table in variance_tables(board, metric)], style)
 
 
 @click.command(epilog=examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))
@@ -285,8 +282,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
-@click.option("--within", default=0.0, metavar="POINTS",
-              help="Let the accuracy differ by up to POINTS, whatever the reason [0].")  # fmt: skip
+@click.option(
+    "--within", default=0.0, metavar="POINTS", help="Let the accuracy differ by up to POINTS, whatever the reason [0]."
+)
 @device_option
 @click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
 @quiet_option
@@ -297,14 +295,14 @@ def reproduce(
 ) -> None:  # fmt: skip
     """Run the jobs of stored results again, and compare.
 
-    Takes a row, with all its seeds, or files. Exit status 1 if any differs in what another processor does not explain.
+    Takes a row, with all its seeds, or files. Exit status 1 if any differs: on the processor that is
+    stored at all, on another one by more than a point of accuracy.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.
     """
     import tempfile
 
-    check_alone("ifsl-bench reproduce")
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.experiments import api
@@ -322,9 +320,9 @@ def reproduce(
                 lend_data(job_of(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
             click.echo(f"{one_line(name)}: {outcomes[-1].line}")
-            for line in outcomes[-1].more:
-                click.echo(f"  {one_line(line)}")
-    if not all(outcome.identical or outcome.explained or outcome.close(within) for outcome in outcomes):
+            if devices := outcomes[-1].devices:
+                click.echo(f"  {one_line(devices)}")
+    if not all(outcome.identical or outcome.elsewhere or outcome.close(within) for outcome in outcomes):
         click.get_current_context().exit(1)
 
 

@@ -34,7 +34,6 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.cli.output import prints_aside, say, show_tables, tell_lacking
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.cluster import ClusterSpec
@@ -124,7 +123,6 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
     New rows are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package;
     with it, --method and --task choose among its jobs. A run that was stopped continues where it left off.
     """
-    check_alone("ifsl-bench run")
     if campaign is None and (not request.tasks or (not request.methods and not how.checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
     cluster = how.read_cluster()

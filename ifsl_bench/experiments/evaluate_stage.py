@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
-from ifsl_bench.backbones.device import Place, describe_device
+from ifsl_bench.backbones.device import DeviceChoice, describe_device
 from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.evaluation import Evaluated, evaluate, has_sessions
 from ifsl_bench.experiments.job import TUNING_SEED, Job
@@ -73,7 +73,7 @@ class EvaluationContext:
     trained: Trained | None
     folder: str
     prepared: PreparedTask
-    place: Place
+    place: DeviceChoice
 
     def loader(self, side: Side) -> EpisodeLoader | SequenceLoader:
         """Return the loader of one side's episodes or sequences, on the device of the evaluation."""

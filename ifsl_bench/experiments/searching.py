@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.backbones.device import Place
+from ifsl_bench.backbones.device import DeviceChoice
 from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.candidates import Candidate, rounds_of
 from ifsl_bench.experiments.evaluation import evaluate
@@ -92,7 +92,7 @@ class Trial(JobStage):
         """The trial of the same method on the same backbone, if there is one."""
         return read_trial(self.file(home), weights, self.job.has_made, reporter)
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         evaluation = work.place("evaluation")
         return both(training_place(self.job, work), evaluation) if self.job.trains else evaluation
 
@@ -140,9 +140,9 @@ def trials_named(job: Job) -> str:
     return f"trials of {'.'.join(format_label(job.method, job.name, fixed, job.task))} on {job.task.name}"
 
 
-def both(first: Place, second: Place) -> Place:
+def both(first: DeviceChoice, second: DeviceChoice) -> DeviceChoice:
     """Joins the places of work in two parts."""
-    return first if first == second else Place(second.device, f"{second.why}, after meta-training on {first}")
+    return first if first == second else DeviceChoice(second.device, f"{second.why}, after meta-training on {first}")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class LaterTrial(JobStage):
         here = rounds[self.round][self.slot :][:1] if len(rounds) > self.round else rounds[-1]
         return all(accuracy(candidate) is not None for candidate in here)
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         return self._first.place(work)
 
     def threads(self) -> int:

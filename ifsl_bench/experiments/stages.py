@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbones.contract import is_frozen
-from ifsl_bench.backbones.device import Kind, Place
+from ifsl_bench.backbones.device import DeviceChoice, StageType
 from ifsl_bench.backbones.features import BATCH, bank_folder, recorded
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
@@ -24,10 +24,10 @@ from ifsl_bench.backbones.pretrained import (
     features_key,
     features_sha256,
     is_offered,
-    on_linear,
+    packaged_file,
     pretrained_sha256,
     pretraining_key,
-    shipped_file,
+    shares_linear_backbone,
 )
 from ifsl_bench.data.datasets import is_prepared, rough_seconds
 from ifsl_bench.data.pools import entry_of
@@ -58,7 +58,7 @@ class Stage(ABC):
 
     kind: ClassVar[str]
     trains: ClassVar[bool] = False
-    placed_as: ClassVar[Kind] = "data"
+    placed_as: ClassVar[StageType] = "data"
 
     def __str__(self) -> str:
         return self.told("" if self.shown_seed is None else f", seed {self.shown_seed}")
@@ -93,7 +93,7 @@ class Stage(ABC):
         """Tells whether the artefact is there; never, where it leaves none."""
         return False
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         """Says where it runs, and why there."""
         return work.place(self.placed_as)
 
@@ -219,7 +219,7 @@ class Pretrain(Stage):
     @property
     def linear(self) -> Pretrain | None:
         """The pretraining on whose backbone this head is fitted; None where it has its own."""
-        return replace(self, head="linear") if on_linear(self.task, self.head) else None
+        return replace(self, head="linear") if shares_linear_backbone(self.task, self.head) else None
 
     def inputs(self) -> Sequence[Stage]:
         if linear := self.linear:
@@ -236,12 +236,12 @@ class Pretrain(Stage):
 
     def perhaps_shipped(self, home: Paths) -> bool:
         """Whether the package has its weights, if the data, which are not prepared, are those of the weights."""
-        from ifsl_bench.backbones.weights import shipped
+        from ifsl_bench.backbones.weights import packaged_weights
 
         if fingerprint_of(self.task.dataset, home):
             return False
-        fingerprints = {str(weights.definition["data"]) for weights in shipped().values()}
-        return any(shipped_file(self.key(home, fingerprint)) for fingerprint in fingerprints)
+        fingerprints = {str(weights.definition["data"]) for weights in packaged_weights().values()}
+        return any(packaged_file(self.key(home, fingerprint)) for fingerprint in fingerprints)
 
     def threads(self) -> int:
         return cores()
@@ -256,7 +256,7 @@ class Pretrain(Stage):
         if not data.shape:
             return None
         second = self.linear is not None
-        if spec.backbone == INCLUDED and data.fingerprint and not (second or shipped_file(self.key(home))):
+        if spec.backbone == INCLUDED and data.fingerprint and not (second or packaged_file(self.key(home))):
             raise NotIncluded(self.task)
         seen = images + held_out  # by a frozen backbone, beside whose features the classifier costs little
         if not is_frozen(spec):
@@ -320,6 +320,6 @@ class Features(Stage):
         self.backbone.prepared(work).features(self.pool, self.views)
 
 
-def _named(backbone: str, data: DatasetMetadata, place: Place) -> str:
+def _named(backbone: str, data: DatasetMetadata, place: DeviceChoice) -> str:
     """A network on images of a size, on a device, as rates are kept."""
     return f"{backbone}/{'x'.join(map(str, data.shape))}/{place.device.type}"

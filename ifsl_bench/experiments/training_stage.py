@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 import torch
 
-from ifsl_bench.backbones.device import HOST, Place
+from ifsl_bench.backbones.device import HOST, DeviceChoice
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, novel_fingerprint
 from ifsl_bench.experiments.evaluation import block_bytes, evaluate
 from ifsl_bench.experiments.job import Job
@@ -78,7 +78,7 @@ def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
     return moved(method, backbone_of(job).prepared(work).base, work.place("evaluation").device)
 
 
-def training_place(job: Job, work: Workspace) -> Place:
+def training_place(job: Job, work: Workspace) -> DeviceChoice:
     """Chooses where the method is meta-trained."""
     few = job.method.gpu_min_episodes(defaults(job.method, job.task) | dict(job.set_options))
     return work.place("meta-training", job.training.episodes_per_step, few)
@@ -121,7 +121,7 @@ def _stored_times(task: str, label: str, episodes: int) -> dict[str, float]:
     return times
 
 
-def _named(job: Job, place: Place) -> str:
+def _named(job: Job, place: DeviceChoice) -> str:
     """A row on a task and a device, as rates are kept."""
     return f"{job.row.name}/{job.task.name}/{place.device.type}"
 
@@ -173,7 +173,7 @@ class MetaTrain(JobStage):
     def cached(self, home: Paths) -> bool:
         return finished_info(self.folder(home), pretraining_sha256=backbone_of(self.job).weights(home)) is not None
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         return training_place(self.job, work)
 
     def threads(self) -> int:
@@ -228,7 +228,7 @@ class MetaTrain(JobStage):
         raise AssertionError("there is no end of folders")
 
 
-def say_place(work: Workspace, stage: Stage, place: Place) -> None:
+def say_place(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
     """Says where a stage runs, where there is a choice."""
     if work.device != HOST:
         work.reporter.say(f"{stage}, on {place}")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbones.contract import is_frozen
-from ifsl_bench.backbones.device import HOST, Kind, Place, choose_device, place_of
+from ifsl_bench.backbones.device import HOST, DeviceChoice, StageType, choose_device, device_for
 from ifsl_bench.backbones.features import (
     FeaturePool,
     Moments,
@@ -24,21 +24,21 @@ from ifsl_bench.backbones.features import (
     feature_pool,
     recorded,
 )
-from ifsl_bench.backbones.networks import Included
-from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, on_linear, open_pretrained
+from ifsl_bench.backbones.networks import PrecomputedFeatures
+from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, open_pretrained, shares_linear_backbone
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import ensure_of
+from ifsl_bench.experiments.training_curves import CurveLogs
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler, task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
 from ifsl_bench.solvers import numba_code_cache as store
-from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.threads import cores, evaluating, share, threads
-from ifsl_bench.utils.training_curves import CurveLogs
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
@@ -70,9 +70,9 @@ class Workspace:
     def __post_init__(self) -> None:
         store.keep_in(self.home.cache / "compiled", self.reporter.say)
 
-    def place(self, kind: Kind, episodes: int = 0, few: int | None = None) -> Place:
-        """The place where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
-        return place_of(kind, self.device, self.forced, episodes, few)
+    def place(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
+        """Return the device for a stage; of meta-training by the episodes of a step, see :func:`device_for`."""
+        return device_for(kind, self.device, self.forced, episodes, few)
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""
@@ -126,18 +126,18 @@ class PreparedTask:
                 frozen = work.home, self.task, self.dataset, self.head
                 return pretrain_frozen(*frozen, place.device, work.reporter, str(place))
             task, data = self.task, self.dataset
-            if not on_linear(self.task, self.head):
+            if not shares_linear_backbone(self.task, self.head):
                 made_of = work.home, task, data, self.head, self.seed, device, work.reporter
                 if (opened := open_pretrained(*made_of)) is not None:
                     return opened
                 from ifsl_bench.backbones.trainer import pretrain
 
                 return pretrain(*made_of)
-            from ifsl_bench.backbones.second_head import second_head
+            from ifsl_bench.backbones.heads import fit_cosine_head
 
             # It has the same features, and reads those of base/train alone.
             linear = PreparedTask(self.task, "linear", self.seed, work)
-            return second_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
+            return fit_cosine_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
         """The features of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
@@ -162,7 +162,7 @@ class PreparedTask:
     def base(self) -> Base:
         """The base classifier, on the CPU."""
         name = "base/train"
-        if isinstance(network := self.pretrained.network, Included):  # base/train has but the means
+        if isinstance(network := self.pretrained.network, PrecomputedFeatures):  # base/train has but the means
             parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
             return base_classifier(self.pretrained, Moments(**parts))
         folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)

@@ -26,7 +26,7 @@ from ifsl_bench.experiments.executors import Setting, packed, run_packed
 from ifsl_bench.experiments.graph import graph_of
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.solvers import numba_threads as kernel_threads
+from ifsl_bench.solvers import numba_episodes as kernel_threads
 from ifsl_bench.utils import threads as processor
 from ifsl_bench.utils.progress import Reporter
 from tests.experiments.test_local import counts

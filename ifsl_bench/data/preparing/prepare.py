@@ -24,12 +24,10 @@ from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_limits import NAME
-from ifsl_bench.utils.atomic_dir import remove, unfinished
 from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.utils.files import Paths, disk_errors, mark_used, sha256_json
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.files import DOWNLOAD, Paths, disk_errors, mark_used, sha256_json
+from ifsl_bench.utils.locks import locked, remove, unfinished
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.tempnames import DOWNLOAD
 
 
 def ensure(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
