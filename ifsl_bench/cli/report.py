@@ -41,6 +41,8 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     page = gather(boards)
     content = page_html(page).encode()
     write_bytes(path, content, "--out")
-    click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
-               f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip
+    click.echo(
+        f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
+        f"{len(content) / 1e6:.1f} MB; open it in a browser"
+    )
     warn(note for board in boards for note in board.left_out)

@@ -23,12 +23,12 @@ from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import FAILED, Event, Log, event_now
 from ifsl_bench.experiments.rates import Rates
 from ifsl_bench.experiments.stored_results import store
+from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.utils import threads as processor
 from ifsl_bench.utils.errors import UserError, format_error
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import NullReporter, Reporter
-from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
 HERE = "here"  # the device of places that see what this process sees
 

@@ -17,8 +17,8 @@ from ifsl_bench.experiments.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event,
 from ifsl_bench.experiments.stored_results import kept_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.locks import is_alive
 from ifsl_bench.utils.progress import NullReporter
-from ifsl_bench.utils.tempnames import is_alive
 from ifsl_bench.utils.text_format import seeds_in_words
 
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"

@@ -29,7 +29,7 @@ class TableRow:
         marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.LETTERS`.
         source: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
             ones.
-        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        printed: the +- that a paper prints next to its accuracy, of unknown kind.
         seeds: how many training seeds.
         spread: standard deviation between the seeds' accuracies; NaN for fewer than two.
         partial: whether it was measured on a part of the data; None for published rows.

@@ -58,8 +58,9 @@ def row_table(row: SeedAggregate) -> Table[str]:
 
     def number(heading: str, field: str, value: Mapping[str, float], drop: int = 0) -> Column[str]:
         digits = 6 if of_file else 4
-        return Column(heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)},
-                      drop=drop)  # fmt: skip
+        return Column(
+            heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)}, drop=drop
+        )
 
     columns = [_metric(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
     if not row.single:
@@ -208,17 +209,22 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
         classes = comparison.over_classes.get(name, NONE).interval
         return {
-            "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6),
+            "difference": rounded(over.mean, 6),
+            "interval": rounded(over.interval, 6),
             "p": None if math.isnan(over.p) else over.p,
-            "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
+            "difference_of_seeds": rounded(seeds.mean, 6),
+            "interval_of_seeds": rounded(seeds.interval, 6),
             "interval_overall": rounded(both.interval, 6) if several else None,
             "p_overall": both.p if several and not math.isnan(both.p) else None,
             "interval_of_classes": rounded(classes, 6),
             "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
             "classes": comparison.classes or None,
             "each_seed": [round(float(value), 6) for value in comparison.by_seed[name]],
-            "seeds": list(comparison.seeds), "partial_data": comparison.partial, "a": comparison.a, "b": comparison.b,
-        }  # fmt: skip
+            "seeds": list(comparison.seeds),
+            "partial_data": comparison.partial,
+            "a": comparison.a,
+            "b": comparison.b,
+        }
 
     def main(name: str) -> Difference | Paired:
         return comparison.overall[name] if several else comparison.episodes[name]

@@ -28,9 +28,13 @@ Folder = str | Path | None
 
 
 def table(
-    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    *tasks: str,
+    methods: Names = (),
+    setting: str | None = None,
+    full: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Frame:  # fmt: skip
+) -> Frame:
     """Return the stored and published rows of tasks, of all that have any where none is named.
 
     Args:
@@ -51,9 +55,13 @@ def table(
 
 
 def leaderboard(
-    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    *tasks: str,
+    methods: Names = (),
+    setting: str | None = None,
+    full: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Frame:  # fmt: skip
+) -> Frame:
     """Return the ranked rows of tasks, of all on which something is measured where none is named.
 
     Args:
@@ -126,8 +134,9 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         return Results(row_of(board_of(task, Paths.locate(home, results)), str(what)).results)
     path = Path(what).expanduser()
     if not os.path.isfile(path):
-        raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
-                        f"load('lr+a', 'glyphs-5shot')")  # fmt: skip
+        raise UserError(
+            f"there is no result file {path}; a row is loaded by its label and task, as in load('lr+a', 'glyphs-5shot')"
+        )
     return read(path)
 
 
@@ -142,7 +151,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
         results: the folder of results, as ``--results``.
 
     Raises:
-        UserError: there are none, of a task that nobody knows.
+        UserError: there are none, of an unknown task.
     """
     results_here: list[Result] = []
     folders = Paths.locate(home, results)
@@ -153,7 +162,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
             warnings.warn(remark, stacklevel=2)
     for task in tasks:
         if not any(result.task == task for result in results_here):
-            find(task, home=folders)  # an unknown one is said
+            find(task, home=folders)  # raises for an unknown one
     return Results(results_here)
 
 

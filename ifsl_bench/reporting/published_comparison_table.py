@@ -33,8 +33,13 @@ def _table(board: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPai
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
     papers = [pair.paper for pair in pairs if pair.paper.remark]
     notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
-    return Table(COLUMNS, pairs, f"{board.name}, measured here beside what is printed", notes,
-                 mine=lambda pair: pair.row.origin != STORED)  # fmt: skip
+    return Table(
+        COLUMNS,
+        pairs,
+        f"{board.name}, measured here beside what is printed",
+        notes,
+        mine=lambda pair: pair.row.origin != STORED,
+    )
 
 
 def _order(board: TaskResults, pairs: list[PublishedPair]) -> list[str]:

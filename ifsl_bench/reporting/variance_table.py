@@ -155,12 +155,19 @@ def _columns(board: TaskResults, heading: str) -> list[Column[VarianceSplit]]:
         return Column("a single one" if part == ONE else part, text, fields, drop=(*PARTS, ONE)[::-1].index(part))
 
     def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
-        return {"task": board.name, "mean": rounded(entry.mean.mean), "interval": rounded(entry.mean.interval),
-                "seeds": entry.seeds}  # fmt: skip
+        return {
+            "task": board.name,
+            "mean": rounded(entry.mean.mean),
+            "interval": rounded(entry.mean.interval),
+            "seeds": entry.seeds,
+        }
 
     sign = "+" if " - " in heading else ""
-    return [Column(heading, lambda entry: plus_minus(entry.mean, sign), mean), *map(deviation, (ONE, *PARTS)),
-            Column("seeds", lambda entry: str(entry.seeds))]  # fmt: skip
+    return [
+        Column(heading, lambda entry: plus_minus(entry.mean, sign), mean),
+        *map(deviation, (ONE, *PARTS)),
+        Column("seeds", lambda entry: str(entry.seeds)),
+    ]
 
 
 def _deviations(variance: Variance) -> tuple[float, float, float]:

@@ -18,7 +18,7 @@ from ifsl_bench.experiments.graph import graph_of
 from ifsl_bench.experiments.logs import Event, log_path
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.status import SILENT, read_log
-from ifsl_bench.utils.tempnames import is_alive, process_id
+from ifsl_bench.utils.locks import is_alive, process_id
 
 CAMPAIGN = """
 [[run]]

@@ -20,9 +20,8 @@ from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.store import cache
 from ifsl_bench.store.cache import listed, select
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.files import Paths, unique_name
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import unique_name
 from tests.reporters import Messages
 from tests.small_run import TASKS, run
 

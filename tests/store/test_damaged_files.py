@@ -25,10 +25,10 @@ from ifsl_bench.store import check
 from ifsl_bench.store.consistency import unfit
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import Result, parse, read, summary_entry, write
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import Paths, read_json
 from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
 from tests.reporters import Messages
 from tests.small_run import run

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import read_errors, read_json
+from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 from tests.store.result_fields import altered
 
 

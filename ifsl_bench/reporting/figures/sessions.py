@@ -77,15 +77,20 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
     axes = figure.add_subplot(xlabel="session", ylabel="Acc. over all classes so far (%)")
     for paper in papers:
         look = keys[f"{paper.label}, published" if named else "published"]
-        axes.plot(paper.sequence.after if paper.sequence else [], **look | {"markersize": 2.5}, zorder=1,
-                  gid=f"published {paper.label}")  # fmt: skip
+        axes.plot(
+            paper.sequence.after if paper.sequence else [],
+            **look | {"markersize": 2.5},
+            zorder=1,
+            gid=f"published {paper.label}",
+        )
     for lazy_row in lazy:
         axes.plot([value.mean for value in lazy_row.after()], **keys["lazy"], zorder=1.5, gid="lazy")
     for row, name, look in zip(rows, names, looks, strict=True):
         low, high = np.percentile(row.orders_after(), BAND, axis=0)
         sessions = np.arange(len(low))
-        axes.fill_between(sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2,
-                          gid=f"orders of {name}")  # fmt: skip
+        axes.fill_between(
+            sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2, gid=f"orders of {name}"
+        )
         means = [value.mean for value in row.after()]
         axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -69,7 +69,7 @@ class PageRow:
         cited: number in the list of citations.
         cited_method: of a published row, the number of its method's citation, where that is another one.
         note: what a reader should know of a published row.
-        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        printed: the +- that a paper prints next to its accuracy, of unknown kind.
         origin: None for published rows.
     """
 
@@ -307,7 +307,7 @@ def _cost(row: SeedAggregate) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in costs.items() if math.isfinite(value)}
 
 
-SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data have been held against
+SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data can test
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def _counts(page: Page) -> dict[str, int]:
 def _note_markup(note: str) -> Markup:
     """Return a note, with what stands in backticks as code."""
     parts = [escape(part) for part in note.split("`")]
-    if len(parts) % 2 == 0:  # somebody's name has one
+    if len(parts) % 2 == 0:  # a name has one
         return escape(note)
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
