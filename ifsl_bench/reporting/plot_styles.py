@@ -1,4 +1,4 @@
-"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever is drawn beside them.
+"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever else is drawn.
 
 The colours are those of Okabe and Ito (2008, "Color Universal Design"), told apart with each of the usual colour
 vision deficiencies, with grey for their black, which a dark page would hide, and without their yellow, which a white
@@ -26,7 +26,7 @@ class PlotStyle:
     colour: str
     marker: str
     dash: str
-    # whether this is of a further row of the method beside another one, whose marks are drawn otherwise
+    # whether this is of a further row of the method in one figure, whose marks are drawn otherwise
     further: bool = False
 
 

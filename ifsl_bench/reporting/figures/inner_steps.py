@@ -84,7 +84,7 @@ def courses(
         raise UserError("--steps and --unrolled take numbers of steps from 1")
     if not 2 <= episodes <= most:
         raise UserError(f"--episodes must be 2 to {most:,} for task {rows[0][0].task.name}, not {episodes}")
-    if not train:  # all that is missing is told before anything is computed
+    if not train:  # what is missing is an error before anything is computed
         check_trained([job for jobs in rows for job in jobs], work.home)
     finished = []
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
