@@ -25,7 +25,7 @@ from ifsl_bench.backbones.features import (
     recorded,
 )
 from ifsl_bench.backbones.networks import Included
-from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, on_linear, open_pretrained
+from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, on_linear, open_pretrained, pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import ensure_of
 from ifsl_bench.plugin.method import Base
@@ -38,7 +38,7 @@ from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, set_aside
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.threads import cores, evaluating, share, threads
-from ifsl_bench.utils.training_curves import CurveLogs
+from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
@@ -73,6 +73,15 @@ class Workspace:
     def place(self, kind: Kind, episodes: int = 0, few: int | None = None) -> Place:
         """The place where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
         return place_of(kind, self.device, self.forced, episodes, few)
+
+    def curves_of(self, kind: str, key: str) -> Reporter:
+        """Return the reporter of a training, which writes its curves where they are asked for.
+
+        Args:
+            kind: of stage.
+            key: of the training.
+        """
+        return Curves(self.curves, f"{kind}/{key}", self.reporter) if self.curves else self.reporter
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""
@@ -127,7 +136,8 @@ class PreparedTask:
                 return pretrain_frozen(*frozen, place.device, work.reporter, str(place))
             task, data = self.task, self.dataset
             if not on_linear(self.task, self.head):
-                made_of = work.home, task, data, self.head, self.seed, device, work.reporter
+                reporter = work.curves_of("pretraining", pretraining_key(task, data.fingerprint, self.head, self.seed))
+                made_of = work.home, task, data, self.head, self.seed, device, reporter
                 if (opened := open_pretrained(*made_of)) is not None:
                     return opened
                 from ifsl_bench.backbones.trainer import pretrain

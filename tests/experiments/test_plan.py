@@ -11,10 +11,10 @@ import time
 
 import msgspec
 import pytest
+from ifsl_bench.experiments.graph import graph_of
 
 from ifsl_bench.experiments import api, meta_training
 from ifsl_bench.experiments.expansion import asked, jobs_of, with_tasks
-from ifsl_bench.experiments.graph import graph_of
 from ifsl_bench.experiments.logs import Event, log_path
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.status import SILENT, read_log

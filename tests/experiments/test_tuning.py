@@ -16,17 +16,15 @@ import torch
 
 from ifsl_bench import Method, Prediction
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.experiments import api, evaluate_stage, searching
-from ifsl_bench.experiments import training_stage as stages
-from ifsl_bench.experiments.candidates import rounds_of
+from ifsl_bench.experiments import api, evaluate_stage, search, stages
+from ifsl_bench.experiments import search as searching
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.search import at_edge, rounds_of
 from ifsl_bench.experiments.selection_bootstrap import Tried, best_of, firmness
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin import search_points as search
 from ifsl_bench.plugin.options import defaults
-from ifsl_bench.plugin.search_points import at_edge
 from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.tasks.task_files import find

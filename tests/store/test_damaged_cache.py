@@ -16,7 +16,7 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
-from ifsl_bench.experiments.training_stage import MetaTrain
+from ifsl_bench.experiments.stages import MetaTrain
 from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, read_errors, read_json
