@@ -13,7 +13,7 @@ from ifsl_bench.plugin.listing import sections
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
 from ifsl_bench.plugin.space import RATE, Range
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 MARK = "<!-- methods -->"  # where docs/methods.md has them
 
@@ -45,7 +45,7 @@ def section(name: str, kind: type[Method]) -> str:
 
 
 def _settings(options: Mapping[str, Any]) -> str:
-    return " ".join(f"`--set {key}={short(value)}`" for key, value in options.items())
+    return " ".join(f"`--set {key}={format_value(value)}`" for key, value in options.items())
 
 
 def prose(doc: str) -> str:
@@ -74,7 +74,7 @@ def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
     """Options with type, default, meaning, the grid that is tried without ``--tune``, and what ``--tune`` searches."""
     space, grid = space_of(kind), grid_of(kind)
     rows = [
-        (f"`{o.name}`", f"`{o.spelled}`", f"`{short(o.default)}`", _values(grid.get(o.name, ())),
+        (f"`{o.name}`", f"`{o.spelled}`", f"`{format_value(o.default)}`", _values(grid.get(o.name, ())),
          _spread(space.get(o.name)), prose(meanings.get(o.name, "")).replace("\\|", "|"))
         for o in options_of(kind).values()
     ]  # fmt: skip
@@ -90,12 +90,12 @@ def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
 
 def _spread(values: Any) -> str:
     if isinstance(values, Range):
-        return f"{short(values.low)} to {short(values.high)}{', logarithmic' if values.log else ''}"
+        return f"{format_value(values.low)} to {format_value(values.high)}{', logarithmic' if values.log else ''}"
     return _values(values.values) if values else ""
 
 
 def _values(values: Iterable[Any]) -> str:
-    return ", ".join(f"`{short(value)}`" for value in values)
+    return ", ".join(f"`{format_value(value)}`" for value in values)
 
 
 def cited(names: Iterable[str]) -> list[str]:

@@ -8,7 +8,17 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "ifsl_bench"
 # From the ground up: a package imports from itself and from packages above it in this list.
 ORDER = (
-    *("utils", "solvers", "protocols/tasks", "plugin", "data/read", "data", "data/sets", "data/preparing"),
+    *(
+        "utils",
+        "solvers",
+        "protocols/tasks",
+        "plugin",
+        "protocols/sampling",
+        "data/read",
+        "data",
+        "data/sets",
+        "data/preparing",
+    ),
     *("backbones", "protocols", "store", "experiments", "analysis", "reporting", "reporting/page"),
     *("reporting/figures", "cli"),
 )

@@ -46,7 +46,7 @@ from pathlib import Path
 
 from click import ClickException
 
-from ifsl_bench.analysis import query as asked
+from ifsl_bench.analysis import task_results as asked
 from ifsl_bench.cli.main import cli
 from ifsl_bench.reporting.claims import judged
 from ifsl_bench.utils.errors import UserError, unknown

@@ -8,6 +8,7 @@ Names are imported when first used, so that ``import ifsl_bench`` costs nothing.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench._version import __version__
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from ifsl_bench.experiments.api import workspace as workspace
     from ifsl_bench.experiments.learn2learn_exchange import from_learn2learn as from_learn2learn
     from ifsl_bench.experiments.learn2learn_exchange import to_learn2learn as to_learn2learn
+    from ifsl_bench.plugin.method import AdditiveClassifier as AdditiveClassifier
     from ifsl_bench.plugin.method import Base as Base
-    from ifsl_bench.plugin.method import GrowingMethod as GrowingMethod
-    from ifsl_bench.plugin.method import Learned as Learned
     from ifsl_bench.plugin.method import Method as Method
     from ifsl_bench.plugin.method import Prediction as Prediction
     from ifsl_bench.plugin.method import Query as Query
+    from ifsl_bench.plugin.method import SessionOutput as SessionOutput
     from ifsl_bench.plugin.method import Support as Support
     from ifsl_bench.plugin.space import Choices as Choices
     from ifsl_bench.plugin.space import Range as Range
@@ -48,12 +49,22 @@ _HOMES = {
     "ifsl_bench.utils.errors": ("UserError",),
     "ifsl_bench.reporting.figures.confusions": ("class_accuracy",),
     "ifsl_bench.experiments.learn2learn_exchange": ("from_learn2learn", "to_learn2learn"),
-    "ifsl_bench.plugin.method": ("Base", "GrowingMethod", "Learned", "Method", "Prediction", "Query", "Support"),
+    "ifsl_bench.plugin.method": (
+        "Base",
+        "AdditiveClassifier",
+        "Method",
+        "SessionOutput",
+        "Prediction",
+        "Query",
+        "Support",
+    ),
     "ifsl_bench.plugin.space": ("Choices", "Range"),
     "ifsl_bench.protocols.tasks.task": ("MetaTraining", "Schedule", "Task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = {"plot": "ifsl_bench.reporting.figures.plot"}
+
+_RENAMED = {"GrowingMethod": "AdditiveClassifier", "Learned": "SessionOutput"}  # old names, for one release
 
 __all__ = ["__version__", *_HOME_OF, *_MODULES]
 
@@ -62,6 +73,13 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _HOME_OF:
+        if name in _RENAMED:
+            warnings.warn(
+                f"ifsl_bench.{name} is now {_RENAMED[name]}; the old name goes in the next release",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return __getattr__(_RENAMED[name])
         raise AttributeError(f"module 'ifsl_bench' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 

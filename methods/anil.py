@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.learn2learn import REQUIRES, load
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.solvers import fixed_class
 from ifsl_bench.utils.errors import UserError
@@ -39,7 +39,7 @@ class Heads(nn.Module):
             self._parameters[name] = value.expand(episodes, *value.shape[1:])  # type: ignore[assignment]
 
 
-class ANIL(GrowingMethod):
+class ANIL(AdditiveClassifier):
     """The novel classes' head [W, b], adapted in each episode by a few gradient steps from meta-learned initial values.
 
     On the frozen features, ``inner_steps`` gradient steps of size ``inner_rate`` are made from the initial [W, b] on
@@ -85,11 +85,11 @@ class ANIL(GrowingMethod):
             learner.adapt(loss.sum())
         return learner
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         wanted = torch.is_grad_enabled()
         with torch.enable_grad():  # the steps need gradients also where nothing is learned from them
             heads = self.adapted(support, wanted, earlier)
-        return Learned({"weight": heads.weight, "bias": heads.bias})
+        return SessionOutput({"weight": heads.weight, "bias": heads.bias})
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return torch.baddbmm(state["bias"].unsqueeze(1), query.features, state["weight"].mT)

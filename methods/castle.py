@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.utils.cosine import products
 from ifsl_bench.utils.errors import UserError
@@ -59,7 +59,7 @@ class _Synthesiser(Method):
         return F.normalize(weight + F.dropout(added, self.dropout, self.training), dim=-1)
 
 
-class Castle(_Synthesiser, GrowingMethod):
+class Castle(_Synthesiser, AdditiveClassifier):
     """A novel class's weight is its support mean plus what attention adds from a learned dictionary:
 
         c_k = p_k + W_o sum_j a_kj W_v m_j,    a_kj = softmax_j(W_q p_k . W_k m_j / sqrt(D))
@@ -84,8 +84,8 @@ class Castle(_Synthesiser, GrowingMethod):
 
     parallel_copies: ClassVar[bool] = True
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        return Learned(self.synthesised(support.class_means(self.ways), None))  # [E, N, D]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
+        return SessionOutput(self.synthesised(support.class_means(self.ways), None))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
         return self.class_logits(F.normalize(self.base.weight, dim=-1), query)
@@ -112,11 +112,11 @@ class ACastle(_Synthesiser):
     def base_logits(self, query: Query) -> Tensor:
         return self._logits(self.base.weight.unsqueeze(0), None, query)
 
-    def learn(self, support: Support, before: State | None = None) -> Learned:
+    def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         means = support.class_means(self.ways)  # [E, N, D]
         if before is not None:
             means = torch.cat([before["means"], means], 1)
-        return Learned({"means": means, "hidden": support.hidden})
+        return SessionOutput({"means": means, "hidden": support.hidden})
 
     def answer(self, state: State, query: Query) -> Prediction:
         novel = state["means"]

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.method import Base, Learned, Method, Prediction, Query, State, Support
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.utils.errors import UserError
 
@@ -67,11 +67,11 @@ class CEC(Method):
         means = self.base.prototypes.unsqueeze(0)
         return self.logits(means, torch.zeros_like(means[..., 0], dtype=torch.bool), query.features)
 
-    def learn(self, support: Support, before: State | None = None) -> Learned:
+    def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         means = support.class_means(self.ways)  # [E, N, D]
         if isinstance(before, dict):
             means = torch.cat([before["means"], means], 1)
-        return Learned({"means": means, "hidden": support.hidden})
+        return SessionOutput({"means": means, "hidden": support.hidden})
 
     def answer(self, state: State, query: Query) -> Prediction:
         assert isinstance(state, dict)

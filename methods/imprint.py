@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Query, SessionOutput, State, Support
 from ifsl_bench.utils.cosine import cosines, direction, products, unit
 
 
-class Imprint(GrowingMethod):
+class Imprint(AdditiveClassifier):
     """A novel class's weight is the normalised mean of its support features, beside the pretrained cosine weights.
 
     Logits are ``tau cos(h, w)`` with the pretrained temperature and no bias. Nothing is learned after pretraining.
@@ -18,11 +18,11 @@ class Imprint(GrowingMethod):
 
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    looks_back = False
+    uses_earlier_logits = False
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        return Learned(unit(support.class_means(self.ways)))  # [E, N, D]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
+        return SessionOutput(unit(support.class_means(self.ways)))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
         return self.base.scale * cosines(query.features, unit(self.base.weight))
@@ -30,5 +30,5 @@ class Imprint(GrowingMethod):
     def class_logits(self, state: State, query: Query) -> Tensor:
         return products(query.features, direction(state)).mul_(self.base.scale)
 
-    def compared(self, query: Query) -> Query:
+    def transform_query(self, query: Query) -> Query:
         return Query(direction(query.features), query.base_logits[..., :0])

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Choices, Range, Space
 from ifsl_bench.utils.cosine import products
 from ifsl_bench.utils.errors import UserError
 
 
-class LDA(GrowingMethod):
+class LDA(AdditiveClassifier):
     """The nearest class mean in the Mahalanobis distance of one covariance, that of the base classes. Closed form.
 
     With S the covariance of base/train features within the base classes, mu_k the mean of class k (of all base/train
@@ -62,7 +62,7 @@ class LDA(GrowingMethod):
 
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    looks_back = False
+    uses_earlier_logits = False
     space: ClassVar[Space] = {"shrinkage": Range(1e-4, 1.0, log=True), "form": Choices(("corrected", "slda", "fecam"))}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {
         "shrinkage": (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
@@ -117,19 +117,19 @@ class LDA(GrowingMethod):
         """Features [..., D] as distances are taken between them."""
         return F.normalize(power(x, self.tukey), dim=-1) if self.form == "fecam" else x
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         if self.per_class:
             own = [[own_metric(power(x[of == n].double(), self.tukey), self.shrinkage).to(x) for n in range(self.ways)]
                    for x, of in zip(support.features, support.labels, strict=True)]  # fmt: skip
             metrics = torch.stack([torch.stack(classes) for classes in own])  # [E, N, D, D]
-            return Learned({"means": self.placed(support.class_means(self.ways)), "metrics": metrics})
+            return SessionOutput({"means": self.placed(support.class_means(self.ways)), "metrics": metrics})
         means = self.placed(support.class_means(self.ways)) - self.get_buffer("centre")
         weight, offset = discriminants(means, self.get_buffer("metric"))  # [E, N, D], [E, N]
         images = F.one_hot(support.labels, self.ways).sum(1)  # [E, N]
-        return Learned({"weight": weight, "offset": offset + self.get_buffer("excess") / images})
+        return SessionOutput({"weight": weight, "offset": offset + self.get_buffer("excess") / images})
 
     def base_logits(self, query: Query) -> Tensor:
-        h = self.compared(query).features  # [E, Q, D]
+        h = self.transform_query(query).features  # [E, Q, D]
         if self.per_class:
             means, metrics = (self.get_buffer(name).expand(len(h), *(-1,) * self.get_buffer(name).ndim)
                               for name in ("means", "metrics"))  # fmt: skip
@@ -141,7 +141,7 @@ class LDA(GrowingMethod):
             return own_logits(query.features, state["means"], state["metrics"])
         return products(query.features, state["weight"]) + state["offset"].unsqueeze(-2)
 
-    def compared(self, query: Query) -> Query:
+    def transform_query(self, query: Query) -> Query:
         placed = self.placed(query.features)
         return Query(placed if self.per_class else placed - self.get_buffer("centre"), query.base_logits[..., :0])
 

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Schedule
 from ifsl_bench.utils.cosine import cosines, unit
 
 
-class LwoF(GrowingMethod):
+class LwoF(AdditiveClassifier):
     """A generator writes the weights of the novel classes, attending to the base classifier.
 
     Support image x_i attends to base class j with ``softmax_j(tau_q unit(x_i W_q) . unit(k_j))``; the weight of novel
@@ -95,8 +95,8 @@ class LwoF(GrowingMethod):
         share = one_hot.mT / one_hot.sum(-2).unsqueeze(-1)  # [E, N, S], averages over a class's images
         return self.phi_mean * (share @ features) + self.phi_attended * ((share @ attention) @ memory)
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        return Learned(self.novel_weights(support))
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
+        return SessionOutput(self.novel_weights(support))
 
     def base_logits(self, query: Query) -> Tensor:
         return self.class_logits(self.weight, query)

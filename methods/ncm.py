@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Query, SessionOutput, State, Support
 from ifsl_bench.utils.cosine import cosines, direction, products, unit
 
 
-class NCM(GrowingMethod):
+class NCM(AdditiveClassifier):
     """Every class, base or novel, is the mean of its features, and a query's logits are its cosines to these.
 
     Logits are ``scale cos(h, m)``: m of a base class is the mean feature of its base/train images, m of a novel class
@@ -20,10 +20,10 @@ class NCM(GrowingMethod):
 
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    looks_back = False
+    uses_earlier_logits = False
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        return Learned(unit(support.class_means(self.ways)))  # [E, N, D]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
+        return SessionOutput(unit(support.class_means(self.ways)))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
         return self.base.scale * cosines(query.features, unit(self.base.prototypes))
@@ -31,5 +31,5 @@ class NCM(GrowingMethod):
     def class_logits(self, state: State, query: Query) -> Tensor:
         return products(query.features, direction(state)).mul_(self.base.scale)
 
-    def compared(self, query: Query) -> Query:
+    def transform_query(self, query: Query) -> Query:
         return Query(direction(query.features), query.base_logits[..., :0])

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Query, SessionOutput, State, Support
 from ifsl_bench.utils.cosine import products
 
 
-class ProtoNet(GrowingMethod):
+class ProtoNet(AdditiveClassifier):
     """Nearest class mean under the squared Euclidean distance: logits ``-|h - c|^2``.
 
     A base class's prototype c is the mean feature of all its base/train images, a novel class's that of its support
@@ -19,10 +19,10 @@ class ProtoNet(GrowingMethod):
 
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    looks_back = False
+    uses_earlier_logits = False
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
-        return Learned(support.class_means(self.ways))  # [E, N, D]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
+        return SessionOutput(support.class_means(self.ways))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
         base = self.base.prototypes  # [K, D]
@@ -33,6 +33,6 @@ class ProtoNet(GrowingMethod):
         lengths = state.square().sum(-1).unsqueeze(1)
         return products(query.features, 2 * state).sub_(query.base_logits).sub_(lengths)
 
-    def compared(self, query: Query) -> Query:
+    def transform_query(self, query: Query) -> Query:
         """Has |h|^2 [E, Q, 1] where the base logits were, which no class here needs."""
         return Query(query.features, query.features.square().sum(-1, keepdim=True))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.plugin.method import Base, Learned, Method, Prediction, Query, State, Support
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.utils.errors import UserError
 
@@ -70,12 +70,12 @@ class RanPAC(Method):
     def base_logits(self, query: Query) -> Tensor:
         return self.projected(query.features) @ self.get_buffer("seen")
 
-    def learn(self, support: Support, before: State | None = None) -> Learned:
+    def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         h = self.projected(support.features).double()  # [E, S, M]
         gram, sums = h.mT @ h, h.mT @ F.one_hot(support.labels, self.ways).double()  # [E, M, M], [E, M, N]
         if isinstance(before, dict):
             gram, sums = before["gram"] + gram, torch.cat([before["sums"], sums], -1)
-        return Learned({"gram": gram, "sums": sums})
+        return SessionOutput({"gram": gram, "sums": sums})
 
     def answer(self, state: State, query: Query) -> Prediction:
         assert isinstance(state, dict)

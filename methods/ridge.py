@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.solvers import learner_of
 from ifsl_bench.solvers.attractor_prior import ridge_prior
@@ -15,7 +15,7 @@ from ifsl_bench.solvers.episode_problems import STRONG_WEIGHT_DECAYS, WEIGHT_DEC
 from ifsl_bench.utils.errors import UserError
 
 
-class Ridge(GrowingMethod):
+class Ridge(AdditiveClassifier):
     """Fast weights V that minimise, from the support set alone,
 
         mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2
@@ -45,21 +45,21 @@ class Ridge(GrowingMethod):
 
     def __init__(
         self, base: Base, ways: int, *, learner: Literal["lr", "mlp"] = "lr", weight_decay: float = 1e-3,
-        memory: Memory = "none",
+        memory: MemoryPolicy = "none",
     ) -> None:  # fmt: skip
         super().__init__(base, ways)
         if not 0 < weight_decay < float("inf"):
             raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")
         self.weight_decay = weight_decay
         self.learner = learner_of(learner, ways, base.weight.shape[1])
-        self.by_class = learner == "lr"  # hidden units serve all classes of a session
+        self.per_class_state = learner == "lr"  # hidden units serve all classes of a session
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         x = support.features  # [E, S, D]
         base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
         priors = [ridge_prior(1 if p.common else p.rows, p.size, self.weight_decay, x) for p in self.learner.groups]
         solved = Converged().solve(self.learner, (x, support.labels, base_logsumexp), priors)
-        return Learned(solved.weights, solved.statistics)
+        return SessionOutput(solved.weights, solved.statistics)
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return self.learner.logits(state, query.features)

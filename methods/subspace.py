@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Memory, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.solvers import (
     STRONG_WEIGHT_DECAYS,
@@ -25,7 +25,7 @@ from ifsl_bench.utils.cosine import products
 from ifsl_bench.utils.errors import UserError
 
 
-class Subspace(GrowingMethod):
+class Subspace(AdditiveClassifier):
     """Novel weights V = [W, b] that stay near the span of the base weights, from the support set alone:
 
         L(V) = mean_i CE([W_a x_i + b_a ; W x_i + b], y_i) + gamma sum_k |w_k - P w_k|^2 + weight_decay/2 |V|^2
@@ -61,7 +61,7 @@ class Subspace(GrowingMethod):
     session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": STRONG_WEIGHT_DECAYS}
 
     def __init__(
-        self, base: Base, ways: int, *, gamma: float = 0.03, weight_decay: float = 1e-3, memory: Memory = "none"
+        self, base: Base, ways: int, *, gamma: float = 0.03, weight_decay: float = 1e-3, memory: MemoryPolicy = "none"
     ) -> None:
         super().__init__(base, ways)
         for name, value in (("gamma", gamma), ("weight_decay", weight_decay)):
@@ -78,7 +78,7 @@ class Subspace(GrowingMethod):
         inside = weight_decay * strong / (2 * gamma)  # 1 / (1/weight_decay - 1/strong)
         self.precisions = (strong, inside, weight_decay)  # of v_1, v_2 and b
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         x, span = support.features, self.get_buffer("span")
         if bool(support.hidden.any()):  # a span for each episode
             span = basis(self.base.weight.masked_fill(support.hidden.unsqueeze(-1), 0))  # [E, D, r]
@@ -92,7 +92,7 @@ class Subspace(GrowingMethod):
         args = Regression(torch.cat([x, x @ span], -1), support.labels, base_logsumexp, centres, precisions)
         solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
         v_1, v_2, bias = solution.value.split([features, rank, 1], -1)  # [E, N, D], [E, N, r], [E, N, 1]
-        return Learned({"weight": v_1 + v_2 @ span.mT, "bias": bias}, statistics(solution))
+        return SessionOutput({"weight": v_1 + v_2 @ span.mT, "bias": bias}, statistics(solution))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return products(query.features, state["weight"], state["bias"].squeeze(-1))

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.utils.cosine import cosines, direction, products
 from ifsl_bench.utils.errors import UserError
 
 
-class TEEN(GrowingMethod):
+class TEEN(AdditiveClassifier):
     """A novel class's mean is moved towards the base classes that it resembles; nearest prototype by angle.
 
     With c_j the unit mean feature of all base/train images of base class j, and p_k that of novel class k's support
@@ -42,7 +42,7 @@ class TEEN(GrowingMethod):
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    looks_back = False
+    uses_earlier_logits = False
     space: ClassVar[Space] = {"alpha": Range(0.0, 1.0), "tau": Range(1.0, 100.0, log=True)}
 
     def __init__(self, base: Base, ways: int, *, alpha: float = 0.5, tau: float = 16.0) -> None:
@@ -53,12 +53,12 @@ class TEEN(GrowingMethod):
             raise UserError(f"tau must be 0 or positive, and finite, not {tau}")
         self.alpha, self.tau = alpha, tau
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         seen = F.normalize(self.base.prototypes, dim=-1)  # [K, D]
         novel = F.normalize(support.class_means(self.ways), dim=-1)  # [E, N, D]
         scores = (self.tau * novel @ seen.T).masked_fill(support.hidden.unsqueeze(1), -math.inf)  # [E, N, K]
         alike = F.normalize(scores.softmax(-1) @ seen, dim=-1)  # [E, N, D]
-        return Learned((1 - self.alpha) * novel + self.alpha * alike)
+        return SessionOutput((1 - self.alpha) * novel + self.alpha * alike)
 
     def base_logits(self, query: Query) -> Tensor:
         return self.base.scale * cosines(query.features, F.normalize(self.base.prototypes, dim=-1))
@@ -66,5 +66,5 @@ class TEEN(GrowingMethod):
     def class_logits(self, state: State, query: Query) -> Tensor:
         return products(query.features, direction(state)).mul_(self.base.scale)
 
-    def compared(self, query: Query) -> Query:
+    def transform_query(self, query: Query) -> Query:
         return Query(direction(query.features), query.base_logits[..., :0])

@@ -44,7 +44,7 @@ class UpperBound(Method):
             glyphs-sessions.
     """
 
-    every_image: ClassVar[bool] = True
+    uses_all_images: ClassVar[bool] = True
     space: ClassVar[Space] = {"weight_decay": Range(1e-6, 1e-1, log=True)}
 
     def __init__(self, base: Base, ways: int, *, weight_decay: float = 1e-3) -> None:

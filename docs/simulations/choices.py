@@ -13,10 +13,11 @@ import argparse
 import numpy as np
 from scipy.special import ndtr
 
+from ifsl_bench.analysis.selection import gains
 from ifsl_bench.experiments.selection_bootstrap import RIVAL_EPISODES, Tried, firmness
 from ifsl_bench.protocols.calibration import Margins, find_bias
 from ifsl_bench.protocols.metrics import estimate
-from ifsl_bench.store.selection_records import Choice, gains
+from ifsl_bench.store.schema import Choice
 
 VALIDATION, TEST, QUERIES = 300, 2000, 25  # episodes; base queries of an episode, and novel ones
 HITS = 100  # in a point

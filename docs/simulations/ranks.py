@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.analysis.rank_intervals import rank_intervals, significantly_better
+from ifsl_bench.analysis.ranking import rank_intervals, significantly_better
 
 ROWS, EPISODES, EPISODE_ERROR, LEFT_OVER = 10, 40, 0.1, 0.05
 SPREADS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {  # standard deviation over seeds of each method

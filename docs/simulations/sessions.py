@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.analysis.rank_intervals import rank_intervals
+from ifsl_bench.analysis.ranking import rank_intervals
 from ifsl_bench.analysis.session_variance import PARTS, overall, split, wrong_sign
 
 ORDERS, SUPPORTS, MEAN = 100, 4, 0.2

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ifsl_bench.analysis.selection import OF_BIAS, resampled_sequences, resampled_sums
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Counts, Estimate, estimate, harmonic
 from ifsl_bench.protocols.tasks.contamination import SEEN
 from ifsl_bench.protocols.tasks.metric_sets import JOINT, SESSIONS
-from ifsl_bench.store.consistency import Counted, counted, over_seeds
+from ifsl_bench.store.consistency import SOLVES_OF, mismatch
 from ifsl_bench.store.result_folder import LEFT_OUT
 from ifsl_bench.store.schema import Result, SessionResult
-from ifsl_bench.store.selection_records import OF_BIAS, resampled_sequences, resampled_sums
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.session_metrics import SessionCounts
@@ -97,14 +97,19 @@ class SeedAggregate:
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
     @cached_property
-    def solves(self) -> Counted:
-        """The solver's counts of its inner solves, over the seeds."""
-        return over_seeds(counted(r.training.get("solves", {}), r.solver, len(r.episodes)) for r in self.results)
+    def solves(self) -> Solves:
+        """Failures of inner solves, summed over the seeds that record them."""
+        sums: dict[str, tuple[int, int]] = {}
+        for result in self.results:
+            for kind, (count, total) in solves_of(result).items():
+                before = sums.get(kind, (0, 0))
+                sums[kind] = before[0] + count, before[1] + total
+        return sums
 
     @property
     def other_gradient(self) -> bool:
         """Returns whether some seed's training had another gradient than the row's in most of its episodes."""
-        replaced = (counted(r.training.get("solves", {}), {}, 0).get("adjoint_diverged", (0, 0)) for r in self.results)
+        replaced = (solves_of(r).get("adjoint_diverged", (0, 0)) for r in self.results)
         return any(2 * count > total for count, total in replaced)
 
     @property
@@ -377,26 +382,87 @@ def _other_method(a: Result, b: Result) -> str:
     return ""
 
 
-def mismatch(a: Result, b: Result) -> str:
-    """Says why two results cannot be compared episode by episode; "" where they can."""
-    if a.task != b.task:
-        return f"the tasks differ ({a.task} and {b.task})"
-    if a.task_hash != b.task_hash:
-        return f"the task's definition differs (hash {a.task_hash} and {b.task_hash})"
-    if a.fingerprint != b.fingerprint:
-        return f"the data differ (fingerprint {a.fingerprint[:12]} and {b.fingerprint[:12]})"
-    if a.novel_fingerprint != b.novel_fingerprint:
-        sides = f"{a.novel_fingerprint[:12] or 'none'} and {b.novel_fingerprint[:12] or 'none'}"
-        return f"the data of novel classes differ (fingerprint {sides})"
-    n, m = len(a.episodes), len(b.episodes)
-    if a.digest != b.digest:
-        count = f", {n} and {m} of them" if n != m else ""
-        return f"the episodes differ (digest {a.digest[:12]} and {b.digest[:12]}{count})"
-    if n != m:
-        return f"both say that their episodes are those of digest {a.digest[:12]}, and have {n} and {m} of them"
-    for name, value in a.episodes.shape.items():
-        if value != getattr(b.episodes, name):
-            return f"the episodes differ ({name} {value} and {getattr(b.episodes, name)})"
-    if not a.episodes.same(b.episodes, a.episodes.DRAWN):
-        return "the novel classes of their episodes differ"
-    return ""
+def bias_curve(row: SeedAggregate) -> np.ndarray | None:
+    """Base and novel accuracy of a row against a bias, the mean over its seeds: [m, 3], bias and two percentages.
+
+    The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
+    Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
+    straight. None where there are no validation episodes, and so no curve.
+    """
+    if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
+        return None
+    curves = [_curve(result) for result in row.results]
+    low, high = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
+    at = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
+    at = at[(at >= low) & (at <= high)]
+    means = [np.mean([np.interp(at, curve[:, 0], curve[:, part]) for curve in curves], 0) for part in (1, 2)]
+    return np.stack([at, *means], 1)
+
+
+def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
+    """Base and novel accuracy in percent, each seed with its own bias from validation, the mean over seeds.
+
+    None where there are no validation episodes, and so no bias.
+    """
+    if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
+        return None
+    shares = []
+    for counts in (result.counts() for result in row.results):
+        hits = counts.columns()
+        base, novel = hits["calibrated_base"].mean(), hits["calibrated_novel"].mean()
+        shares.append((base / counts.base_queries, novel / counts.novel_queries))
+    base, novel = 100 * np.mean(shares, 0)
+    return float(base), float(novel)
+
+
+def _curve(result: Result) -> np.ndarray:
+    """The curve of one seed, [m, 3], ascending in the bias."""
+    calibration, counts = result.calibration, result.counts()
+    assert calibration is not None
+    curve, applied = calibration.curve, calibration.bias if calibration.applied else 0.0
+    points = {b: hits for b, *hits in zip(curve.bias, curve.base_joint, curve.novel_joint, strict=True)}
+    sums = {name: int(hits.sum()) for name, hits in counts.columns().items()}
+    points[calibration.bias] = [sums["calibrated_base"], sums["calibrated_novel"]]
+    points[applied] = [sums["base_joint"], sums["novel_joint"]]
+    base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
+    return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])
+
+
+# -- inner solves
+
+EVALUATION = "evaluation"
+EVENTS = {  # failures of inner solves in words; all but the last are in meta-training
+    "adjoint_diverged": "the series for the gradient grew, and what it tends to took its place",
+    "adjoint_indefinite": "the solve stopped at a saddle, where the gradient is no minimum's",
+    "adjoint_failed": "the linear solve for the gradient missed its tolerance",
+    "unconverged": "the inner solve did not converge",
+    EVALUATION: "the inner solve did not converge",
+}
+Solves = Mapping[str, tuple[int, int]]  # kind of event -> in how many episodes, of how many
+
+
+def solves_of(result: Result) -> Solves:
+    """Return how often inner solves failed in meta-training and in the test episodes of one seed."""
+    recorded = result.training.get("solves", {})
+    counts = {kind: (recorded[kind], recorded[total]) for kind, total in SOLVES_OF.items() if kind in recorded}
+    if statistic := result.solver.get("solver_unconverged"):
+        episodes = len(result.episodes)
+        failed = statistic.get("total", 0.0) + statistic.get("not_finite", 0.0)
+        counts[EVALUATION] = int(min(max(failed, 0), episodes)), episodes
+    return counts
+
+
+def solve_notes(rows: Mapping[str, Solves]) -> list[str]:
+    """Return a note for each kind of event in the inner solves of some rows.
+
+    Args:
+        rows: name of a row -> its counts over seeds.
+    """
+    notes = []
+    for kind, event in EVENTS.items():
+        counts = [(name, *solves[kind]) for name, solves in rows.items() if solves.get(kind, (0, 0))[0]]
+        if counts:
+            which = ", ".join(f"{name} in {count:,} of {total:,}" for name, count, total in counts)
+            stage = "test episodes" if kind == EVALUATION else "episodes of meta-training, over all seeds"
+            notes.append(f"{event[0].upper()}{event[1:]}: {which} {stage}.")
+    return notes

@@ -16,14 +16,13 @@ from ifsl_bench.analysis.aggregate import (
     having,
     held_fixed,
     holding_choices,
-    mismatch,
+    solve_notes,
     variance,
 )
-from ifsl_bench.analysis.rank_intervals import LEVEL, Difference
-from ifsl_bench.analysis.ranking import Ranking, setting_of
+from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
-from ifsl_bench.store.consistency import solve_notes
+from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import seeds_in_words
 

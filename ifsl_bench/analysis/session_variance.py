@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.analysis.rank_intervals import Difference, Prior, difference
+from ifsl_bench.analysis.ranking import Difference, Prior, difference
 from ifsl_bench.utils.errors import UserError
 
 TAIL = 0.025  # of a 95% interval, on each side
@@ -68,7 +68,7 @@ class WrongSign:
 
 
 def overall(x: np.ndarray) -> Difference:
-    """The mean of differences [seeds, orders, supports] of two rows: :func:`~.rank_intervals.difference` over orders.
+    """The mean of differences [seeds, orders, supports] of two rows: :func:`~.ranking.difference` over orders.
 
     Raises:
         UserError: there is one order.

@@ -34,7 +34,7 @@ class Backbone(nn.Module):
 
 
 @dataclass(frozen=True)
-class Card:
+class BackboneInfo:
     """The properties of a frozen network that are known before its weights are there.
 
     Attributes:
@@ -74,7 +74,7 @@ class Frozen(ABC):
     libraries: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def card(self, model: str, own_weights: bool = False) -> Card:
+    def describe(self, model: str, own_weights: bool = False) -> BackboneInfo:
         """Describes a network; quick, without its weights.
 
         Args:
@@ -153,7 +153,7 @@ def _registered(spec: Pretraining) -> tuple[type[Backbone] | Frozen | None, str]
     return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else backbone_plugin(spec.backbone)
 
 
-def check_backbone(spec: Pretraining) -> Card | None:
+def check_backbone(spec: Pretraining) -> BackboneInfo | None:
     """The description that a :class:`Frozen` backbone gives of itself, None for another one.
 
     Raises:
@@ -168,7 +168,7 @@ def check_backbone(spec: Pretraining) -> Card | None:
         raise UserError(f"backbone {spec.backbone!r} is for features and takes no weights; leave them out")
     if spec.centre is not None and not is_frozen(spec):
         raise UserError(f"centre is for frozen backbones, and {spec.backbone!r} is pretrained here; leave it out")
-    return plugin.card(model, spec.weights is not None) if isinstance(plugin, Frozen) else None
+    return plugin.describe(model, spec.weights is not None) if isinstance(plugin, Frozen) else None
 
 
 def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
@@ -179,12 +179,12 @@ def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
     Raises:
         UserError: as :func:`check_backbone`.
     """
-    card = check_backbone(spec)
+    about = check_backbone(spec)
     if not is_frozen(spec):
         return None
     if spec.pretrained_on is not None:
         return tuple(spec.pretrained_on.split(":"))
-    named = card.corpora if card else ()
+    named = about.corpora if about else ()
     more = () if spec.weights is None and named else (UNKNOWN,)
     return tuple(dict.fromkeys([*named, *more]))
 

@@ -23,7 +23,7 @@ import torch
 
 from ifsl_bench.utils.errors import UserError
 
-Kind = Literal["data", "pretraining", "features", "meta-training", "evaluation"]
+StageType = Literal["data", "pretraining", "features", "meta-training", "evaluation"]
 HOST = torch.device("cpu")
 WHY = {
     "pretraining": "batches of images",
@@ -82,7 +82,7 @@ def choose_device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceChoice:
     """A device, and why it is that one."""
 
     device: torch.device
@@ -92,7 +92,9 @@ class Place:
         return f"{self.device}: {self.why}"
 
 
-def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0, few: int | None = None) -> Place:
+def device_for(
+    kind: StageType, device: torch.device, forced: bool, episodes: int = 0, few: int | None = None
+) -> DeviceChoice:
     """The place where a stage runs.
 
     Args:
@@ -103,17 +105,21 @@ def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0, 
         few: a step of fewer episodes is faster on the host; None where a step of any number is.
     """
     if kind == "data":
-        return Place(HOST, "files and indices")
+        return DeviceChoice(HOST, "files and indices")
     if forced:
-        return Place(device, f"--device {device}")
+        return DeviceChoice(device, f"--device {device}")
     if device.type == "cpu":
-        return Place(device, "no accelerator here")
+        return DeviceChoice(device, "no accelerator here")
     if kind == "meta-training":
         each = f"{episodes} episode{'s' * (episodes != 1)} a step"
         if few is None:
-            return Place(HOST, f"{each}, this method's are faster here")
-        return Place(HOST, f"{each}, fewer than {few}") if episodes < few else Place(device, f"{each}, at least {few}")
-    return Place(device, WHY[kind])
+            return DeviceChoice(HOST, f"{each}, this method's are faster here")
+        return (
+            DeviceChoice(HOST, f"{each}, fewer than {few}")
+            if episodes < few
+            else DeviceChoice(device, f"{each}, at least {few}")
+        )
+    return DeviceChoice(device, WHY[kind])
 
 
 def free_memory(device: torch.device) -> int | None:

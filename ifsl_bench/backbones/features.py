@@ -22,11 +22,11 @@ from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.arrays import create_array, open_array
-from ifsl_bench.utils.atomic_dir import building, read_or_made
+from ifsl_bench.utils.atomic_dir import atomic_folder, get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, mark_used, set_aside, sha256_file, sha256_json
+from ifsl_bench.utils.files import Paths, mark_used, quarantine, sha256_file, sha256_json
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.seeds import seed_of
@@ -76,7 +76,7 @@ def bank_folder(home: Paths, key: str, pool: str, task: Task, views: int = 1, or
 def recorded(folder: Path) -> dict[str, Any]:
     """The record of the features in a folder; nothing of those that are none of ours, or damaged."""
     try:
-        return read_sealed(folder / "bank.json")
+        return read_checksummed(folder / "bank.json")
     except (OSError, CorruptFile):
         return {}
 
@@ -120,7 +120,7 @@ def compute_features(
         if os.path.lexists(folder):
             reporter.warn(f"{folder} holds features of other weights; computing them again")
         dataset.check_images(name)
-        with building(folder) as partial:
+        with atomic_folder(folder) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:
@@ -137,12 +137,12 @@ def compute_features(
                 "pretraining_sha256": pretrained.features_sha256,
                 "place": place,
             }
-            write_sealed(partial / "bank.json", entry)
+            write_checksummed(partial / "bank.json", entry)
         features = cached()
         assert features is not None
         return features
 
-    return read_or_made(folder, cached, make, reporter.warn, "it is computed again")
+    return get_or_create(folder, cached, make, reporter.warn, "it is computed again")
 
 
 def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
@@ -182,7 +182,7 @@ def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarra
     if not os.path.lexists(folder):
         return None
     try:
-        entry = read_sealed(folder / "bank.json")
+        entry = read_checksummed(folder / "bank.json")
     except FileNotFoundError:
         raise CorruptFile(f"{folder} lacks bank.json") from None
     path = folder / "features.npy"
@@ -270,14 +270,14 @@ def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, report
         starts: [K + 1], where each class begins in them.
     """
     try:
-        bank = str(read_sealed(folder / "bank.json")["sha256"])
+        bank = str(read_checksummed(folder / "bank.json")["sha256"])
     except FileNotFoundError:
         return Moments.of(features, starts)
     store = CheckpointFolder(folder / "moments")
     try:
         state = store.load()
     except CorruptFile as error:
-        reporter.warn(f"{error}; they are computed again, the old files are {set_aside(store.folder)}")
+        reporter.warn(f"{error}; they are computed again, the old files are {quarantine(store.folder)}")
         state = None
     if state is not None and state.info.get("features_sha256") == bank:
         return Moments(**{name: values.numpy() for name, values in state.tensors.items()})

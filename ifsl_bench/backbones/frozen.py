@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.base_head import accuracies, fit_head, head_of
-from ifsl_bench.backbones.contract import Card, Frozen, backbone_plugin, check_backbone, corpora_of
+from ifsl_bench.backbones.contract import BackboneInfo, Frozen, backbone_plugin, check_backbone, corpora_of
 from ifsl_bench.backbones.device import choose_precision, describe_device
 from ifsl_bench.backbones.features import centred, compute_features
-from ifsl_bench.backbones.networks import FrozenNetwork, Normalise, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.heads import accuracies, fit_head, load_head
+from ifsl_bench.backbones.images import Normalise
+from ifsl_bench.backbones.networks import FrozenNetwork, channels_last, make_backbone, make_head
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     Pretrained,
@@ -33,7 +34,7 @@ from ifsl_bench.backbones.weights import ENDINGS, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
-from ifsl_bench.utils.atomic_dir import read_or_made
+from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
@@ -48,19 +49,19 @@ class Preprocess:
     Resizing is that of 8-bit images, with antialiasing, as Pillow does it. Grey images get three equal channels.
     """
 
-    def __init__(self, card: Card, device: torch.device) -> None:
+    def __init__(self, about: BackboneInfo, device: torch.device) -> None:
         from torchvision.transforms import InterpolationMode  # takes a second, and most commands need none of it
 
-        self.card, self.mode = card, InterpolationMode(card.interpolation)
-        self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (card.mean, card.std))
+        self.about, self.mode = about, InterpolationMode(about.interpolation)
+        self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (about.mean, about.std))
 
     def __call__(self, batch: Tensor) -> Tensor:
         from torchvision.transforms import functional as F
 
         images = batch.permute(0, 3, 1, 2)
-        resize = self.card.resize
+        resize = self.about.resize
         size = [resize] if isinstance(resize, int) else list(resize)
-        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.card.size))
+        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.about.size))
         # Without a copy of what is repeated until the arithmetic is done.
         return ((images / 255).expand(-1, 3, -1, -1) - self.mean) / self.std
 
@@ -78,11 +79,11 @@ def pretrain_frozen(
         CorruptFile: the images to train on are not what was written.
     """
     spec = task.pretraining
-    card = check_backbone(spec)  # None: the network of a registered Backbone
-    if card and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
+    about = check_backbone(spec)  # None: the network of a registered Backbone
+    if about and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
         raise UserError(f"{spec.backbone} is for images of one or three channels, not for data {dataset.shape}")
-    normalise = Preprocess(card, device) if card else Normalise(task.dataset, dataset.shape, device)
-    file = weights_file(home, spec, card, reporter)
+    normalise = Preprocess(about, device) if about else Normalise(task.dataset, dataset.shape, device)
+    file = weights_file(home, spec, about, reporter)
     digest = sha256_file(file)
     try:
         network = _filled(spec.backbone, dataset.shape, file, device)
@@ -116,20 +117,20 @@ def pretrain_frozen(
 
     def restored(state: State) -> Pretrained:
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
-        classifier = head_of(named, head, network.features, classes, folder).to(device)
+        classifier = load_head(named, head, network.features, classes, folder).to(device)
         mean = state.tensors[MEAN].numpy() if MEAN in state.tensors else None
         if told := at_chance(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images"):
             reporter.warn(told)
         return replace(bare, head=classifier, info={**state.info, **facts}, mean=mean)
 
     def train() -> Pretrained:
-        _announce(card, task, dataset, reporter)
+        _announce(about, task, dataset, reporter)
         tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
         # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
         return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
 
-    return read_or_made(folder, cached, train, reporter.warn, "it is trained again")
+    return get_or_create(folder, cached, train, reporter.warn, "it is trained again")
 
 
 def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
@@ -183,21 +184,21 @@ def _first(tensors: Mapping[str, Tensor]) -> str:
     return f"{name} {list(tensors[name].shape)}"
 
 
-def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
+def enlarged(about: BackboneInfo, shape: tuple[int, ...]) -> bool:
     """Returns whether images [H, W, C] have fewer pixels than the network sees."""
-    return min(shape[:2]) < min(card.size)
+    return min(shape[:2]) < min(about.size)
 
 
-def _announce(card: Card | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
+def _announce(about: BackboneInfo | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
     """Says what becomes of the images on their way into the network."""
     name, data = task.pretraining.backbone, task.dataset
-    if card is None:
+    if about is None:
         mean, std = list(data.mean), list(data.std)
         reporter.say(f"{name}: images enter as (x / 255 - {mean}) / {std}; the weights should have learned from such")
         return
-    (height, width), (h, w) = dataset.shape[:2], card.size
+    (height, width), (h, w) = dataset.shape[:2], about.size
     text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
-    if enlarged(card, dataset.shape):
+    if enlarged(about, dataset.shape):
         reporter.warn(f"{text}: enlarged, so that they show less detail than what the network was trained on")
     else:
         reporter.say(text)
@@ -253,25 +254,25 @@ def take_weights(home: Paths, file: Path) -> str:
     return digest
 
 
-def weights_file(home: Paths, spec: Pretraining, card: Card | None, reporter: Reporter) -> Path:
+def weights_file(home: Paths, spec: Pretraining, about: BackboneInfo | None, reporter: Reporter) -> Path:
     """The file of a frozen backbone's weights: the user's, the one in the home, or the source's.
 
     Raises:
         UserError: it is not there and cannot be got; says which file to get and where to put it.
     """
     name = spec.weights or spec.backbone
-    for ending in dict.fromkeys([*(card.endings if card else ()), *ENDINGS]):
+    for ending in dict.fromkeys([*(about.endings if about else ()), *ENDINGS]):
         if os.path.isfile(path := home.weights / f"{name}{ending}"):
             return path
-    if spec.weights is not None or card is None:
+    if spec.weights is not None or about is None:
         raise UserError(
             f"the weights {spec.weights} of {spec.backbone} are not in {home.weights}; give the file once more with "
             f"--weights FILE"
         )
     plugin, model = backbone_plugin(spec.backbone)
     assert isinstance(plugin, Frozen)
-    target = home.weights / f"{name}{card.endings[0]}"
-    reporter.say(f"weights of {spec.backbone}: {card.source}")
+    target = home.weights / f"{name}{about.endings[0]}"
+    reporter.say(f"weights of {spec.backbone}: {about.source}")
     with disk_errors(home.weights):
         home.weights.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights)
@@ -281,7 +282,7 @@ def weights_file(home: Paths, spec: Pretraining, card: Card | None, reporter: Re
         except Exception as error:
             why = one_line(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
             raise UserError(
-                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {card.source or 'them'} "
+                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {about.source or 'them'} "
                 f"elsewhere, and put it at {target}"
             ) from error
         write_bytes(target, got.read_bytes())

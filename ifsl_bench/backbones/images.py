@@ -1,17 +1,58 @@
-"""Batches of images on their way into a network: gathered and augmented.
+"""Images on their way from a pool into a network: drawn, gathered, augmented, normalised.
 
-On the CPU they are gathered from the map and augmented one batch ahead of the network. Devices augment them themselves,
-with the same random numbers.
+The order of the images and their crops are drawn on the CPU, whatever computes: the same seed gives the same images
+everywhere. A network on the CPU has its batches gathered and augmented by a thread, one batch ahead. An accelerator
+gathers, augments and normalises itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ifsl_bench.backbones.device import free_memory
+from ifsl_bench.data.pools import Pool
+from ifsl_bench.protocols.tasks.task import DataSpec, Pretraining
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.seeds import seed_of
+
+SHARE = 0.5  # of a device's free memory that the images may take; the rest is for what the network computes
+BLOCK = 8192  # images that are copied at once, where the whole pool goes to a device
+Batches = Generator[tuple[Tensor, Tensor]]  # images [B, C, H, W] or features [B, D], and labels [B], on the device
+
+
+class Normalise:
+    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged.
+
+    Args:
+        spec: the data set, whose ``mean`` and ``std`` have one value or one for each channel.
+        shape: of an image [H, W, C], or features [D].
+        device: where the batches are.
+
+    Raises:
+        UserError: mean and std do not fit the channels.
+    """
+
+    def __init__(self, spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> None:
+        channels = shape[-1] if len(shape) == 3 else 1
+        if len(spec.mean) not in (1, channels):
+            raise UserError(
+                f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
+            )
+        mean = torch.tensor(spec.mean, device=device).expand(channels)
+        std = torch.tensor(spec.std, device=device).expand(channels)
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        if batch.dim() == 2:
+            return batch
+        return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)
 
 
 def batches(
@@ -20,15 +61,16 @@ def batches(
     device: torch.device,
     augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Generator[Tensor]:
-    """The batches of a pool, each made ready by a thread while the network is busy with the one before.
+    """Yield the batches of a pool, each gathered by a thread while the network works on the one before.
 
     Args:
         images: [n, ...], a pool's.
-        rows: the images of each batch.
-        augment: on the CPU; called for one batch after the other, in order.
+        rows: indices of the images of each batch, int64 [B].
+        device: where the batches go.
+        augment: applied on the CPU, to one batch after the other, in order.
     """
 
-    def ready(chosen: np.ndarray) -> Tensor:
+    def gather(chosen: np.ndarray) -> Tensor:
         batch = torch.from_numpy(np.ascontiguousarray(images[chosen]))
         if augment:
             batch = augment(batch)
@@ -37,17 +79,23 @@ def batches(
     with ThreadPoolExecutor(1) as ahead:
         waiting = None
         for chosen in rows:
-            batch, waiting = waiting, ahead.submit(ready, chosen)
+            batch, waiting = waiting, ahead.submit(gather, chosen)
             if batch:
                 yield batch.result().to(device, non_blocking=True)
         if waiting:
             yield waiting.result().to(device, non_blocking=True)
 
 
+# -- augmentation ------------------------------------------------------------------------------------------------------
+
+
 def draw_crops(count: int, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """The places where images are cut and which of them are mirrored, drawn at random.
+    """Draw the places where images are cut, and which of them are mirrored.
 
     Args:
+        count: number B of images.
+        padding: pixels by which a crop may be moved, in each direction.
+        flip: whether half of the images are mirrored.
         generator: on the CPU.
 
     Returns:
@@ -60,19 +108,22 @@ def draw_crops(count: int, padding: int, flip: bool, generator: torch.Generator)
 
 
 def cut(batch: Tensor, crops: Tensor) -> Tensor:
-    """Crops as large as the images of what is black around them, mirrored or not.
+    """Cut crops as large as the images out of the images and the black around them.
 
     Args:
         batch: [B, H, W, C] uint8, on the CPU.
         crops: [3, B], see :func:`draw_crops`.
+
+    Returns:
+        [B, H, W, C] uint8.
     """
     _, height, width, _ = batch.shape
     images, out = batch.numpy(), np.zeros(batch.shape, np.uint8)
     # Plain slices, image by image: ten times as fast as one gather of all pixels.
-    for image, target, y, x, turned in zip(images, out, *crops.tolist(), strict=True):
+    for image, target, y, x, mirrored in zip(images, out, *crops.tolist(), strict=True):
         if abs(y) >= height or abs(x) >= width:
             continue  # nothing but padding
-        if turned:
+        if mirrored:
             target = target[:, ::-1]
         target[max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)] = image[
             max(0, y) : height + min(0, y), max(0, x) : width + min(0, x)
@@ -81,11 +132,11 @@ def cut(batch: Tensor, crops: Tensor) -> Tensor:
 
 
 def cut_on_device(pool: Tensor, rows: Tensor, crops: Tensor) -> Tensor:
-    """The same of some images of a pool, gathered in one operation, on any device and without a wait.
+    """Cut the crops of :func:`cut` out of a pool's images, in one gather, on any device and without a wait.
 
     Args:
         pool: [n, H, W, C] uint8.
-        rows: int64 [B].
+        rows: int64 [B], indices of the images.
         crops: [3, B], see :func:`draw_crops`.
 
     Returns:
@@ -96,6 +147,118 @@ def cut_on_device(pool: Tensor, rows: Tensor, crops: Tensor) -> Tensor:
     count = torch.arange(max(height, width), device=pool.device)
     y = count[:height] + down  # [B, H], where a row of a crop comes from
     x = (count[:width] - (width - 1) * mirrored).abs() + right  # [B, W]
-    there, across = y.clamp(0, height - 1), x.clamp(0, width - 1)
-    inside = (y == there)[:, :, None] & (x == across)[:, None]  # [B, H, W]
-    return pool[rows[:, None, None], there[:, :, None], across[:, None]] * inside[..., None]
+    row, column = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    inside = (y == row)[:, :, None] & (x == column)[:, None]  # [B, H, W]
+    return pool[rows[:, None, None], row[:, :, None], column[:, None]] * inside[..., None]
+
+
+# -- the batches of an epoch -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The images of each step of an epoch.
+
+    Attributes:
+        rows: int64 [B] of each step, indices of images of the pool.
+        crops: int64 [3, B] of each step, see :func:`draw_crops`; None where nothing is augmented.
+    """
+
+    rows: list[np.ndarray]
+    crops: list[Tensor] | None
+
+
+def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int, steps: int) -> Epoch:
+    """Draw the first batches of an epoch: a permutation of the pool's images, and a crop of each.
+
+    Args:
+        pool: the images to train on.
+        spec: says how they are augmented.
+        seed: of the pretraining.
+        epoch: number of the epoch, from 0.
+        batch: images of a step.
+        steps: number of batches.
+    """
+    order = np.random.Generator(np.random.PCG64(seed_of("order", seed, epoch))).permutation(len(pool))
+    rows = [order[i * batch : (i + 1) * batch] for i in range(steps)]
+    if pool.images.ndim != 4 or not (spec.crop_padding or spec.flip):
+        return Epoch(rows, None)
+    generator = torch.Generator().manual_seed(seed_of("crops", seed, epoch))
+    return Epoch(rows, [draw_crops(batch, spec.crop_padding, spec.flip, generator) for _ in range(steps)])
+
+
+class HostFeed:
+    """Feeds a network on the CPU: a thread gathers and augments the next batch from the map."""
+
+    def __init__(self, pool: Pool, normalise: Normalise) -> None:
+        self.pool, self.normalise = pool, normalise
+
+    def batches(self, epoch: Epoch) -> Batches:
+        """Yield the batches in order; close it, so that its thread ends."""
+        crops = iter(epoch.crops or [])
+        augment = None if epoch.crops is None else lambda images: cut(images, next(crops))
+        with closing(batches(self.pool.images, epoch.rows, torch.device("cpu"), augment)) as loaded:
+            for rows, images in zip(epoch.rows, loaded, strict=True):
+                yield self.normalise(images), torch.from_numpy(self.pool.labels[rows])
+
+
+class DeviceFeed:
+    """Feeds a network on an accelerator, which gathers, crops and normalises; what was drawn is copied once an epoch.
+
+    Args:
+        pool: the images to train on.
+        normalise: on the device.
+        device: the accelerator.
+        resident: keep the pool on the device, so that nothing is copied in a step; otherwise the raw images of each
+            step are, from pinned memory and one step ahead.
+    """
+
+    def __init__(self, pool: Pool, normalise: Normalise, device: torch.device, resident: bool) -> None:
+        self.pool, self.normalise, self.device = pool, normalise, device
+        self.images = _copy_pool(pool.images, device) if resident else None  # [n, H, W, C], or [n, D]
+
+    def batches(self, epoch: Epoch) -> Batches:
+        """Yield the batches in order; close it, so that its thread ends."""
+        rows = np.concatenate(epoch.rows)
+        drawn = torch.from_numpy(np.stack([rows, self.pool.labels[rows]]))
+        plan = torch.cat([drawn, torch.cat(epoch.crops, 1)] if epoch.crops else [drawn]).to(self.device)  # [2 or 5, n]
+        parts = plan.split([len(rows) for rows in epoch.rows], 1)
+        if self.images is not None:
+            for part in parts:
+                yield self._prepare(self.images, part[0], part)
+            return
+        with closing(batches(self.pool.images, epoch.rows, self.device)) as loaded:
+            for part, images in zip(parts, loaded, strict=True):
+                yield self._prepare(images, torch.arange(len(images), device=self.device), part)
+
+    def _prepare(self, images: Tensor, rows: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = cut_on_device(images, rows, part[2:]) if len(part) > 2 else images[rows]
+        return self.normalise(chosen), part[1]
+
+
+def make_feed(pool: Pool, normalise: Normalise, device: torch.device) -> HostFeed | DeviceFeed:
+    """Make what brings the images of a pool to a network.
+
+    Args:
+        pool: the images to train on.
+        normalise: on the device.
+        device: where the network is.
+    """
+    if device.type == "cpu":
+        return HostFeed(pool, normalise)
+    return DeviceFeed(pool, normalise, device, fits(len(pool) * pool.images[:1].nbytes, device))
+
+
+def fits(size: int, device: torch.device) -> bool:
+    """Return whether ``size`` bytes are at most :data:`SHARE` of the device's free memory."""
+    free = free_memory(device)
+    return free is None or size <= SHARE * free
+
+
+def _copy_pool(images: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a pool's images to the device, block by block: in main memory they may not fit."""
+    whole = torch.empty(tuple(images.shape), dtype=torch.from_numpy(np.array(images[:1])).dtype, device=device)
+    for start in range(0, len(images), BLOCK):
+        block = torch.from_numpy(np.array(images[start : start + BLOCK]))  # a copy: maps are read-only
+        whole[start : start + len(block)] = block.to(device)
+    return whole

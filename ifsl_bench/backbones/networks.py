@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin
 from ifsl_bench.backbones.device import choose_precision
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, DataSpec
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE
 from ifsl_bench.utils.cosine import unit
 from ifsl_bench.utils.errors import UserError
 
@@ -205,7 +205,7 @@ class Identity(Backbone):
         return x
 
 
-class Included(Backbone):
+class PrecomputedFeatures(Backbone):
     """Embedded features, bytes [B, 1, 2, D] / 255, to what they stand for under one of two backbones.
 
     Nothing in it is trained. Beside scale and offset it has what is known of base/train, whose images are not there:
@@ -274,7 +274,7 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
     if name == INCLUDED:
         if len(shape) != 3 or shape[0] != 2 or shape[2] != 1:
             raise UserError(f"pretraining.backbone {name!r} is for features that come with the package")
-        return Included(shape[1])
+        return PrecomputedFeatures(shape[1])
     kind, model = (None, "") if name == NO_BACKBONE else backbone_plugin(name)
     if (name == NO_BACKBONE) != (len(shape) == 1):
         holds = "features" if len(shape) == 1 else "images"
@@ -336,29 +336,3 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
 def feature_count(backbone: str, shape: tuple[int, ...]) -> int:
     """The number of features that a network gives an image [H, W, C], or features [D]."""
     return make_backbone(backbone, shape).features
-
-
-class Normalise:
-    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged.
-
-    Args:
-        shape: of an image [H, W, C], or features [D].
-
-    Raises:
-        UserError: mean and std do not fit the channels.
-    """
-
-    def __init__(self, spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> None:
-        channels = shape[-1] if len(shape) == 3 else 1
-        if len(spec.mean) not in (1, channels):
-            raise UserError(
-                f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
-            )
-        mean = torch.tensor(spec.mean, device=device).expand(channels)
-        std = torch.tensor(spec.std, device=device).expand(channels)
-        self.scale, self.shift = 1 / (255 * std), -mean / std
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        if batch.dim() == 2:
-            return batch
-        return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin, is_frozen
-from ifsl_bench.backbones.networks import CosineHead, LinearHead, Normalise, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.images import Normalise
+from ifsl_bench.backbones.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import CENTRED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
@@ -27,8 +28,10 @@ from ifsl_bench.utils.seeds import seed_of
 HeadKind = Literal["linear", "cosine"]
 FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # said of such backbones alone
 RECIPE = 2  # raised when training starts to give other weights from equal settings
-SHIPPED = Path(__file__).parent / "weights"  # files of the package, see :mod:`ifsl_bench.backbones.weights`
-NOTE = "trained-here.json"  # in the folder of a pretraining that is to be trained although it comes with the package
+PACKAGED = Path(__file__).parent / "weights"  # files of the package, see :mod:`ifsl_bench.backbones.weights`
+DISABLED = (
+    "trained-here.json"  # in the folder of a pretraining that is to be trained although it comes with the package
+)
 
 
 class NotIncluded(UserError):
@@ -113,12 +116,12 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         made_of["base_classes"] = task.base_classes
     if task.base_order is not None:
         made_of["base_order"] = task.base_order
-    if on_linear(task, head):
+    if shares_linear_backbone(task, head):
         made_of["backbone_of"] = "linear"
     return made_of
 
 
-def on_linear(task: Task, head: HeadKind) -> bool:
+def shares_linear_backbone(task: Task, head: HeadKind) -> bool:
     """Returns whether a head is fitted on the features of the linear pretraining, as tasks in sessions have it."""
     own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
     return task.sessions is not None and head == "cosine" and not own
@@ -128,7 +131,7 @@ def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str
     """Names the features under a pretraining on disk: a frozen backbone has the same for both heads."""
     spec = task.pretraining
     if not is_frozen(spec):
-        return pretraining_key(task, fingerprint, "linear" if on_linear(task, head) else head, seed)
+        return pretraining_key(task, fingerprint, "linear" if shares_linear_backbone(task, head) else head, seed)
     made_of: dict[str, Any] = {
         "data": fingerprint, "backbone": spec.backbone, "weights": spec.weights, "of": task.base_classes,
     }  # fmt: skip
@@ -242,16 +245,16 @@ def open_pretrained(
     return stored.finished(reporter) if stored.info.get("finished") else None
 
 
-def shipped_file(key: str) -> Path | None:
+def packaged_file(key: str) -> Path | None:
     """The file of a pretraining that comes with the package; None where none does."""
-    path = SHIPPED / f"{key}.safetensors"
+    path = PACKAGED / f"{key}.safetensors"
     return path if path.is_file() else None
 
 
 def is_offered(home: Paths, key: str) -> bool:
     """Returns whether the package has weights that the home would take: it has nothing of this pretraining."""
-    begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", NOTE))
-    return shipped_file(key) is not None and not begun
+    begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED))
+    return packaged_file(key) is not None and not begun
 
 
 def pretrained_sha256(home: Paths, key: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.contract import UNKNOWN, Card, Frozen
+from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
 from ifsl_bench.utils.errors import UserError, unknown
 
 # Parts of timm's tags that name images, and those that say how a network was trained on them. What is in neither list,
@@ -44,7 +44,7 @@ class Timm(Frozen):
     requires: ClassVar = {"timm": 'pip install "ifsl_bench[backbones]"'}
     libraries = ("timm",)
 
-    def card(self, model: str, own_weights: bool = False) -> Card:
+    def describe(self, model: str, own_weights: bool = False) -> BackboneInfo:
         _check(model, own_weights)
         configuration = _configuration(model)
         (_, height, width), crop = configuration["input_size"], configuration.get("crop_pct") or 1.0
@@ -54,7 +54,7 @@ class Timm(Frozen):
         if mode != "squash" and height != width:
             raise UserError(f"timm:{model} wants images of {height} x {width}; only square ones are cut out here")
         scaled = (math.floor(height / crop), math.floor(width / crop))
-        return Card(
+        return BackboneInfo(
             size=(height, width),
             resize=scaled if mode == "squash" else scaled[0],
             interpolation=configuration["interpolation"],

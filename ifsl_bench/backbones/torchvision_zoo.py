@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.contract import UNKNOWN, Card, Frozen
+from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
 from ifsl_bench.utils.errors import UserError, unknown
 
 IMAGES = "IMAGENET1K_V"  # torchvision's own trainings; others begin with weights from elsewhere, as SWAG's do
@@ -23,11 +23,11 @@ class Torchvision(Frozen):
 
     libraries = ("torchvision",)
 
-    def card(self, model: str, own_weights: bool = False) -> Card:
+    def describe(self, model: str, own_weights: bool = False) -> BackboneInfo:
         weights = _weights(model, own_weights)
         seen = weights.transforms()
         (side,), resize = seen.crop_size, list(seen.resize_size)
-        return Card(
+        return BackboneInfo(
             size=(side, side),
             resize=resize[0] if len(resize) == 1 else (resize[0], resize[1]),
             interpolation=seen.interpolation.value,

@@ -33,12 +33,12 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from ifsl_bench.backbones import pretrained
-from ifsl_bench.backbones.pretrained import NOTE, in_percent, is_offered, pretrained_sha256, shipped_file
+from ifsl_bench.backbones.pretrained import DISABLED, in_percent, is_offered, packaged_file, pretrained_sha256
 from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.utils.checksummed_json import write_sealed
+from ifsl_bench.utils.checksummed_json import write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
-from ifsl_bench.utils.files import Paths, open_file, read_errors, set_aside, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, open_file, quarantine, read_errors, sha256_json, write_bytes
 from ifsl_bench.utils.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
@@ -214,10 +214,10 @@ def _facts(path: Path, header: Mapping[str, Any]) -> Weights:
     return Weights(definition, fields | {"tensors": {"sha256": recorded.tensors.sha256}})
 
 
-def shipped() -> dict[str, Weights]:
+def packaged_weights() -> dict[str, Weights]:
     """The files that come with the package, by key; a damaged file is left out."""
     weights = {}
-    for path in sorted(pretrained.SHIPPED.glob("*.safetensors")):
+    for path in sorted(pretrained.PACKAGED.glob("*.safetensors")):
         with suppress(CorruptFile):
             weights[path.stem] = read_facts(path)
     return weights
@@ -229,7 +229,7 @@ def weights_to_use(home: Paths, key: str) -> str | None:
     None where they have to be trained first; "" where they come with the package and are to be trained all the same,
     and where those in the home are a head that was fitted on the features of other weights.
     """
-    path, there = shipped_file(key), pretrained_sha256(home, key)
+    path, there = packaged_file(key), pretrained_sha256(home, key)
     head = finished_info(home.pretrained / key) if there is None else None
     if head and "features_sha256" in head:
         return None if weights_to_use(home, head["features"]) in (None, head["features_sha256"]) else ""
@@ -242,7 +242,7 @@ def weights_to_use(home: Paths, key: str) -> str | None:
     return None
 
 
-def adopt(home: Paths, key: str, reporter: Reporter) -> None:
+def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
     """Puts the weights that come with the package into a home which has nothing of this pretraining, and says so.
 
     The caller holds the lock of the pretraining's folder.
@@ -251,7 +251,7 @@ def adopt(home: Paths, key: str, reporter: Reporter) -> None:
         CorruptFile: the package's file is damaged; says what to do.
         UserError: a file may not be read or written.
     """
-    path = shipped_file(key)
+    path = packaged_file(key)
     if path is None or not is_offered(home, key):
         return
     try:
@@ -271,7 +271,7 @@ def _put(home: Paths, weights: Weights, content: bytes) -> None:
     CheckpointFolder(home.pretrained / weights.key).put(content, info)
 
 
-def train_here(home: Paths, key: str, reporter: Reporter) -> None:
+def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
     """Has a home train what it would take from the package; what it has trained so already stays.
 
     Weights that it has taken are kept under another name. An interrupted training goes on.
@@ -279,18 +279,18 @@ def train_here(home: Paths, key: str, reporter: Reporter) -> None:
     Raises:
         UserError: they are those of embedded features, which nobody can train; or a file may not be read or written.
     """
-    path, folder = shipped_file(key), home.pretrained / key
+    path, folder = packaged_file(key), home.pretrained / key
     if path is None:
         return
     weights = read_facts(path)
     if weights.of_features:
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
-    if (folder / NOTE).exists():
+    if (folder / DISABLED).exists():
         return
     with locked(folder, reporter.warn):
         if pretrained_sha256(home, key) == weights.sha256:
-            reporter.say(f"{key}: the weights from the package are kept as {set_aside(folder, 'replaced')}")
-        write_sealed(folder / NOTE, {"key": key})
+            reporter.say(f"{key}: the weights from the package are kept as {quarantine(folder, 'replaced')}")
+        write_checksummed(folder / DISABLED, {"key": key})
 
 
 def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Path) -> Weights | None:
@@ -311,7 +311,7 @@ def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Pat
     if not os.path.isdir(to.parent):
         raise UserError(f"there is no folder {to.parent}; make it, or choose another with --to FILE")
     store = CheckpointFolder(home.pretrained / key)
-    info, path = store.info(), shipped_file(key)
+    info, path = store.info(), packaged_file(key)
     if info is None and path is not None:
         write_bytes(to, path.read_bytes())
     elif info is not None and info["finished"] is True:
@@ -343,21 +343,21 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
             info = CheckpointFolder(folder).info()
         except CorruptFile as error:
             info = None
-            reporter.warn(f"{error}; the damaged files are in {set_aside(folder)}")
+            reporter.warn(f"{error}; the damaged files are in {quarantine(folder)}")
         if info is not None:
             state = "weights" if info["finished"] is True else "an unfinished training"
             if state == "weights" and info["tensors"]["sha256"] == weights.sha256:
                 return weights, False
             if not force:
                 raise UserError(f"{folder} holds {state} of this pretraining already; --force puts them aside")
-            reporter.say(f"{state} of {weights.key} are kept as {set_aside(folder, 'replaced')}")
+            reporter.say(f"{state} of {weights.key} are kept as {quarantine(folder, 'replaced')}")
         _put(home, weights, content)
     return weights, True
 
 
 def weights_listing(home: Paths) -> list[dict[str, Any]]:
     """A row for each finished pretraining in the home or the package; accuracies in percent."""
-    offered = {key: weights.info for key, weights in shipped().items()}
+    offered = {key: weights.info for key, weights in packaged_weights().items()}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []
     here = {key: info for key in filter(KEY.fullmatch, keys) if (info := finished_info(home.pretrained / key))}
     rows = []

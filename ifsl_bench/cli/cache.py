@@ -1,4 +1,4 @@
-"""``ifsl-bench cache``: what takes space in the home folder, and the removal of what the user chooses of it."""
+"""``ifsl-bench cache``: what takes space in the home folder, and its removal by kind."""
 
 from __future__ import annotations
 
@@ -34,56 +34,45 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     if style == TEXT:
         say(f"\nresults, which `ifsl-bench results` lists and removes: {folders.results}", style)
         if items:
-            say("to remove what has not been used for a month: ifsl-bench cache prune --unused 30", style)
+            say("to remove all of a kind: ifsl-bench cache prune KIND", style)
 
 
-@cache.command(
-    "prune",
-    epilog=examples("cache prune --unused 30 --dry-run", "cache prune --most 20", "cache prune features glyphs --yes"),
-)
-@click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--unused", type=click.FloatRange(0), metavar="DAYS", help="Only what has not been used for so long.")
-@click.option("--most", type=click.FloatRange(0), metavar="GB", help="What was used longest ago, until that is left.")
+@cache.command("prune", epilog=examples("cache prune --dry-run", "cache prune features trials --yes"))
+@click.argument("kinds", metavar="[KIND]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only list what would go.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @home_option
 @style_option
 @click.pass_obj
-def prune(
-    outer: str | None, names: tuple[str, ...], unused: float | None, most: float | None, dry_run: bool, yes: bool,
-    home: str | None, style: str,
-) -> None:  # fmt: skip
-    """Remove what can be made again, by name, age or size.
+def prune(outer: str | None, kinds: tuple[str, ...], dry_run: bool, yes: bool, home: str | None, style: str) -> None:
+    """Remove what can be made again, by kind.
 
-    A NAME is a kind as 'ifsl-bench cache' lists them, or a data set, task, backbone or method. Without a choice,
-    removes what is left over. Lists what would be removed, and asks first.
+    A KIND is one of those that 'ifsl-bench cache' lists. Without any, removes what is left over. Lists what would be
+    removed, and asks first.
     """
     from ifsl_bench.reporting.render import PROGRAMS
-    from ifsl_bench.store.cache import DAY, prune, pruning
+    from ifsl_bench.store.cache import prune, select
 
-    seconds, size = (None if given is None else given * unit for given, unit in ((unused, DAY), (most, 1e9)))
-    going, staying = pruning(folders_of(home or outer), names, seconds, size)
+    going, staying = select(folders_of(home or outer), kinds)
     tell = partial(click.echo, err=style in PROGRAMS)
     reasons: dict[str, list[Item]] = {}
     for item, why in staying:
         reasons.setdefault(why, []).append(item)
     stay = "; ".join(f"{_size(items)} stay: {why}" for why, items in reasons.items())
+    if going or style in PROGRAMS:
+        show_tables([_table(going, "goes")], style)
     if not going:
-        if style in PROGRAMS:
-            show_tables([_table(going, "goes")], style)
         tell("; ".join(filter(None, ("nothing to remove", stay))))
         return
-    show_tables([_table(going, "goes")], style)
     if stay:
         tell(f"\n{stay}") if style in PROGRAMS else say(f"\n{stay}", style)
     if dry_run or not agreed(f"Remove these, {_size(going)}?", yes, ", --dry-run only lists it"):
         return
-    freed = prune(going, tell)
-    tell(f"removed {_shown(freed)}")
+    tell(f"removed {_shown(prune(going, tell))}")
 
 
 def _table(items: Sequence[Item], title: str) -> Table[Any]:
-    """A row for each kind and what it is of, and their sum."""
+    """Return a table with a row for each kind and data set or task, and their sum."""
     from ifsl_bench.reporting.table import plain_table
 
     groups: dict[tuple[str, str], list[Item]] = {}

@@ -23,7 +23,6 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.cli.output import say, show_tables, tell_lacking
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.job import Job
@@ -70,7 +69,6 @@ def plan(
 
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
-    check_alone("ifsl-bench plan")
     planned_jobs, work, files = _wanted(campaign, request, replace(machine, quiet=True))
     from ifsl_bench.experiments.plan import plan_of
     from ifsl_bench.experiments.runner import check_data
@@ -104,7 +102,6 @@ def status(campaign: str | None, request: Request, machine: Machine, style: str)
 
     Also says where it runs, since when, what failed and why, and which results are out of date.
     """
-    check_alone("ifsl-bench status")
     jobs, work, _ = _wanted(campaign, request, replace(machine, quiet=True), "cpu")
     from ifsl_bench.experiments.status import document, rows_of, status_of, summary_of
 

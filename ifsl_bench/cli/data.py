@@ -168,7 +168,7 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     """Remove a prepared data set or an unfinished import.
 
     Its task file goes too if it is your own and no result needs it to be read. Lists what would be removed, and
-    asks first. What was computed from it goes with 'ifsl-bench cache prune NAME'.
+    asks first. 'ifsl-bench cache' lists what was computed from it.
     """
     from ifsl_bench.data.preparing import catalogue
 
@@ -178,5 +178,4 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     if not agreed("Remove this?", yes):
         return
     catalogue.remove_data(folders, name)
-    lists = f"ifsl-bench cache prune {name} --dry-run"
-    click.echo(f"removed; features and models made from it are listed by: {lists}, once unused for two hours")
+    click.echo("removed; 'ifsl-bench cache' lists features and models made from it, 'cache prune KIND' removes them")

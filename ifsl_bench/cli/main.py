@@ -23,8 +23,8 @@ import click
 
 from ifsl_bench._version import __version__
 from ifsl_bench.cli.options import Group, examples
-from ifsl_bench.utils.errors import UserError, plainly
-from ifsl_bench.utils.progress import Unheard
+from ifsl_bench.utils.errors import UserError, format_error
+from ifsl_bench.utils.progress import ConsumerDisconnected
 
 # The commands by what they are for, each with its module, which is imported when it is called for.
 SECTIONS = {
@@ -86,7 +86,7 @@ def _guarded(call: Callable[[], Any]) -> int:
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo(_interrupted(sys.argv[1:]), err=True)
         return 130
-    except (BrokenPipeError, Unheard):
+    except (BrokenPipeError, ConsumerDisconnected):
         sys.stderr.close()
         return 141
     except (UserError, MemoryError, OSError) as error:
@@ -95,7 +95,7 @@ def _guarded(call: Callable[[], Any]) -> int:
         refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         elsewhere = refused and getattr(error, "filename", None) is not None
         then = " (another home folder: --home or IFSL_BENCH_HOME)" if elsewhere else ""
-        click.echo(f"ifsl-bench: {plainly(error)}{then}", err=True)
+        click.echo(f"ifsl-bench: {format_error(error)}{then}", err=True)
         return 2
     return status if isinstance(status, int) else 0
 

@@ -42,7 +42,7 @@ class Group(click.Group):
 
 def examples(*lines: str) -> str:
     """The end of a command's help, of what follows ``ifsl-bench``; as it is, since click would fill its lines."""
-    commands = (line if line.startswith("torchrun ") else f"ifsl-bench {line}" for line in lines)
+    commands = (f"ifsl-bench {line}" for line in lines)
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 

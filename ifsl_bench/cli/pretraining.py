@@ -1,4 +1,4 @@
-"""The command that pretrains and does nothing else, by itself or as one of the processes that torchrun starts."""
+"""``ifsl-bench pretrain``: trains a backbone and its base classifier, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.torchrun import launch
 
 
 @click.command(
     epilog=examples(
         "pretrain --task mini-5shot --head cosine",
-        "torchrun --nproc-per-node 4 -m ifsl_bench pretrain --task tiered-5shot",
+        "pretrain --task tiered-5shot --device cuda:1",
     )
 )
 @click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
@@ -37,17 +36,13 @@ from ifsl_bench.utils.torchrun import launch
 @click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
 @machine_options(log_option, log_dir_option, device_option, home_option, quiet_option, verbose_option)
 def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool, machine: Machine) -> None:
-    """Pretrain the backbone of a task; later runs find it done.
-
-    Alone, or started by torchrun on several accelerators.
-    """
+    """Pretrain the backbone of a task; later runs find it done."""
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
-    folders, launched = machine.folders, launch()
-    if launched is None:
-        from ifsl_bench.protocols.tasks.task_files import find
+    folders = machine.folders
+    from ifsl_bench.protocols.tasks.task_files import find
 
-        find(task, home=folders)  # a wrong name is told before torch is imported
+    find(task, home=folders)  # reports a wrong name before torch is imported
     from ifsl_bench.backbones.device import keep_freed_memory
     from ifsl_bench.experiments.pretraining import pretrain_for
     from ifsl_bench.utils.training_curves import curve_logs
@@ -56,9 +51,8 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
     reporter, curves = (reporter_for(machine.quiet, machine.verbose), curve_logs(machine.log, machine.log_dir, folders))
     pretrained = pretrain_for(
         task, head=head, seed=seed, device=machine.device, home=folders, reporter=reporter, compiled=compiled,
-        launched=launched, anew=anew, curves=curves,
+        anew=anew, curves=curves,
     )  # fmt: skip
-    if launched is None or launched.rank == 0:
-        shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
-        click.echo(f"{pretrained.key}: {shown}")
-        click.echo(f"weights: {folders.pretrained / pretrained.key / pretrained.info['tensors']['file']}")
+    shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
+    click.echo(f"{pretrained.key}: {shown}")
+    click.echo(f"weights: {folders.pretrained / pretrained.key / pretrained.info['tensors']['file']}")

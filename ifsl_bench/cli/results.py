@@ -30,7 +30,6 @@ from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.text_format import seeds_in_words
-from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
     from ifsl_bench.analysis.task_results import TaskResults
@@ -81,11 +80,11 @@ def table(
 
     By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
     """
-    from ifsl_bench.analysis.query import boards_of, in_setting
+    from ifsl_bench.analysis.task_results import boards_of, in_setting
 
     boards = boards_of(tasks, labels, folders)
     if beside:
-        from ifsl_bench.analysis.published_comparison import beside_tables
+        from ifsl_bench.reporting.published_comparison_table import beside_tables
 
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
@@ -150,7 +149,7 @@ def leaderboard(
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """
-    from ifsl_bench.analysis.query import in_setting, measured_boards
+    from ifsl_bench.analysis.task_results import in_setting, measured_boards
 
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
     if style == TEXT and not (tasks or labels or setting or full):
@@ -176,7 +175,7 @@ def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> Non
     In sessions, 'lazy' is the lazy model of the other row, and 'lazy (ROW)' that of any row.
     """
     from ifsl_bench.analysis.comparison import compare as compare_rows
-    from ifsl_bench.analysis.query import pair_of
+    from ifsl_bench.analysis.task_results import pair_of
     from ifsl_bench.reporting.detail_tables import comparison_table
 
     rows = pair_of(a, b, task, folders)
@@ -199,7 +198,7 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
     Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
     have, give the wrong sign.
     """
-    from ifsl_bench.analysis.query import boards_of
+    from ifsl_bench.analysis.task_results import boards_of
     from ifsl_bench.reporting.variance_table import variance_tables
 
     show_tables([table for board in boards_of([task], labels, folders) for table in variance_tables(board, metric)],
@@ -213,7 +212,7 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
 def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
-    from ifsl_bench.analysis.query import board_of, row_of
+    from ifsl_bench.analysis.task_results import board_of, row_of
     from ifsl_bench.protocols.tasks.task_files import find_one, is_plain
     from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
     from ifsl_bench.reporting.render import READERS
@@ -254,8 +253,8 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 
     Prints a line for each file; the exit status is 2 if any fails.
     """
+    from ifsl_bench.experiments.check_method import check_file
     from ifsl_bench.protocols.tasks.task_files import find
-    from ifsl_bench.store.check import check_file
 
     folders = folders_of(home)
     own = {task.name: task for name in task_files for task in find(name, home=folders)}
@@ -285,8 +284,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
-@click.option("--within", default=0.0, metavar="POINTS",
-              help="Let the accuracy differ by up to POINTS, whatever the reason [0].")  # fmt: skip
+@click.option(
+    "--within", default=0.0, metavar="POINTS", help="Let the accuracy differ by up to POINTS, whatever the reason [0]."
+)
 @device_option
 @click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
 @quiet_option
@@ -297,14 +297,14 @@ def reproduce(
 ) -> None:  # fmt: skip
     """Run the jobs of stored results again, and compare.
 
-    Takes a row, with all its seeds, or files. Exit status 1 if any differs in what another processor does not explain.
+    Takes a row, with all its seeds, or files. Exit status 1 if any differs: on the processor that is
+    stored at all, on another one by more than a point of accuracy.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.
     """
     import tempfile
 
-    check_alone("ifsl-bench reproduce")
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.experiments import api
@@ -322,16 +322,16 @@ def reproduce(
                 lend_data(job_of(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
             click.echo(f"{one_line(name)}: {outcomes[-1].line}")
-            for line in outcomes[-1].more:
-                click.echo(f"  {one_line(line)}")
-    if not all(outcome.identical or outcome.explained or outcome.close(within) for outcome in outcomes):
+            if devices := outcomes[-1].devices:
+                click.echo(f"  {one_line(devices)}")
+    if not all(outcome.identical or outcome.elsewhere or outcome.close(within) for outcome in outcomes):
         click.get_current_context().exit(1)
 
 
 def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     """The files that are named; or those of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.analysis.aggregate import STORED
-    from ifsl_bench.analysis.query import board_of, row_of
+    from ifsl_bench.analysis.task_results import board_of, row_of
     from ifsl_bench.store.result_folder import packaged_root
     from ifsl_bench.store.schema import path_of
 

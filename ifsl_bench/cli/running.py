@@ -34,7 +34,6 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.cli.output import prints_aside, say, show_tables, tell_lacking
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.torchrun import check_alone
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.cluster import ClusterSpec
@@ -123,7 +122,6 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
     New rows are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package;
     with it, --method and --task choose among its jobs. A run that was stopped continues where it left off.
     """
-    check_alone("ifsl-bench run")
     if campaign is None and (not request.tasks or (not request.methods and not how.checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
     cluster = how.read_cluster()
@@ -209,8 +207,8 @@ def _show_rows(tasks: Sequence[Task], ended: RunSummary, work: Workspace, how: H
         show_tables([task_table(board, how.full) for board in boards if not board.empty], how.style)
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
-    from ifsl_bench.analysis.published_comparison import beside_tables
     from ifsl_bench.reporting.notes import standings
+    from ifsl_bench.reporting.published_comparison_table import beside_tables
 
     labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.stored if job.task.name == board.name))
             for board in boards}  # fmt: skip

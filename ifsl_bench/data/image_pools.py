@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, tree_items
+from ifsl_bench.data.read.images import Bad, Decoded, ImageSpec, Item, decode_into, tree_items
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.progress import Stage
+from ifsl_bench.utils.progress import ProgressTask
 
 T = TypeVar("T")
 LISTED = 20  # images that the manifest names of the bad and of the duplicate ones
@@ -57,7 +56,7 @@ def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict
 @contextmanager
 def unfinished(
     context: BuildContext, pools: Mapping[str, Mapping[str, Sequence[Any]]]
-) -> Iterator[tuple[list[str], Stage]]:
+) -> Iterator[tuple[list[str], ProgressTask]]:
     """Inside, the pools that an interrupted import has not completed, and the stage that counts their images."""
     counts = {name: sum(map(len, files.values())) for name, files in pools.items()}
     names = [name for name in pools if not context.writer.has(name)]

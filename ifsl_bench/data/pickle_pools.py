@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.data.image_pools import ListItem, pool_labels, unfinished
-from ifsl_bench.data.read.decode_many import Item, digest_of
-from ifsl_bench.data.read.file_tree import Entry, FileTree
-from ifsl_bench.data.read.unpickle import described, load
+from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.images import Item, digest_of
+from ifsl_bench.data.read.pickles import described, load
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.arrays import releasing
 from ifsl_bench.utils.errors import UserError

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.utils.arrays import open_array
-from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed
+from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import open_file, read_errors, sha256_file, sha256_json
 
@@ -165,7 +165,7 @@ def open_dataset(folder: Path) -> Dataset:
     """
     path = folder / "manifest.json"
     try:
-        manifest = read_sealed(path)
+        manifest = read_checksummed(path)
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
     check_kinds(path, manifest, {"name": str, "recipe": str, "fingerprint": str, "about": dict, "pools": dict})

@@ -14,7 +14,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
-from ifsl_bench.data.read.file_tree import FileTree, natural
+from ifsl_bench.data.read.archive import FileTree, natural
 from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolCounts, count_files
 from ifsl_bench.utils.errors import UserError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ifsl_bench.data.pools import EVERY_POOL
-from ifsl_bench.data.read.file_tree import FileTree, printable
+from ifsl_bench.data.read.archive import FileTree, printable
 from ifsl_bench.data.writer import Writer
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter

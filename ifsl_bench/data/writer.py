@@ -15,8 +15,8 @@ import numpy as np
 
 from ifsl_bench.data.pools import EVERY_POOL, POOLS, SUPPORT, Dataset, fingerprint, open_dataset
 from ifsl_bench.utils.arrays import create_array, release
-from ifsl_bench.utils.atomic_dir import building
-from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.atomic_dir import atomic_folder
+from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import sha256_file
 
@@ -36,7 +36,7 @@ class Writer:
     def _resume(self) -> None:
         """Takes over the complete pools of an unfinished build of the same thing, and removes everything else."""
         try:
-            progress = read_sealed(self.folder / PROGRESS)
+            progress = read_checksummed(self.folder / PROGRESS)
             origins = {name: list(origin) for name, origin in progress["made"].items() if origin[0] in self.keys}
             whole = {name: progress["pools"][name] for name in origins}
             whole = {name: entry for name, entry in whole.items() if self._is_whole(name, entry, origins[name][1])}
@@ -57,7 +57,7 @@ class Writer:
     def _record(self, pools: dict[str, dict[str, Any]], origins: dict[str, list[str]]) -> None:
         """Takes pools for complete, once the next build would know of it."""
         if self.keys:
-            write_sealed(self.folder / PROGRESS, {"made": origins, "pools": pools})
+            write_checksummed(self.folder / PROGRESS, {"made": origins, "pools": pools})
         self.pools, self._origins = pools, origins
 
     def discard_incomplete(self) -> None:
@@ -184,7 +184,7 @@ def build(
             pools are kept, and the next one goes on from those that were made under one of its keys. Empty: it starts
             anew, and leaves nothing.
     """
-    with building(folder, bool(keys)) as partial:
+    with atomic_folder(folder, bool(keys)) as partial:
         writer = Writer(partial, keys)
         try:
             fill(writer)
@@ -196,7 +196,7 @@ def build(
                 "about": about,
                 "pools": writer.pools,
             }
-            write_sealed(partial / "manifest.json", manifest)
+            write_checksummed(partial / "manifest.json", manifest)
         except BaseException:
             with suppress(OSError):
                 writer.discard_incomplete()

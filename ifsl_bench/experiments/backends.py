@@ -37,9 +37,9 @@ from ifsl_bench.experiments.logs import Log, log_path, progress
 from ifsl_bench.experiments.runner import FAILED, LOST, Backend, Outcome, WorkItem, run_item
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils import threads
-from ifsl_bench.utils.errors import UserError, plainly
+from ifsl_bench.utils.errors import UserError, format_error
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
+from ifsl_bench.utils.progress import NullReporter, Reporter
 
 if TYPE_CHECKING:
     import loky
@@ -122,7 +122,7 @@ def check_sendable(jobs: Iterable[Job]) -> None:
         try:
             pickle.dumps(job)
         except Exception as error:
-            why = why or f"cannot be handed to other processes ({plainly(error)})"
+            why = why or f"cannot be handed to other processes ({format_error(error)})"
         if why:
             raise UserError(
                 f"method {job.name!r} {why}: move it to a file (file.py:{method.__name__}), or run with --jobs 1"
@@ -145,10 +145,10 @@ def run_packed(content: bytes, packed_work: bytes, cores: int, share: int, repor
     try:
         item: WorkItem = pickle.loads(content)
     except Exception as error:  # a method that is not there, or not as it was
-        return Outcome(FAILED, f"a worker cannot load it: {plainly(error)}")
+        return Outcome(FAILED, f"a worker cannot load it: {format_error(error)}")
     threads.limit(cores, share)
     work, log = _opened(packed_work)
-    log.to = reporter or Mute()
+    log.to = reporter or NullReporter()
     try:
         return replace(run_item(item, work, log), error=None)
     finally:
@@ -159,7 +159,7 @@ def run_packed(content: bytes, packed_work: bytes, cores: int, share: int, repor
 def _opened(packed_work: bytes) -> tuple[Workspace, Log]:
     """The workspace of a run, kept from one item to the next with its open features, and its reporter."""
     work, _ = pickle.loads(packed_work)
-    log = Log(work.home, Mute())
+    log = Log(work.home, NullReporter())
     return replace(work, reporter=log), log
 
 
@@ -256,7 +256,7 @@ class Pool(Backend):
         """Find out which workers there are; called every second or so."""
 
     def run(self, items: Iterator[WorkItem], work: Workspace) -> Iterator[tuple[WorkItem, Outcome]]:
-        packed_work = pickle.dumps((replace(work, reporter=Mute()), self.run_id))
+        packed_work = pickle.dumps((replace(work, reporter=NullReporter()), self.run_id))
         pending: deque[WorkItem] = deque()
         attempts: dict[str, _Attempts] = {}
         ends: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -357,7 +357,7 @@ class LokyPool(Pool):
             executor.shutdown(wait=False, kill_workers=True)
         if isinstance(error, BrokenExecutor):
             return Outcome(LOST, f"its worker {_how_ended(str(error))}")
-        return Outcome(LOST, f"its worker cannot be started ({plainly(error)})")
+        return Outcome(LOST, f"its worker cannot be started ({format_error(error)})")
 
     def close(self) -> None:
         with _no_interrupts():  # who presses Ctrl-C twice shall not leave workers behind

@@ -25,7 +25,7 @@ from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.protocols.tasks.variants import KEYS, Change, make_change
 from ifsl_bench.store.result_folder import CLAIMS
 from ifsl_bench.utils.errors import UserError, is_printable, unknown
-from ifsl_bench.utils.toml import held, parsed, text_of
+from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
 Value = str | int | float | bool
 Many = Value | list[Value]
@@ -72,7 +72,7 @@ def read_campaign(file: str, request: Request) -> Campaign:
         UserError: no such file, or one that is wrong; the message names it and the key.
     """
     path = _located(file)
-    campaign = parse(text_of(path, "campaign"), file, path.absolute().parent)
+    campaign = parse(read_user_file(path, "campaign"), file, path.absolute().parent)
     here = Path.cwd()
     return replace(
         campaign,
@@ -106,7 +106,7 @@ def parse(text: str, where: str, folder: Path) -> Campaign:
     """
     keys = {f.encode_name for kind in (_File, _Run) for f in msgspec.structs.fields(kind)}
     try:
-        file = held(parsed(text, where), _File, where, keys)
+        file = validate(parse_toml(text, where), _File, where, keys)
     except UserError as error:  # other errors count runs from 1 as well
         raise UserError(re.sub(r"`run\[(\d+)\]", lambda m: f"`run {int(m[1]) + 1}", str(error))) from error
     if not file.run:

@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, get_args
 
 from ifsl_bench.backbones.contract import corpora_of
@@ -15,19 +16,19 @@ from ifsl_bench.experiments import search as settings
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.search import rounds_of
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import label_parts
-from ifsl_bench.plugin.find_method import Chosen
+from ifsl_bench.plugin.display_names import parse_label
+from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.options import resolve_options
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.tasks.contamination import SEEN, seen
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
 from ifsl_bench.protocols.tasks.training_options import Training
-from ifsl_bench.store.check_form import Unverified, verifying
+from ifsl_bench.store.check import CheckedFile, Unverified, check_result, verifying
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
@@ -65,7 +66,7 @@ def _job(result: Result, task: Task) -> Job:
     (set_options, train), trials = result.own_settings(), result.trials
     options, training = resolve_options(method, name, {**meant, **set_options}, task, trials), Training.parse(train)
     count = len(result.episodes)
-    return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
+    return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
 
 def _known_job(result: Result, task: Task) -> Job | None:
@@ -155,7 +156,7 @@ def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     """Checks label and backbone as far as that goes without the method: the label is no other method's."""
-    name = label_parts(result.label).name
+    name = parse_label(result.label).name
     for what, text in (("label", name), ("method", result.method)):
         if not re.fullmatch(METHOD, text):
             yield f"{what}: {text!r} is no name of a method"
@@ -224,7 +225,9 @@ def _odd_settings(
         ("train", result.train, job.training.changes()),
     ):
         for key in sorted(recorded.keys() | expected.keys()):
-            recorded_text, expected_text = (short(of[key]) if key in of else "none" for of in (recorded, expected))
+            recorded_text, expected_text = (
+                format_value(of[key]) if key in of else "none" for of in (recorded, expected)
+            )
             if recorded_text != expected_text and recorded.get(key) != expected.get(key):
                 yield f"{name}.{key}: {recorded_text}, {why} {expected_text}"
     if sorted(result.edge) != sorted(edge):
@@ -233,4 +236,14 @@ def _odd_settings(
         yield f"passed_over: {result.passed_over[0]}, and nothing was tuned"
 
 
-CHECKS = (_method, _package, _search)
+def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None) -> CheckedFile:
+    """Verify a result file as :func:`ifsl_bench.store.check.check_result` does, and its method.
+
+    Where the method is installed, label and choice of options are made again, and its code is compared.
+
+    Args:
+        path: of the file.
+        tasks: further tasks, by name, next to the packaged ones.
+        home: the folders with data sets and own tasks.
+    """
+    return check_result(path, tasks, home, (_method, _package, _search))

@@ -26,7 +26,7 @@ from ifsl_bench.experiments.worker_check import ACCELERATOR
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.toml import held, parsed, text_of
+from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
 INSTALL = 'pip install "ifsl_bench[cluster]"'
 LOCAL = "LocalCluster"
@@ -94,10 +94,10 @@ def read_cluster(name: str) -> ClusterSpec:
         spec, where = ClusterSpec(name), "--cluster"
     elif name.endswith(".toml"):
         where = name
-        raw = parsed(text_of(Path(os.path.expanduser(name)), "cluster file"), name)
+        raw = parse_toml(read_user_file(Path(os.path.expanduser(name)), "cluster file"), name)
         if isinstance(kind := raw.get("class"), str):
             raw["class"] = kind.rpartition(".")[2]
-        spec = held(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
+        spec = validate(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
     else:
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
     if problem := _problem(spec):

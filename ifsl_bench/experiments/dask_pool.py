@@ -28,7 +28,7 @@ from ifsl_bench.experiments.worker_check import ACCELERATOR, MustHave, unfit, wa
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.progress import Mute, Stage, Unheard
+from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask
 from ifsl_bench.utils.threads import cores
 
 SILENCE = 20.0  # seconds that work waits for a worker before a warning
@@ -190,8 +190,8 @@ def _has_accelerator(worker: Mapping[str, Any]) -> bool:
 # -- on a worker
 
 
-class _WhileWanted(Mute):
-    """Raises :class:`Unheard` at the next report where the item is cancelled, or the scheduler is gone."""
+class _WhileWanted(NullReporter):
+    """Raises :class:`ConsumerDisconnected` at the next report where the item is cancelled, or the scheduler is gone."""
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.task = worker, str(worker.get_current_task())
@@ -199,14 +199,14 @@ class _WhileWanted(Mute):
     def say(self, text: str = "") -> None:
         state = self.worker.state.tasks.get(self.task)
         if state is None or state.state == "cancelled" or self.worker.status.name != "running":
-            raise Unheard("nobody listens")
+            raise ConsumerDisconnected("nobody listens")
 
     warn = say
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         self.say()
-        yield Stage(title, total, done, lambda amount, figures: self.say())
+        yield ProgressTask(title, total, done, lambda amount, figures: self.say())
 
 
 def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) -> Outcome:
@@ -229,5 +229,5 @@ def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) ->
             return run_packed(content, packed_work, cores, share, reporter)
         finally:
             ALONE.release()
-    except Unheard:
+    except ConsumerDisconnected:
         return Outcome(LOST, "nobody waits for it")

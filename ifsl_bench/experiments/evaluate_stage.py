@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
-from ifsl_bench.backbones.device import Place, describe_device
+from ifsl_bench.backbones.device import DeviceChoice, describe_device
 from ifsl_bench.experiments.evaluation import Evaluated, evaluate, has_sessions
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, fresh, key_of, say_place, to_evaluate
 from ifsl_bench.experiments.trained_models import Trained, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.plugin.episode_contract import Asked, check_answers, check_repeated
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias, find_bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.metrics import Counts, summarise
 from ifsl_bench.protocols.tasks.task import Side
-from ifsl_bench.store.episode_counts import counts_entry
-from ifsl_bench.store.schema import SCHEMA, Result, SessionResult, summary_entry
-from ifsl_bench.store.selection_records import Calibration
+from ifsl_bench.store.schema import SCHEMA, Calibration, Result, SessionResult, counts_entry, summary_entry
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
@@ -61,7 +59,7 @@ class EvaluationContext:
     trained: Trained | None
     folder: str
     prepared: PreparedTask
-    place: Place
+    place: DeviceChoice
 
     def loader(self, side: Side) -> EpisodeLoader | SequenceLoader:
         """Return the loader of one side's episodes or sequences, on the device of the evaluation."""
@@ -71,12 +69,14 @@ class EvaluationContext:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
         return self.prepared.episodes("test", self.place.device)
 
-    def first_episodes(self) -> Asked:
+    def first_episodes(self) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these."""
         loader = self.loader("test")
         count = min(FIRST, self.job.episodes)
         first = loader.episodes(count) if has_sessions(loader) else loader.batch(0, FIRST)
-        return Asked(self.job.name, self.method.eval(), first.support, first.query, first.masked).looked_at()
+        return ContractProbe(
+            self.job.name, self.method.eval(), first.support, first.query, first.masked
+        ).with_search_flag()
 
     def check_sessions(self) -> None:
         """Raise :class:`UserError` where a method that learns session by session breaks its contract.
@@ -97,7 +97,7 @@ class EvaluationContext:
         sequence would fit again; and, with a warning, where the data have too few validation classes.
         """
         task = self.job.task
-        if not task.kind.has_base or (task.sessions is not None and self.job.method.every_image):
+        if not task.kind.has_base or (task.sessions is not None and self.job.method.uses_all_images):
             return None
         try:
             self.prepared.sampler("val")
@@ -208,7 +208,9 @@ class Evaluate(Stage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(counts, sampler.class_draws(job.episodes), job.supports_kept, job.method.every_image),
+            episodes=counts_entry(
+                counts, sampler.class_draws(job.episodes), job.supports_kept, job.method.uses_all_images
+            ),
             summary=summary_entry(summarise(counts.per_episode(), counts.quantile)),
             solver=evaluated.described(),
             pretraining=backbone.entry(),

@@ -15,7 +15,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, own, packaged
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.store.published import published_sets
-from ifsl_bench.utils.errors import MOST_LISTED, Lacking, UserError, unknown
+from ifsl_bench.utils.errors import MOST_LISTED, MissingDependencyError, UserError, unknown
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def jobs_of(
                 say(f"{name} with these options is called {label}")
         jobs += of_request
     if lacking and not jobs:
-        raise Lacking(next(iter(lacking)))
+        raise MissingDependencyError(next(iter(lacking)))
     return each_once(jobs), lacking
 
 
@@ -195,7 +195,7 @@ def _not_lacking(request: Request, lacking: dict[str, int]) -> list[Any]:
     for name in request.methods:
         try:
             find_method(name)
-        except Lacking as error:
+        except MissingDependencyError as error:
             lacking[str(error)] = lacking.get(str(error), 0) + len(request.tasks) * len(request.all_seeds)
             continue
         usable.append(name)

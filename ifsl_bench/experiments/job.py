@@ -13,7 +13,7 @@ import msgspec
 from ifsl_bench.backbones.contract import check_backbone
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.plugin.display_names import Label
-from ifsl_bench.plugin.find_method import Chosen, find_method, label_parts, searched_options
+from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import resolve_options, trains
@@ -25,7 +25,7 @@ from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.store.schema import file_name
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
 
@@ -34,7 +34,7 @@ TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well
 class Job:
     """One result to be made; a description that can be pickled."""
 
-    chosen: Chosen  # the method, and how another process finds it
+    chosen: MethodRef  # the method, and how another process finds it
     set_options: Mapping[str, Any]  # the options that somebody set, converted, in the constructor's order
     task: Task
     training: Training
@@ -54,8 +54,8 @@ class Job:
     @property
     def row(self) -> Label:
         """The row of tables that it makes: the method's name, with everything that is not the default."""
-        name, *options = label_parts(self.method, self.name, self.set_options, self.task)
-        options += [f"train.{key}={short(value)}" for key, value in self.training.changes().items()]
+        name, *options = format_label(self.method, self.name, self.set_options, self.task)
+        options += [f"train.{key}={format_value(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             options.append(f"episodes={self.episodes}")
         return Label(name, self.calibrated, self.setting if self.trials else "", tuple(options))
@@ -163,7 +163,7 @@ def make_jobs(request: Request, home: Paths | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
-            every = chosen.method.every_image
+            every = chosen.method.uses_all_images
             if (every or job.supports_kept) and task.sessions and task.sessions.memory == "none":
                 keeps = "is trained on every image of all classes" if every else "keeps the supports of all sessions"
                 raise UserError(f"{job.label} {keeps}, and {task.name} is for methods that keep none (memory = "

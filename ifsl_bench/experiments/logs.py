@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import msgspec
 
-from ifsl_bench.utils.errors import UserError, one_line, plainly
+from ifsl_bench.utils.errors import UserError, format_error, one_line
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Reporter, Stage, figures_in_words
-from ifsl_bench.utils.tempnames import writer
+from ifsl_bench.utils.progress import ProgressTask, Reporter, figures_in_words
+from ifsl_bench.utils.tempnames import process_id
 
 EVERY = 2.0  # seconds from one line of progress to the next
 BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
@@ -37,7 +37,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         done: units, those of an earlier run among them.
         figures: loss, accuracy in percent, ...
         seconds: that the work took.
-        host, writer: the machine and the process, see :func:`ifsl_bench.utils.tempnames.writer`.
+        host, writer: the machine and the process, see :func:`ifsl_bench.utils.tempnames.process_id`.
     """
 
     time: datetime
@@ -128,7 +128,7 @@ class Log(Reporter):
             self.file = open(path, "ab")  # noqa: SIM115
             if self.file.tell():  # perhaps in the middle of a line
                 self.file.write(b"\n")
-        self.write(BEGUN, title, host=platform.node(), writer=writer())
+        self.write(BEGUN, title, host=platform.node(), writer=process_id())
         try:
             yield
         except BaseException as error:
@@ -160,7 +160,7 @@ class Log(Reporter):
         if error and not isinstance(error, (UserError, OSError, MemoryError)):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.write("trace", line)
-        kind, text = (FAILED, plainly(error)) if error else (DONE, "")
+        kind, text = (FAILED, format_error(error)) if error else (DONE, "")
         self.write(kind, text, seconds=self.seconds)
 
     @property
@@ -178,7 +178,7 @@ class Log(Reporter):
         self.to.warn(text)
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         last = 0.0  # time of the last line
 
         def advance(amount: int, figures: Mapping[str, float]) -> None:
@@ -189,11 +189,11 @@ class Log(Reporter):
             shown.advance(amount, **figures)
 
         with self.to.stage(title, total, done) as shown:
-            stage = Stage(title, total, done, advance)
+            stage = ProgressTask(title, total, done, advance)
             self._write_stage("stage", stage)
             yield stage
             self._write_stage("end", stage)
 
-    def _write_stage(self, kind: str, stage: Stage) -> None:
+    def _write_stage(self, kind: str, stage: ProgressTask) -> None:
         figures = {name: float(value) for name, value in stage.figures.items() if math.isfinite(value)}
         self.write(kind, stage.title, done=stage.done, total=stage.total, figures=figures)

@@ -17,11 +17,11 @@ from torch.optim.adam import adam
 from ifsl_bench.experiments.evaluation import predict
 from ifsl_bench.experiments.trained_models import Diverged, Solves, Trained, check_progress, training_threads
 from ifsl_bench.plugin.method import (
-    Learned,
     Method,
     NonFinite,
     Prediction,
     Query,
+    SessionOutput,
     State,
     Support,
     answering,
@@ -35,8 +35,8 @@ from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import set_aside
-from ifsl_bench.utils.progress import RATE, Reporter, Stage
+from ifsl_bench.utils.files import quarantine
+from ifsl_bench.utils.progress import RATE, ProgressTask, Reporter
 from ifsl_bench.utils.seeds import seed_of
 from ifsl_bench.utils.threads import share, threads
 
@@ -138,7 +138,7 @@ class MetaTrainer:
         try:
             here, there = self.info["place"], self._restored()
         except CorruptFile as error:
-            aside = set_aside(self.folder)
+            aside = quarantine(self.folder)
             self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
             return
         if there is not None:
@@ -182,7 +182,7 @@ class MetaTrainer:
                 if moments:
                     self.optimiser.state[key] = moments
 
-    def _to_next_validation(self, stage: Stage) -> float:
+    def _to_next_validation(self, stage: ProgressTask) -> float:
         """Takes the steps up to the next validation; returns its accuracy."""
         first = self.info["step"]
         last = min(first + self.spec.validate_every, self.spec.steps)
@@ -301,7 +301,7 @@ def by_session(
         session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
         queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
         with answering(name, method):
-            learned = returned(Learned, method.learn, session, state)
+            learned = returned(SessionOutput, method.learn, session, state)
             state, answer = learned.state, returned(Prediction, method.answer, learned.state, queries)
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
         shape = episodes, queries.features.shape[1], classes + t * method.ways

@@ -1,4 +1,4 @@
-"""Pretraining by itself: what later runs find done, in one process or in several that share each batch."""
+"""Pretraining by itself, for later runs to find done."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import get_args
 from ifsl_bench.backbones import weights
 from ifsl_bench.backbones.contract import check_backbone, is_frozen
 from ifsl_bench.backbones.device import choose_device
-from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, definition, on_linear, pretraining_key
-from ifsl_bench.backbones.processes import device_name, together
+from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, definition, pretraining_key, shares_linear_backbone
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.metadata import fingerprint_of
@@ -22,8 +21,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import Mute, Reporter
-from ifsl_bench.utils.torchrun import Launch
+from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
 
@@ -36,7 +34,6 @@ def pretrain_for(
     home: Paths | None = None,
     reporter: Reporter | None = None,
     compiled: bool = False,
-    launched: Launch | None = None,
     anew: bool = False,
     curves: CurveLogs | None = None,
 ) -> Pretrained:
@@ -46,53 +43,45 @@ def pretrain_for(
         task: a task's name or file, as for ``run``; a file's tasks must have one pretraining.
         head: of the base classifier; each method says which one it starts from.
         seed: of training; a task may have one pretraining for all of them.
-        device: "auto", "cpu", "cuda" or "cuda:N"; with several processes each takes its own accelerator.
+        device: "auto", "cpu", "cuda" or "cuda:N".
         compiled: let torch.compile make the network's kernels; for accelerators.
-        launched: this process among several, all of which call this: the first one writes and reports.
         anew: train them here even if they come with the package.
         curves: where runs write the curves of trainings, so that either goes on in those of the other.
 
     Raises:
         UserError: whatever is wrong, in one line.
-        SystemExit: in a process of several, where another one has said what is wrong.
     """
-    kind, home = head_kind(head), home or Paths.locate()
-    with together(launched) as world:
-        chosen = one_task(find(task, home=home), task)
-        where = choose_device(device_name(device, launched))
-        if compiled and where.type == "cpu":
-            raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
-        check_backbone(chosen.pretraining)
-        frozen, second = is_frozen(chosen.pretraining), on_linear(chosen, kind)
-        if frozen and (world.size > 1 or anew):
-            raise UserError(
-                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
-                f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
-            )
-        head_here: HeadKind = "linear" if second else kind  # of the backbone
-        listener = (reporter or Reporter()) if world.first else Mute()
-        work = Workspace(home, where, listener)
-        prepared = work.prepared(chosen, head_here, seed)
-        if world.first:
-            dataset_here = prepared.dataset  # may have to be made, by one
-            if anew:
-                weights.train_here(home, pretraining_key(chosen, dataset_here.fingerprint, head_here, seed), listener)
-        world.wait()
-        if frozen:
-            return prepared.pretrained
-        dataset = prepared.dataset
-        if curves and world.first:
-            key = pretraining_key(chosen, dataset.fingerprint, head_here, seed)
-            listener = Curves(curves, f"pretraining/{key}", listener)
-        trained = pretrain(home, chosen, dataset, head_here, seed, where, listener, world.on(where), compiled)
-        return work.prepared(chosen, kind, seed).pretrained if second and world.first else trained
+    kind, home, reporter = head_kind(head), home or Paths.locate(), reporter or Reporter()
+    chosen = one_task(find(task, home=home), task)
+    where = choose_device(device)
+    if compiled and where.type == "cpu":
+        raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
+    check_backbone(chosen.pretraining)
+    frozen, second = is_frozen(chosen.pretraining), shares_linear_backbone(chosen, kind)
+    if frozen and anew:
+        raise UserError(
+            f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
+            f"trained once; leave --anew out"
+        )
+    backbone_head: HeadKind = "linear" if second else kind
+    work = Workspace(home, where, reporter)
+    prepared = work.prepared(chosen, backbone_head, seed)
+    if frozen:
+        return prepared.pretrained
+    dataset = prepared.dataset
+    key = pretraining_key(chosen, dataset.fingerprint, backbone_head, seed)
+    if anew:
+        weights.disable_packaged(home, key, reporter)
+    listener = Curves(curves, f"pretraining/{key}", reporter) if curves else reporter
+    trained = pretrain(home, chosen, dataset, backbone_head, seed, where, listener, compiled)
+    return work.prepared(chosen, kind, seed).pretrained if second else trained
 
 
 def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
     """Marks the backbones of jobs for training in this home, also where weights come with the package."""
     stages = [backbone_of(job) for job in jobs]
     for key in dict.fromkeys((stage.linear or stage).key(work.home) for stage in stages):
-        weights.train_here(work.home, key, work.reporter)
+        weights.disable_packaged(work.home, key, work.reporter)
 
 
 def export_weights(
@@ -113,7 +102,7 @@ def export_weights(
             f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
             "--weights FILE"
         )
-    if on_linear(chosen, kind):
+    if shares_linear_backbone(chosen, kind):
         raise UserError(
             f"{chosen.name} has its {kind} head on the backbone of the linear one; export that: --head linear"
         )

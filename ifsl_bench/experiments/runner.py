@@ -24,7 +24,7 @@ from ifsl_bench.experiments.stages import MetaTrain, PrepareData, Stage, backbon
 from ifsl_bench.experiments.stored_results import put_aside, store, stored_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.errors import UserError, plainly, unknown
+from ifsl_bench.utils.errors import UserError, format_error, unknown
 from ifsl_bench.utils.files import Paths, check_writable
 from ifsl_bench.utils.threads import evaluating
 
@@ -140,7 +140,7 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> Outcome:
         except Exception as error:
             log.end(error)
             kind = stage.kind if stage else ""
-            return Outcome(FAILED, plainly(error), kind, tuple(log.warnings), log.seconds, error)
+            return Outcome(FAILED, format_error(error), kind, tuple(log.warnings), log.seconds, error)
         finally:
             give_back_freed_memory()
         log.end()

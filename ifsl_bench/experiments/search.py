@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.backbones.device import Place
+from ifsl_bench.backbones.device import DeviceChoice
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import TUNING_SEED, Job
 from ifsl_bench.experiments.selection_bootstrap import (
@@ -38,11 +38,11 @@ from ifsl_bench.plugin.options import accepts, defaults, grid_of, settled, space
 from ifsl_bench.plugin.space import RATE, Space
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.store.selection_records import Choice
+from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import is_locked, locked
-from ifsl_bench.utils.progress import Mute, Reporter
-from ifsl_bench.utils.text_format import spelled
+from ifsl_bench.utils.progress import NullReporter, Reporter
+from ifsl_bench.utils.text_format import format_options
 
 Point = dict[str, Any]  # option -> value
 PAIR = 2  # settings of a later round: below the best one and above it
@@ -181,7 +181,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The point in words, as results have it."""
-        return spelled(self.point)
+        return format_options(self.point)
 
 
 def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:
@@ -249,12 +249,12 @@ class Trial(Stage):
         """Return the trial of the same method on the backbone that is in the home, if there is one."""
         return read_trial(self.file(home), backbone_of(self.job).weights(home), self.job.has_made)
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         evaluation = work.place("evaluation")
         training = MetaTrain(self.job).place(work) if self.job.trains else evaluation
         if training == evaluation:
             return evaluation
-        return Place(evaluation.device, f"{evaluation.why}, after meta-training on {training}")
+        return DeviceChoice(evaluation.device, f"{evaluation.why}, after meta-training on {training}")
 
     def compute(self, work: Workspace) -> Tried:
         job, file, prepared = self.job, self.file(work.home), backbone_of(self.job).prepared(work)
@@ -321,7 +321,7 @@ class Search(Stage):
         return best is not None and (not best.trains or MetaTrain(best).cached(home))
 
     def compute(self, work: Workspace) -> None:
-        best, _ = chosen(self.job, work, Mute())
+        best, _ = chosen(self.job, work, NullReporter())
         MetaTrain(best).compute(work)
 
 

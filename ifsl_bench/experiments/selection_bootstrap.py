@@ -15,9 +15,9 @@ from msgspec import Meta
 from ifsl_bench.experiments.evaluation import MOST_UNCONVERGED, Evaluated
 from ifsl_bench.protocols.calibration import best_bias, resamples
 from ifsl_bench.protocols.session_metrics import SessionCounts
-from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import set_aside
+from ifsl_bench.utils.files import quarantine
 from ifsl_bench.utils.progress import Reporter
 
 LEAST_WINS, MOST_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
@@ -112,7 +112,7 @@ def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
 def write_trial(file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]) -> None:
     """Keeps a trial, with the checksum of the backbone that it is of, and what tells its method from others."""
     about_it = {"file": file.name, "of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by}
-    write_sealed(file, {**about_it, **asdict(tried)})
+    write_checksummed(file, {**about_it, **asdict(tried)})
 
 
 def read_trial(
@@ -133,7 +133,7 @@ def read_trial(
         UserError: it may not be read.
     """
     try:
-        record = read_sealed(file)
+        record = read_checksummed(file)
         check_kinds(file, record, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
         if record["file"] != file.name:
             raise CorruptFile(f"{file} is the trial of {record['of']}")
@@ -146,5 +146,5 @@ def read_trial(
     except (CorruptFile, ValueError) as error:  # what does not fit msgspec's types among them
         if reporter:
             fault = error if isinstance(error, CorruptFile) else f"{file} is damaged: {error}"
-            reporter.warn(f"{fault}; the setting is tried again, the old file is {set_aside(file)}")
+            reporter.warn(f"{fault}; the setting is tried again, the old file is {quarantine(file)}")
         return None

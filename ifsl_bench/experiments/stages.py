@@ -18,17 +18,17 @@ import msgspec
 import numpy as np
 import torch
 
-from ifsl_bench.backbones.device import HOST, Kind, Place
+from ifsl_bench.backbones.device import HOST, DeviceChoice, StageType
 from ifsl_bench.backbones.features import bank_folder, recorded
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     NotIncluded,
     features_key,
     features_sha256,
-    on_linear,
+    packaged_file,
     pretrained_sha256,
     pretraining_key,
-    shipped_file,
+    shares_linear_backbone,
 )
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.pools import entry_of
@@ -58,7 +58,7 @@ class Stage(ABC):
     """
 
     kind: ClassVar[str]
-    placed_as: ClassVar[Kind] = "data"
+    placed_as: ClassVar[StageType] = "data"
 
     @abstractmethod
     def key(self, home: Paths) -> str:
@@ -76,7 +76,7 @@ class Stage(ABC):
         """List the trained models and trials that the stage makes, with their files or folders."""
         return []
 
-    def place(self, work: Workspace) -> Place:
+    def place(self, work: Workspace) -> DeviceChoice:
         """Choose the device of the stage, with the reason."""
         return work.place(self.placed_as)
 
@@ -152,7 +152,7 @@ class Pretrain(Stage):
     @property
     def linear(self) -> Pretrain | None:
         """The pretraining on whose backbone this head is fitted; None where it has its own."""
-        return replace(self, head="linear") if on_linear(self.task, self.head) else None
+        return replace(self, head="linear") if shares_linear_backbone(self.task, self.head) else None
 
     def weights(self, home: Paths) -> str | None:
         """Return the checksum of the weights in the cache; None where there are none."""
@@ -164,7 +164,7 @@ class Pretrain(Stage):
     def check(self, data: DatasetMetadata, home: Paths) -> None:
         """Raise :class:`NotIncluded` where the backbone has features of other data alone."""
         included = self.task.pretraining.backbone == INCLUDED and bool(data.shape and data.fingerprint)
-        if included and not (self.linear or shipped_file(self.key(home))):
+        if included and not (self.linear or packaged_file(self.key(home))):
             raise NotIncluded(self.task)
 
     def prepared(self, work: Workspace) -> PreparedTask:
@@ -264,7 +264,7 @@ def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
     return moved(method, backbone_of(job).prepared(work).base, work.place("evaluation").device)
 
 
-def say_place(work: Workspace, stage: Stage, place: Place) -> None:
+def say_place(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
     """Report the device of a stage, where there is a choice."""
     if work.device != HOST:
         work.reporter.say(f"{stage}, on {place}")
@@ -297,8 +297,8 @@ class MetaTrain(Stage):
     def cached(self, home: Paths) -> bool:
         return finished_info(self.folder(home), pretraining_sha256=backbone_of(self.job).weights(home)) is not None
 
-    def place(self, work: Workspace) -> Place:
-        few = self.job.method.few_episodes(defaults(self.job.method, self.job.task) | dict(self.job.set_options))
+    def place(self, work: Workspace) -> DeviceChoice:
+        few = self.job.method.gpu_min_episodes(defaults(self.job.method, self.job.task) | dict(self.job.set_options))
         return work.place("meta-training", self.job.training.episodes_per_step, few)
 
     def validate(self, work: Workspace, method: Method) -> float:

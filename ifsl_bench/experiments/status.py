@@ -17,7 +17,7 @@ from ifsl_bench.experiments.runner import check_job, work_items
 from ifsl_bench.experiments.stored_results import kept_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.tempnames import writes_still
+from ifsl_bench.utils.tempnames import is_alive
 from ifsl_bench.utils.text_format import seeds_in_words
 
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"
@@ -103,7 +103,7 @@ def read_log(path: Path) -> LogState | None:
         return None
     last = events[-1]
     state = last.kind if last.kind in (DONE, FAILED, INTERRUPTED) else RUNNING
-    if state == RUNNING and writes_still(begun.writer) is False:
+    if state == RUNNING and is_alive(begun.writer) is False:
         state = INTERRUPTED
     silent = max(0.0, time.time() - path.stat().st_mtime)
     return LogState(state, begun, one_line(str(last)) if last is not begun else "", silent, path)

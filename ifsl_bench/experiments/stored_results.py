@@ -13,7 +13,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import Paths, set_aside
+from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import locked
 
 
@@ -99,5 +99,5 @@ def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
             continue
         with locked(path, work.reporter.warn):
             if path.exists():
-                work.reporter.say(f"{artefact}: what was there is kept as {set_aside(path, 'replaced')}")
+                work.reporter.say(f"{artefact}: what was there is kept as {quarantine(path, 'replaced')}")
         renewed.add(path)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbones.contract import is_frozen
-from ifsl_bench.backbones.device import HOST, Kind, Place, choose_device, place_of
+from ifsl_bench.backbones.device import HOST, DeviceChoice, StageType, choose_device, device_for
 from ifsl_bench.backbones.features import (
     FeaturePool,
     Moments,
@@ -24,8 +24,14 @@ from ifsl_bench.backbones.features import (
     feature_pool,
     recorded,
 )
-from ifsl_bench.backbones.networks import Included
-from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, on_linear, open_pretrained, pretraining_key
+from ifsl_bench.backbones.networks import PrecomputedFeatures
+from ifsl_bench.backbones.pretrained import (
+    HeadKind,
+    Pretrained,
+    open_pretrained,
+    pretraining_key,
+    shares_linear_backbone,
+)
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import ensure_of
 from ifsl_bench.plugin.method import Base
@@ -33,9 +39,9 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler, task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
 from ifsl_bench.solvers import numba_code_cache as store
-from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, set_aside
+from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.threads import cores, evaluating, share, threads
 from ifsl_bench.utils.training_curves import CurveLogs, Curves
@@ -70,9 +76,9 @@ class Workspace:
     def __post_init__(self) -> None:
         store.keep_in(self.home.cache / "compiled", self.reporter.say)
 
-    def place(self, kind: Kind, episodes: int = 0, few: int | None = None) -> Place:
-        """The place where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
-        return place_of(kind, self.device, self.forced, episodes, few)
+    def place(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
+        """Return the device for a stage; of meta-training by the episodes of a step, see :func:`device_for`."""
+        return device_for(kind, self.device, self.forced, episodes, few)
 
     def curves_of(self, kind: str, key: str) -> Reporter:
         """Return the reporter of a training, which writes its curves where they are asked for.
@@ -135,7 +141,7 @@ class PreparedTask:
                 frozen = work.home, self.task, self.dataset, self.head
                 return pretrain_frozen(*frozen, place.device, work.reporter, str(place))
             task, data = self.task, self.dataset
-            if not on_linear(self.task, self.head):
+            if not shares_linear_backbone(self.task, self.head):
                 reporter = work.curves_of("pretraining", pretraining_key(task, data.fingerprint, self.head, self.seed))
                 made_of = work.home, task, data, self.head, self.seed, device, reporter
                 if (opened := open_pretrained(*made_of)) is not None:
@@ -143,11 +149,11 @@ class PreparedTask:
                 from ifsl_bench.backbones.trainer import pretrain
 
                 return pretrain(*made_of)
-            from ifsl_bench.backbones.second_head import second_head
+            from ifsl_bench.backbones.heads import fit_cosine_head
 
             # It has the same features, and reads those of base/train alone.
             linear = PreparedTask(self.task, "linear", self.seed, work)
-            return second_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
+            return fit_cosine_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
         """The features of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
@@ -172,7 +178,7 @@ class PreparedTask:
     def base(self) -> Base:
         """The base classifier, on the CPU."""
         name = "base/train"
-        if isinstance(network := self.pretrained.network, Included):  # base/train has but the means
+        if isinstance(network := self.pretrained.network, PrecomputedFeatures):  # base/train has but the means
             parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
             return base_classifier(self.pretrained, Moments(**parts))
         folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)
@@ -257,7 +263,7 @@ class PreparedTask:
         record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{data}.json"
         expected = task.digest or self._recorded(record)
         if expected is None:
-            write_sealed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
+            write_checksummed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
         elif expected != digest:
             where = "its task file" if task.digest else record
             raise UserError(f"the test episodes of {task.name} have digest {digest[:16]}, {where} says "
@@ -266,14 +272,14 @@ class PreparedTask:
     def _recorded(self, record: Path) -> str | None:
         """The digest in the record of this task; None where there is none."""
         try:
-            entries = read_sealed(record)
+            entries = read_checksummed(record)
             check_kinds(record, entries, {"task_hash": str, "digest": str})
             if entries["task_hash"] != self.task.hash:
                 raise CorruptFile(f"{record} is of another task")
         except FileNotFoundError:
             return None
         except CorruptFile as error:
-            aside = set_aside(record)
+            aside = quarantine(record)
             self.work.reporter.warn(f"{error}; the digest is recorded again, the old file is {aside}")
             return None
         return str(entries["digest"])

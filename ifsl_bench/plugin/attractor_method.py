@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.method import FEW, Base, GrowingMethod, Learned, Memory, Query, State, Support
+from ifsl_bench.plugin.method import FEW, AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.solvers import learner_of
@@ -28,7 +28,7 @@ READ: Mapping[Gradient, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class AttractorMethod(GrowingMethod):
+class AttractorMethod(AdditiveClassifier):
     """Fast weights V learned in each episode under a meta-learned regulariser R, as in Ren et al. (NeurIPS 2019):
 
         L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
@@ -79,7 +79,7 @@ class AttractorMethod(GrowingMethod):
         rate: float = 1.0,
         converge: bool = True,
         weight_decay: float = WEIGHT_DECAY,
-        memory: Memory = "none",
+        memory: MemoryPolicy = "none",
     ) -> None:
         super().__init__(base, ways)
         if not 0 <= weight_decay < float("inf"):
@@ -87,7 +87,7 @@ class AttractorMethod(GrowingMethod):
         self.weight_decay = weight_decay
         self.meta = meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
         self.learner = learner_of(learner, ways, base.weight.shape[1])
-        self.by_class = learner == "lr"  # hidden units serve all classes of a session
+        self.per_class_state = learner == "lr"  # hidden units serve all classes of a session
         start = self.learner.start() if isinstance(self.meta, Unrolled) else []
         self.starts = [f"start_{i}" for i in range(len(start))]
         for name, weights in zip(self.starts, start, strict=True):
@@ -106,7 +106,7 @@ class AttractorMethod(GrowingMethod):
         self.to(self.base.weight)
 
     @classmethod
-    def few_episodes(cls, options: Mapping[str, Any]) -> int | None:
+    def gpu_min_episodes(cls, options: Mapping[str, Any]) -> int | None:
         """Returns what was measured on an H100 and 16 cores beside it (BENCHMARKS.md), which were always faster at
         exact gradients of a network."""
         if options["learner"] == "mlp" and options["gradient"] != "t-bptt":
@@ -121,7 +121,7 @@ class AttractorMethod(GrowingMethod):
     def centres(self, support: Support) -> list[Tensor]:
         """u of each part: [(E,) rows, size], or [(E,) 1, size] where one centre serves all rows."""
 
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
         priors = [
             to_prior(u, log_gamma, self.weight_decay, group.rows)
@@ -129,7 +129,7 @@ class AttractorMethod(GrowingMethod):
         ]
         rows = (support.features, support.labels, base_logsumexp)
         start = [self.get_buffer(name) for name in self.starts]
-        return Learned(*self.meta.solve(self.learner, rows, priors, start, self.training))
+        return SessionOutput(*self.meta.solve(self.learner, rows, priors, start, self.training))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return self.learner.logits(state, query.features)

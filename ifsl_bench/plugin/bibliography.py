@@ -14,7 +14,7 @@ from importlib import resources
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import in_print, label_parts, rows
+from ifsl_bench.plugin.display_names import in_print, parse_label, rows
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError
 
@@ -64,7 +64,7 @@ def printed(label: str) -> str:
 
     What nobody has said how to print stays as it is.
     """
-    name, calibrated, setting, options = label_parts(label)
+    name, calibrated, setting, options = parse_label(label)
     parts = [in_print(name), *(["calibrated"] if calibrated else [])]
     if setting:
         trials = setting.removeprefix("tuned-")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ifsl_bench.plugin.method import GrowingMethod, Method
+from ifsl_bench.plugin.method import AdditiveClassifier, Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
 from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocols.tasks.task import MetaTraining
@@ -26,7 +26,7 @@ FLAG: tuple[Callable[[Any], bool], str] = (lambda flag: isinstance(flag, bool), 
 ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
     "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
-    **dict.fromkeys(("transductive", "every_image", "order_free", "parallel_copies"), FLAG),
+    **dict.fromkeys(("transductive", "uses_all_images", "order_free", "parallel_copies"), FLAG),
     **dict.fromkeys(("revision", "class_bytes"), (lambda number: type(number) is int, "a whole number")),
     "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
     "requires": (
@@ -68,10 +68,10 @@ def check_method(method: Any, where: str = "") -> None:
     lacking = tuple(name for name in ("learn", "answer") if getattr(method, name) is getattr(Method, name))
     if lacking and method.forward is Method.forward:
         raise UserError(f"{called} defines {DEFINED[lacking]}")
-    if issubclass(method, GrowingMethod):
+    if issubclass(method, AdditiveClassifier):
         for name in ("learn", "answer"):
-            if getattr(method, name) is not getattr(GrowingMethod, name):
-                raise UserError(f"{called} is a GrowingMethod, which sessions never ask to {name}; define "
+            if getattr(method, name) is not getattr(AdditiveClassifier, name):
+                raise UserError(f"{called} is an AdditiveClassifier, which sessions never ask to {name}; define "
                                 f"learn_classes and class_logits, or make it an ifsl_bench.Method")  # fmt: skip
     for name, (is_sound, expected) in ATTRIBUTES.items():
         if not is_sound(value := getattr(method, name)):

@@ -14,7 +14,7 @@ import msgspec
 LAZY = "lazy"  # the row of a model that never answers with a novel class: computed from other rows, no method
 
 
-class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DisplayName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row's name as papers print it, and what it is in a few words."""
 
     printed: str
@@ -54,14 +54,14 @@ class Label(NamedTuple):
         return words + ["--calibrate"] * self.calibrated
 
 
-def label_parts(label: str) -> Label:
+def parse_label(label: str) -> Label:
     """The parts of a label: ``lr+a+cal@tuned-12.gamma=1e-05``."""
     head, *options = _OPTION.split(label)
     name, _, setting = head.partition("@")
     return Label(name.removesuffix("+cal"), name.endswith("+cal"), setting, tuple(options))
 
 
-def rows() -> Mapping[str, Named]:
+def rows() -> Mapping[str, DisplayName]:
     """The rows of the package's methods, by the names that ``--method`` takes."""
     return {name: named for name, named in _named().items() if named.here}
 
@@ -72,9 +72,9 @@ def printed_alone() -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _named() -> Mapping[str, Named]:
+def _named() -> Mapping[str, DisplayName]:
     where = resources.files("ifsl_bench.methods") / "rows.toml"
-    return msgspec.convert(tomllib.loads(where.read_text(encoding="utf-8")), dict[str, Named])
+    return msgspec.convert(tomllib.loads(where.read_text(encoding="utf-8")), dict[str, DisplayName])
 
 
 def in_print(name: str) -> str:

@@ -27,7 +27,7 @@ ROUNDINGS = 32  # and so many roundings of the largest logit, which may be far a
 
 
 @dataclass(frozen=True)
-class Asked:
+class ContractProbe:
     """A method with episodes that it has to answer."""
 
     name: str
@@ -48,16 +48,16 @@ class Asked:
         """[E, Q, K + N]; -inf where ``masked``."""
         return masked_logits(self.answer(), self.masked)
 
-    def exactly(self) -> Asked:
+    def as_float64(self) -> ContractProbe:
         """The same question in double precision."""
         support, query = each(self.support, in_double), each(self.query, in_double)
         return replace(self, method=method_in_double(self.method), support=support, query=query)
 
-    def looked_at(self) -> Asked:
+    def with_search_flag(self) -> ContractProbe:
         """The same method asked, with what one answer says of :attr:`searches`."""
         return replace(self, searches=comes_of_search(self.answer()))
 
-    def part(self, episode: int) -> Asked:
+    def part(self, episode: int) -> ContractProbe:
         """One episode."""
 
         def cut(x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
 
 
-def repeats(asked: Asked) -> str:
+def repeats(asked: ContractProbe) -> str:
     """A second call gives the same answer, whatever was asked between."""
     first = asked.logits()
     asked.part(0).logits()
@@ -112,7 +112,7 @@ def repeats(asked: Asked) -> str:
     return broken if differs(asked.logits(), first, asked.searches) else ""
 
 
-def leaves_its_input(asked: Asked) -> str:
+def leaves_its_input(asked: ContractProbe) -> str:
     """The call changes nothing that the method is given."""
     holders = {"support": asked.support, "query": asked.query, "base": asked.method.base}
     named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
@@ -123,7 +123,7 @@ def leaves_its_input(asked: Asked) -> str:
     return f"it writes into {changed[0]}" if changed else ""
 
 
-def sees_one_episode(asked: Asked) -> str:
+def sees_one_episode(asked: ContractProbe) -> str:
     """An episode's answer does not depend on the other episodes of its batch."""
     whole = asked.logits()
     alone = torch.cat([asked.part(episode).logits() for episode in range(len(whole))])
@@ -131,14 +131,14 @@ def sees_one_episode(asked: Asked) -> str:
     return broken if differs(alone, whole, asked.searches) else ""
 
 
-def follows_the_queries(asked: Asked) -> str:
+def follows_the_queries(asked: ContractProbe) -> str:
     """Queries in another order get the same answers in that order."""
     turned = replace(asked, query=each(asked.query, lambda x: x.flip(1))).logits()
     broken = "the answer to a query depends on its place among the queries"
     return broken if differs(turned.flip(1), asked.logits(), asked.searches) else ""
 
 
-def sees_one_query(asked: Asked) -> str:
+def sees_one_query(asked: ContractProbe) -> str:
     """A query's answer does not depend on the other queries, unless the class declares that it is transductive."""
     if asked.method.transductive:
         return ""
@@ -147,12 +147,12 @@ def sees_one_query(asked: Asked) -> str:
     return broken if differs(alone, asked.logits()[:, :1], asked.searches) else ""
 
 
-Rule = Callable[[Asked], str]  # says how a method breaks it; "" where it does not
+Rule = Callable[[ContractProbe], str]  # says how a method breaks it; "" where it does not
 IN_EVERY_RUN: tuple[Rule, ...] = (leaves_its_input, repeats, sees_one_episode, follows_the_queries, sees_one_query)
 
 
 @torch.no_grad()
-def check_answers(asked: Asked) -> Tensor:
+def check_answers(asked: ContractProbe) -> Tensor:
     """Holds a method's answers against the rules of every run, and returns them, for :func:`check_repeated`.
 
     Raises:
@@ -166,7 +166,7 @@ def check_answers(asked: Asked) -> Tensor:
 
 
 @torch.no_grad()
-def check_repeated(asked: Asked, answers: Tensor) -> None:
+def check_repeated(asked: ContractProbe, answers: Tensor) -> None:
     """Asks again, after other episodes, what :func:`check_answers` has asked before.
 
     Raises:
@@ -178,12 +178,12 @@ def check_repeated(asked: Asked, answers: Tensor) -> None:
 
 
 def kept_in_double(rule: Callable[[Any], str], asked: Any) -> bool:
-    """Returns whether a rule that is broken in single precision is kept in double, where ``asked.exactly()`` asks.
+    """Returns whether a rule that is broken in single precision is kept in double, where ``asked.as_float64()`` asks.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
     """
     try:
         with answering("", asked.method):
-            return not rule(asked.exactly())
+            return not rule(asked.as_float64())
     except UserError:
         return False  # a method that works in single precision alone

@@ -17,11 +17,11 @@ from ifsl_bench.plugin.method_source import FROM, method_source
 from ifsl_bench.plugin.options import defaults
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 
 @dataclass(frozen=True)
-class Chosen:
+class MethodRef:
     """A method that somebody asked for."""
 
     name: str  # what results call it: the registered name, or the class's own
@@ -41,14 +41,14 @@ class Chosen:
         return type(self), (self.name, self.method)
 
 
-def _reopen(file: str, source: str) -> Chosen:
+def _reopen(file: str, source: str) -> MethodRef:
     chosen = find_method(file)[0]
     if method_source(chosen.method) != source:
         raise UserError(f"{file} has changed since it was chosen; start the run again")
     return chosen
 
 
-def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
+def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, Any]]:
     """The method that ``reference`` means, with the options that a shorthand stands for.
 
     Args:
@@ -62,7 +62,7 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
     if isinstance(reference, type):
         check_method(reference, repr(reference))
         file = getattr(sys.modules.get(reference.__module__), FROM, "")
-        return Chosen(_name_of(reference), reference, file and f"{file}:{reference.__name__}"), {}
+        return MethodRef(_name_of(reference), reference, file and f"{file}:{reference.__name__}"), {}
     if not isinstance(reference, str):
         raise UserError(
             f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {reference!r}"
@@ -77,7 +77,7 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
                             "sessions compute its row from each A_0 of the other rows ('ifsl-bench table "
                             "tiny-features-sessions')")  # fmt: skip
         name, method, meant = registry.resolve(reference)
-        return Chosen(name, method), meant
+        return MethodRef(name, method), meant
     try:
         where = Path(f"{path}.py").expanduser().absolute()
     except RuntimeError as error:  # ~nobody
@@ -86,7 +86,7 @@ def find_method(reference: str | type[Method]) -> tuple[Chosen, Mapping[str, Any
 
     method = class_in(where, wanted)
     check_method(method, f"{wanted} in {where}")
-    return Chosen(_name_of(method), method, f"{where}:{wanted or method.__name__}"), {}
+    return MethodRef(_name_of(method), method, f"{where}:{wanted or method.__name__}"), {}
 
 
 def _name_of(method: type) -> str:
@@ -102,7 +102,7 @@ def _name_of(method: type) -> str:
     return method.__name__
 
 
-def label_parts(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:
+def format_label(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:
     """The method's name in tables, then each given option that the name does not say, as ``key=value``."""
     called, named_keys = name, set[str]()
     # A copy or a subclass of a registered method is another one, and says so.
@@ -110,7 +110,7 @@ def label_parts(method: type[Method], name: str, options: Mapping[str, Any], tas
         called, named_keys = method.label(name, defaults(method, task) | dict(options))
         if called != name and called not in method.shorthands:
             registry.check_free(called, name, f"label {called!r} of method {name}")
-    return [called, *(f"{key}={short(value)}" for key, value in options.items() if key not in named_keys)]
+    return [called, *(f"{key}={format_value(value)}" for key, value in options.items() if key not in named_keys)]
 
 
 def searched_options(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:

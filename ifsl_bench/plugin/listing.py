@@ -16,7 +16,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of, trains
 from ifsl_bench.plugin.space import RATE, Range
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import short
+from ifsl_bench.utils.text_format import format_value
 
 OPTIONS = "Options:"  # what begins the section of a docstring that says what options mean
 
@@ -65,7 +65,7 @@ def _row(row: str, name: str, package: str) -> dict[str, Any]:
 
 def _usable(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
     summary = rows()[row].says if row in rows() else (kind.__doc__ or "").strip().split("\n")[0]
-    shown = [f"{o.name}={short(meant.get(o.name, o.default))} ({o.spelled})" for o in options_of(kind).values()]
+    shown = [f"{o.name}={format_value(meant.get(o.name, o.default))} ({o.spelled})" for o in options_of(kind).values()]
     return {
         "what": summary,
         "head": kind.head,
@@ -105,9 +105,9 @@ def described(name: str) -> Described:
         {
             "option": option.name,
             "takes": option.spelled,
-            "default": short(meant.get(option.name, option.default)),
+            "default": format_value(meant.get(option.name, option.default)),
             "tried": "; in sessions also ".join(
-                ", ".join(map(short, values[option.name]))
+                ", ".join(map(format_value, values[option.name]))
                 for values in (grid, kind.session_grid)
                 if option.name in values
             ),
@@ -120,7 +120,7 @@ def described(name: str) -> Described:
         rate = {"option": RATE, "takes": "float", "default": "as published", "tried": ""}
         options.append(rate | {"--tune": _spread(space[RATE]), "meaning": "of meta-training (--train rate=...)"})
     owner = chosen.distribution.get("name") or chosen.file or "this session"
-    with_these = ", with " + ", ".join(f"{key}={short(value)}" for key, value in meant.items()) if meant else ""
+    with_these = ", with " + ", ".join(f"{key}={format_value(value)}" for key, value in meant.items()) if meant else ""
     others = [shorthand for shorthand in vars(kind).get("shorthands", {}) if shorthand != name]
     facts = [("method", f"{chosen.name} of {owner}{with_these}")]
     facts += [("rows", f"{', '.join(others)}: the same method with other options")] if others else []
@@ -134,8 +134,8 @@ def described(name: str) -> Described:
 
 def _spread(values: Any) -> str:
     if isinstance(values, Range):
-        return f"{short(values.low)} to {short(values.high)}{' (log)' if values.log else ''}"
-    return ", ".join(map(short, values.values))
+        return f"{format_value(values.low)} to {format_value(values.high)}{' (log)' if values.log else ''}"
+    return ", ".join(map(format_value, values.values))
 
 
 def sections(doc: str) -> tuple[str, dict[str, str]]:

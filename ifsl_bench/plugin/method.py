@@ -20,6 +20,7 @@ from ifsl_bench.plugin.space import Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
 from ifsl_bench.solvers.linear import AdjointReport
 from ifsl_bench.solvers.tree import Tree
+from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 from ifsl_bench.utils.errors import UserError, where
 
 FEW = 64  # episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
@@ -111,14 +112,14 @@ class Prediction:
     adjoint: AdjointReport | None = None
 
 
-Memory = Literal["none", "supports"]  # of earlier sessions' images
+MemoryPolicy = Literal["none", "supports"]  # of earlier sessions' images
 LEARNING = ("learn", "learn_classes")  # the methods that say how a session is learned
 State = Tree
 """What a method carries from session to session: tensors [E, ...], in dicts, lists and tuples."""
 
 
 @dataclass(frozen=True)
-class Learned:
+class SessionOutput:
     """The state after a session, and its statistics.
 
     Attributes:
@@ -161,7 +162,7 @@ class Method(nn.Module, ABC):
             of PyTorch's or NumPy's, no hook, no attribute of the class or the module. It holds for the class that says
             it, not for its subclasses, which may do more.
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
-        every_image: whether, in sessions, it is given all training images of the novel classes in place of their k
+        uses_all_images: whether, in sessions, it is given all training images of the novel classes in place of their k
             supports, of all sessions at once: an upper bound, which no few-shot method is.
         class_bytes: bytes that it carries for each novel class, where they are so many that fewer episodes fit at once.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which
@@ -179,10 +180,17 @@ class Method(nn.Module, ABC):
     transductive: ClassVar[bool] = False
     parallel_copies: ClassVar[bool] = False
     order_free: ClassVar[bool] = False
-    every_image: ClassVar[bool] = False
+    uses_all_images: ClassVar[bool] = False
     class_bytes: int = 0
     revision: ClassVar[int] = 0
     bibtex: ClassVar[str] = ""
+
+    every_image = RenamedAttribute("uses_all_images")
+    few_episodes = RenamedAttribute("gpu_min_episodes")
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        rename_attributes(cls)
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__()
@@ -195,7 +203,7 @@ class Method(nn.Module, ABC):
         return bool(vars(cls).get("parallel_copies", False))
 
     @classmethod
-    def few_episodes(cls, options: Mapping[str, Any]) -> int | None:
+    def gpu_min_episodes(cls, options: Mapping[str, Any]) -> int | None:
         """A step of meta-training on fewer episodes is faster on the processor than on an accelerator.
 
         None where a step of any number is. ``--device auto`` goes by it; ``options`` are all, defaults included.
@@ -232,7 +240,7 @@ class Method(nn.Module, ABC):
         """
         return query.base_logits
 
-    def learn(self, support: Support, before: State | None = None) -> Learned:
+    def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         """Learns the N classes of a session; ``before`` is the state after the session before, None for the first.
 
         It leaves ``before`` as it is. The supports are those of this session alone.
@@ -245,12 +253,12 @@ class Method(nn.Module, ABC):
 
     def forward(self, support: Support, query: Query) -> Prediction:
         """Joint logits of the queries. No state is kept between calls; an episode ignores the others in its batch."""
-        learned = returned(Learned, self.learn, support)
+        learned = returned(SessionOutput, self.learn, support)
         answer = returned(Prediction, self.answer, learned.state, query)
         return Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
 
 
-class GrowingMethod(Method):
+class AdditiveClassifier(Method):
     """A method whose sessions add classes and leave the logits of earlier ones as they are.
 
     A subclass defines :meth:`learn_classes` and :meth:`class_logits`, and :meth:`~Method.base_logits` where these are
@@ -258,17 +266,22 @@ class GrowingMethod(Method):
     pass.
 
     Attributes:
-        by_class: whether all tensors of what a session learned are [E, N, ...], and the logit of a class depends on its
-            own rows alone; then sequences that have queries in common are one multiplication of matrices.
-        looks_back: whether a session is learned with a look at the logits of earlier ones; where not, all sessions of a
-            batch are learned by one call of :meth:`learn_classes`, as so many episodes, with None for ``earlier``.
+        per_class_state: whether all tensors of the output of a session are [E, N, ...], and the logit of a class
+            depends on its own rows alone; then sequences that have queries in common are one multiplication of
+            matrices.
+        uses_earlier_logits: whether a session is learned with the logits of earlier ones; where not, all sessions of a
+            batch are learned by one call of :meth:`learn_classes`, as episodes, with None for ``earlier``.
     """
 
-    by_class: bool = True
-    looks_back: bool = True
+    per_class_state: bool = True
+    uses_earlier_logits: bool = True
+
+    by_class = RenamedAttribute("per_class_state")
+    looks_back = RenamedAttribute("uses_earlier_logits")
+    compared = RenamedAttribute("transform_query")
 
     @abstractmethod
-    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         """Learns the N classes of a session.
 
         Args:
@@ -278,9 +291,9 @@ class GrowingMethod(Method):
 
     @abstractmethod
     def class_logits(self, state: State, query: Query) -> Tensor:
-        """Logits [E, Q, N] of the classes of one session, from what it learned, of :meth:`compared` queries."""
+        """Logits [E, Q, N] of the classes of one session, from what it learned, of :meth:`transform_query` queries."""
 
-    def compared(self, query: Query) -> Query:
+    def transform_query(self, query: Query) -> Query:
         """Queries as :meth:`class_logits` compares them, as unit vectors, say: computed once for each image of a pool.
 
         A query is transformed by itself; where not defined, it stays as it is. Base logits that are not looked at may
@@ -288,17 +301,17 @@ class GrowingMethod(Method):
         """
         return query
 
-    def learn(self, support: Support, before: State | None = None) -> Learned:
+    def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         before, earlier = before or (), None
         if before:
-            query = self.compared(Query(support.features, support.base_logits))
+            query = self.transform_query(Query(support.features, support.base_logits))
             earlier = torch.cat([self.class_logits(state, query) for state in before], -1)
-        learned = returned(Learned, self.learn_classes, support, earlier)
+        learned = returned(SessionOutput, self.learn_classes, support, earlier)
         return replace(learned, state=(*before, learned.state))
 
     def answer(self, state: State, query: Query) -> Prediction:
-        compared = self.compared(query)
-        logits = [self.base_logits(query), *(self.class_logits(part, compared) for part in state)]
+        transformed = self.transform_query(query)
+        logits = [self.base_logits(query), *(self.class_logits(part, transformed) for part in state)]
         return Prediction(torch.cat(logits, -1))
 
 
@@ -307,7 +320,7 @@ def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
     return base if earlier is None else torch.cat([base, earlier], -1)
 
 
-R = TypeVar("R", Learned, Prediction)
+R = TypeVar("R", SessionOutput, Prediction)
 
 
 def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:

@@ -46,11 +46,11 @@ def method_source(method: type[Method]) -> str:
     Base classes from elsewhere count with theirs. A file counts with the modules beside it that it imports. A class
     without a file, as a notebook has it, is identified by its compiled functions and by what of its module they name.
     """
-    from ifsl_bench.plugin.method import GrowingMethod, Method
+    from ifsl_bench.plugin.method import AdditiveClassifier, Method
 
     sha = hashlib.sha256()
     for kind in method.__mro__:
-        if issubclass(kind, Method) and kind not in (Method, GrowingMethod):
+        if issubclass(kind, Method) and kind not in (Method, AdditiveClassifier):
             for part in _parts(kind, sys.modules.get(kind.__module__)):
                 sha.update(part.encode())
     return sha.hexdigest()[:16]

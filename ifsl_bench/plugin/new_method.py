@@ -13,14 +13,14 @@ from ifsl_bench.plugin.registry import METHODS, all_shorthands, names
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import disk_errors
 
-TAKEN = ("Learned", "Method", "Prediction", *keyword.kwlist)  # classes that the file would not work with
+TAKEN = ("Method", "Prediction", "SessionOutput", *keyword.kwlist)  # classes that the file would not work with
 METHOD = '''\
 """$name: what the method does, and whose it is. How such a file works: docs/writing-a-method.md of ifsl_bench."""
 
 import torch
 from torch.nn.functional import normalize
 
-from ifsl_bench import Learned, Method, Prediction, Range
+from ifsl_bench import Method, Prediction, Range, SessionOutput
 
 
 class $kind(Method):
@@ -37,7 +37,7 @@ class $kind(Method):
 
     def learn(self, support, before=None):  # from one session's supports, and the state after the session before
         means = normalize(support.class_means(self.ways), dim=-1)  # [E, N, D], of this session's N classes
-        return Learned(means if before is None else torch.cat([before, means], 1))
+        return SessionOutput(means if before is None else torch.cat([before, means], 1))
 
     def answer(self, state, query):  # [E, Q, K + t N] after t sessions; an episode is one session
         novel = 10 * normalize(query.features, dim=-1) @ state.mT + self.bias

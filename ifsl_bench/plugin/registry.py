@@ -16,8 +16,8 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.plugin.display_names import label_parts, rows
-from ifsl_bench.utils.errors import Lacking, UserError, unknown
+from ifsl_bench.plugin.display_names import parse_label, rows
+from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
@@ -118,14 +118,14 @@ def get(group: str, kind: str, name: str) -> Any:
     """Finds what is registered under ``name``; ``kind`` is how errors call it.
 
     Raises:
-        UserError: unknown name (with the nearest ones), or a plugin that cannot be used; :class:`Lacking`, if only
-            because something has to be installed first.
+        UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
+        MissingDependencyError: something has to be installed first.
     """
     if not owners(group, name):
         raise unknown(kind, name, names(group), see=SEE.get(group, ""))
     plugin = load(group, name)
     if plugin.problem:
-        kind_of = Lacking if plugin.lacks else UserError
+        kind_of = MissingDependencyError if plugin.lacks else UserError
         raise kind_of(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
     return plugin.value
 
@@ -161,7 +161,7 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
         return name, kind, {}
     shorthands = shorthands_called(name)
     if not shorthands:
-        label = label_parts(name)
+        label = parse_label(name)
         if label.name != name and label.name in {**names(METHODS), **all_shorthands()}:
             raise UserError(f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
                             f"ifsl-bench methods {label.name}")  # fmt: skip

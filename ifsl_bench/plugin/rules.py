@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, Asked, Rule, differs
+from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, ContractProbe, Rule, differs
 from ifsl_bench.plugin.method import Base, Method, Query, Support
 from ifsl_bench.plugin.options import make_method, remade
 from ifsl_bench.utils.errors import UserError
@@ -21,65 +21,65 @@ from ifsl_bench.utils.errors import UserError
 COPIES = 3  # that answer at once, and twice as many answers
 
 
-def keeps_hidden_classes_out(asked: Asked) -> str:
+def keeps_hidden_classes_out(probe: ContractProbe) -> str:
     """The values of a hidden base class change no answer about the others."""
-    hidden = asked.support.hidden
+    hidden = probe.support.hidden
     if not hidden.any():
         return ""
     hidden_class = int(hidden.any(0).nonzero()[0])
     there = hidden[:, hidden_class]  # [E] episodes that hide it
-    base = copy.deepcopy(asked.method.base)
+    base = copy.deepcopy(probe.method.base)
     with torch.no_grad():
         for tensor in (base.weight, base.prototypes):
             tensor[hidden_class] += 5.0
         # Made anew, since it may keep what it has computed from the base classifier.
-        method = remade(asked.method, base, asked.method.ways).double().eval()
-        for parameter, before in zip(method.parameters(), asked.method.parameters(), strict=True):
+        method = remade(probe.method, base, probe.method.ways).double().eval()
+        for parameter, before in zip(method.parameters(), probe.method.parameters(), strict=True):
             parameter.copy_(before)
             if parameter.shape == base.weight.shape:  # a row for each base class
                 parameter[hidden_class] += 5.0
     shift = 5.0 * (torch.arange(hidden.shape[1]) == hidden_class)
-    s = replace(asked.support, base_logits=asked.support.base_logits + shift)
-    q = replace(asked.query, base_logits=asked.query.base_logits + shift)
+    s = replace(probe.support, base_logits=probe.support.base_logits + shift)
+    q = replace(probe.query, base_logits=probe.query.base_logits + shift)
     # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
-    shifted = replace(asked, support=s, query=q, method=method)
-    expected, found = (question.logits()[there].log_softmax(-1) for question in (asked, shifted))
-    return "a hidden base class leaves a trace in the answers" if differs(found, expected, asked.searches) else ""
+    shifted = replace(probe, support=s, query=q, method=method)
+    expected, found = (question.logits()[there].log_softmax(-1) for question in (probe, shifted))
+    return "a hidden base class leaves a trace in the answers" if differs(found, expected, probe.searches) else ""
 
 
-def ignores_the_order_of_support(asked: Asked) -> str:
+def ignores_the_order_of_support(probe: ContractProbe) -> str:
     """The images of a class come in no particular order."""
-    s, ways = asked.support, asked.method.ways
+    s, ways = probe.support, probe.method.ways
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
-    return broken if differs(replace(asked, support=turned).logits(), asked.logits(), asked.searches) else ""
+    return broken if differs(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else ""
 
 
-def copies_do_not_meet(asked: Asked) -> str:
+def copies_do_not_meet(probe: ContractProbe) -> str:
     """Copies that answer at once, in threads, answer as one does, as the class declares."""
-    if not asked.method.may_run_in_threads():
+    if not probe.method.may_run_in_threads():
         return ""
-    expected = asked.logits()
+    expected = probe.logits()
 
     @torch.no_grad()  # a thread has this setting for itself
     def answer(mine: Method) -> list[Tensor]:
-        return [replace(asked, method=mine).logits() for _ in range(2)]
+        return [replace(probe, method=mine).logits() for _ in range(2)]
 
     with ThreadPoolExecutor(COPIES) as pool:
-        copies_answers = pool.map(answer, [copy.deepcopy(asked.method) for _ in range(COPIES)])
-        wrong = any(differs(logits, expected, asked.searches) for answers in copies_answers for logits in answers)
+        copies_answers = pool.map(answer, [copy.deepcopy(probe.method) for _ in range(COPIES)])
+        wrong = any(differs(logits, expected, probe.searches) for answers in copies_answers for logits in answers)
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else ""
 
 
-def learns(asked: Asked) -> str:
+def learns(probe: ContractProbe) -> str:
     """Every parameter gets a finite gradient."""
-    method = copy.deepcopy(asked.method).train()
+    method = copy.deepcopy(probe.method).train()
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
     if not parameters:
         return ""
     with torch.enable_grad():
-        logits = replace(asked, method=method).logits()
+        logits = replace(probe, method=method).logits()
         if not logits.requires_grad:
             return "no parameter gets a gradient: the logits are detached from all of them"
         classes = logits.shape[-1]
@@ -103,7 +103,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool) -> Asked:
+def made_up(
+    name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool
+) -> ContractProbe:
     """A method with random parameters and random episodes, in double precision; always the same ones.
 
     Args:
@@ -131,7 +133,7 @@ def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: in
     if regular:
         logits = [torch.full_like(rows, -torch.inf) for rows in logits]
     masked = torch.ones_like(hidden) if regular else hidden
-    return Asked(name, method, Support(x, labels, hidden, logits[0]), Query(q, logits[1]), masked)
+    return ContractProbe(name, method, Support(x, labels, hidden, logits[0]), Query(q, logits[1]), masked)
 
 
 @torch.no_grad()
@@ -145,7 +147,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
-            first = made_up(name, kind, options, *case).looked_at()
+            first = made_up(name, kind, options, *case).with_search_flag()
         except UserError as error:
             with_base = "no base classes" if regular else "hidden base classes" if hide else "all base classes"
             raise UserError(f"{error}; asked with {shots} shot{'s' * (shots > 1)} and {with_base}") from error

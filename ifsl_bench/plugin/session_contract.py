@@ -23,11 +23,11 @@ from ifsl_bench.plugin.episode_contract import (
     method_in_double,
 )
 from ifsl_bench.plugin.method import (
-    GrowingMethod,
-    Learned,
+    AdditiveClassifier,
     Method,
     Prediction,
     Query,
+    SessionOutput,
     State,
     Support,
     answering,
@@ -52,7 +52,7 @@ class Learner:
         """The state that the method carries on after these sessions, the first two where not given."""
         state: State = None
         for support in supports or self.supports[:2]:
-            state = returned(Learned, self.method.learn, support, state).state
+            state = returned(SessionOutput, self.method.learn, support, state).state
         return state
 
     def logits(self, supports: Sequence[Support] | None = None) -> Tensor:
@@ -63,7 +63,7 @@ class Learner:
         """One sequence."""
         return self._changed(lambda x: x[sequence : sequence + 1])
 
-    def exactly(self) -> Learner:
+    def as_float64(self) -> Learner:
         """The same sessions in double precision."""
         return replace(self._changed(in_double), method=method_in_double(self.method))
 
@@ -126,17 +126,19 @@ def keeps_order_free(learner: Learner) -> str:
 
 
 def grows_in_one_pass(learner: Learner) -> str:
-    """A GrowingMethod learns and answers sessions at once, as it declares, as it does one by one."""
+    """An AdditiveClassifier learns and answers sessions at once, as it declares, as it does one by one."""
     method = learner.method
-    if not isinstance(method, GrowingMethod):
+    if not isinstance(method, AdditiveClassifier):
         return ""
-    query, states = method.compared(learner.query), learner.state()
+    query, states = method.transform_query(learner.query), learner.state()
     expected = torch.cat([method.class_logits(state, query) for state in states], -1)
-    if not method.looks_back:
-        states = [returned(Learned, method.learn_classes, support, None).state for support in learner.supports[:2]]
-    parts = [side_by_side(states)] if method.by_class else states
+    if not method.uses_earlier_logits:
+        states = [
+            returned(SessionOutput, method.learn_classes, support, None).state for support in learner.supports[:2]
+        ]
+    parts = [side_by_side(states)] if method.per_class_state else states
     at_once = torch.cat([method.class_logits(state, query) for state in parts], -1)
-    broken = "sessions learned and answered at once have other logits than one by one, against looks_back or by_class"
+    broken = "sessions learned and answered at once have other logits than one by one, against what it declares"
     return broken if differs(at_once, expected, learner.searches) else ""
 
 
@@ -182,7 +184,10 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
     asked = made_up(name, kind, options, 5, False, False)
     whole = asked.support
     sessions = [each(whole, partial(torch.roll, shifts=t, dims=0)) for t in range(len(whole.features))]
-    applies = {keeps_order_free: asked.method.order_free, grows_in_one_pass: isinstance(asked.method, GrowingMethod)}
+    applies = {
+        keeps_order_free: asked.method.order_free,
+        grows_in_one_pass: isinstance(asked.method, AdditiveClassifier),
+    }
     with answering(name, asked.method):
         learner = Learner(asked.method, sessions, asked.query, comes_of_search(asked.answer()))
         for rule in RULES:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.plugin.method import (
-    GrowingMethod,
-    Learned,
+    AdditiveClassifier,
     Method,
     Prediction,
     Query,
+    SessionOutput,
     State,
     Support,
     answering,
@@ -133,18 +133,18 @@ class Sessions:
         self.name, self.loader, self.supports_kept = name, loader, supports_kept
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
         with answering(name, method):
-            self._whole = with_ways(method, self.sessions * self.ways) if method.every_image else method
+            self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
             self._base = method.base_logits(loader.base)[0]  # [B, K]
             pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
             self._novel = method.base_logits(pool)[0]  # [images, K]
-            if isinstance(method, GrowingMethod):
-                self._queries, self._pool = method.compared(loader.base), method.compared(pool)
+            if isinstance(method, AdditiveClassifier):
+                self._queries, self._pool = method.transform_query(loader.base), method.transform_query(pool)
         self._best = self._novel.max(-1).values
         self._cpu = self._best.device.type == "cpu"
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
         """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""
-        if isinstance(method, GrowingMethod) and not self.supports_kept and not method.every_image:
+        if isinstance(method, AdditiveClassifier) and not self.supports_kept and not method.uses_all_images:
             return self._grown(method, batch)
         return self._by_session(method, batch)
 
@@ -173,7 +173,7 @@ class Sessions:
         logits = take_rows(self._novel, batch.novel_rows)
         return logits.masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
 
-    def _grown(self, method: GrowingMethod, batch: SequenceBatch) -> Answered:
+    def _grown(self, method: AdditiveClassifier, batch: SequenceBatch) -> Answered:
         count, sessions = len(batch), self.sessions
         with answering(self.name, method):
             learned = _learned(method, batch)
@@ -201,11 +201,11 @@ class Sessions:
         return Answered(answers, _statistics([session.statistics for session in learned]), _bytes(states, count))
 
     def _of_novel_classes(
-        self, method: GrowingMethod, states: Sequence[State], batch: SequenceBatch
+        self, method: AdditiveClassifier, states: Sequence[State], batch: SequenceBatch
     ) -> tuple[Tensor, Tensor]:
         """Logits of novel queries [E, T, N, T N q]; the best of each session's classes of base queries [E, T, B]."""
         count, classes = len(batch), (self.sessions, self.ways)
-        if not method.by_class:
+        if not method.per_class_state:
             parts = (self._queries.features, self._queries.base_logits)
             base, novel = Query(*(part.expand(count, -1, -1) for part in parts)), self._compared(batch.novel_rows)
             best = torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
@@ -228,13 +228,13 @@ class Sessions:
 
     def _after_each(self, method: Method, batch: SequenceBatch, first: int = 1) -> Iterator[tuple[Prediction, State]]:
         """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
-        whole = self._of_every_image(method, batch) if method.every_image else None
+        whole = self._of_every_image(method, batch) if method.uses_all_images else None
         step_by_step = whole is None and not self.supports_kept
         state: State = None
         for t in range(1, self.sessions + 1):
             with answering(self.name, method):
                 if step_by_step:
-                    learned = returned(Learned, method.learn, batch.supports[t - 1], state)
+                    learned = returned(SessionOutput, method.learn, batch.supports[t - 1], state)
                     state = learned.state
                 if t < first:
                     continue
@@ -279,7 +279,7 @@ class Sessions:
             torch.stack(novel_right, 1).unflatten(-1, (sessions, -1)),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
-        if method.every_image:
+        if method.uses_all_images:
             return Answered(answers, _statistics(statistics), _bytes(_of_supports(batch.every_image(0)), 1))
         if self.supports_kept:
             state = _of_supports(batch.together(sessions))
@@ -323,27 +323,30 @@ def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
 
 
-def _learned(method: GrowingMethod, batch: SequenceBatch) -> list[Learned]:
+def _learned(method: AdditiveClassifier, batch: SequenceBatch) -> list[SessionOutput]:
     """Learns each session of the batch."""
-    if not method.looks_back:
-        whole, shape = returned(Learned, method.learn_classes, batch.at_once(), None), batch.support_rows.shape[:2]
+    if not method.uses_earlier_logits:
+        whole, shape = (
+            returned(SessionOutput, method.learn_classes, batch.at_once(), None),
+            batch.support_rows.shape[:2],
+        )
         columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
         statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
         return [
-            Learned(
+            SessionOutput(
                 rebuild(whole.state, [None if x is None else x[t] for x in columns]),
                 {name: value[t] for name, value in statistics.items()},
             )
             for t in range(shape[1])
         ]
-    learned: list[Learned] = []
+    learned: list[SessionOutput] = []
     for support in batch.supports:
-        query = method.compared(Query(support.features, support.base_logits))
+        query = method.transform_query(Query(support.features, support.base_logits))
         states = [session.state for session in learned]
-        parts = [side_by_side(states)] if states and method.by_class else states
+        parts = [side_by_side(states)] if states and method.per_class_state else states
         earlier = [method.class_logits(state, query) for state in parts]
         before = torch.cat(earlier, -1) if earlier else None
-        learned.append(returned(Learned, method.learn_classes, support, before))
+        learned.append(returned(SessionOutput, method.learn_classes, support, before))
     return learned
 
 

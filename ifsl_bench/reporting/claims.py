@@ -1,7 +1,7 @@
 """Sentences that compare rows, with the differences that they rest on. Imports no torch.
 
 ``results/claims.toml`` has the sentences of README.md and docs. Each names pairs of rows, tasks and a metric, and what
-it says of every A - B: the differences over episodes and seeds that ranks rest on (:mod:`.rank_intervals`). What has to
+it says of every A - B: the differences over episodes and seeds that ranks rest on. What has to
 be shown, and what would contradict it, are statements "A - B > c". Holm's procedure tests at once what all claims
 assert, at 4.5%, and apart from these what would contradict them, at 0.5%, since in one family each assertion would have
 to be shown against all of these too. So with a chance of 95% at least, no verdict "supported", "equivalent" or
@@ -22,17 +22,15 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import overall
-from ifsl_bench.analysis.query import board_of, rival_of, row_of
-from ifsl_bench.analysis.rank_intervals import LEVEL, Difference, holm
-from ifsl_bench.analysis.ranking import Ranking, setting_of
-from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, setting_of
+from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
 from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import either
-from ifsl_bench.utils.toml import held, parsed, text_of
+from ifsl_bench.utils.text_format import join_or
+from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
 OPPOSED = LEVEL / 10  # the part of the chance of a wrong verdict that statements against the claims have
 ANY = "*"  # in place of B: every other row that is ranked with A
@@ -115,9 +113,9 @@ def read_claims(path: Path) -> dict[str, Claim]:
     Raises:
         UserError: it cannot be read, or has an unknown key or a value of another type.
     """
-    raw = parsed(text_of(path, "file of claims"), str(path))
+    raw = parse_toml(read_user_file(path, "file of claims"), str(path))
     keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
-    claims = held(raw, dict[str, Claim], str(path), keys)
+    claims = validate(raw, dict[str, Claim], str(path), keys)
     for name, claim in claims.items():
         if claim.metric not in HEADINGS:
             raise unknown("metric", claim.metric, HEADINGS, where=f"of claim {name}")
@@ -252,7 +250,7 @@ def edges_of(judged_claim: Judged) -> str:
 def summary(claims: Collection[Judged]) -> str:
     """Says how many claims there are, how many hold, and what the verdicts rest on."""
     holding = sum(claim.holds for claim in claims)
-    units = either(evidence.a.units for claim in claims for evidence in claim.evidence)
+    units = join_or(evidence.a.units for claim in claims for evidence in claim.evidence)
     return (
         f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over {units} and seeds. Verdicts: "
         f"all claims at once, by Holm's procedure at {LEVEL:.0%}."

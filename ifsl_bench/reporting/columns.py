@@ -1,4 +1,4 @@
-"""The rows of a task's table as numbers, and its columns for readers and for programs. Imports no torch."""
+"""The rows of a task's table as numbers, and the columns that tables of every format choose from. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, lazy_rows
-from ifsl_bench.analysis.rank_intervals import Difference
-from ifsl_bench.analysis.ranking import Ranked
+from ifsl_bench.analysis.ranking import Difference, Ranked
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.protocols.metrics import Estimate, Paired
@@ -56,15 +55,19 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """ "measured", "computed" or "published"."""
+        """Return "measured", "computed" or "published"."""
         return "measured" if self.measured else COMPUTED if self.source == COMPUTED else "published"
 
 
 def entries_of(board: TaskResults, rank: bool = False) -> list[Entry]:
-    """Comparable measured rows (the best first, where they are ranked), lazy rows, other measured ones, published ones.
+    """Return comparable measured rows, lazy rows, other measured ones and published ones.
 
-    Published rows in sessions have a table of their own, :mod:`ifsl_bench.reporting.published_table`. Ranks are among
-    all of the task's comparable rows, whichever are shown.
+    Published rows in sessions have a table of their own, see :func:`ifsl_bench.reporting.leaderboard.published_tables`.
+
+    Args:
+        board: the results of a task.
+        rank: put comparable rows in the order of their ranks, which are among all of the task's comparable rows,
+            whichever are shown.
     """
     if rank:
         comparable = [_measured(board, place.row, True, place) for place in board.places]
@@ -92,153 +95,194 @@ def _measured(board: TaskResults, row: SeedAggregate, comparable: bool, place: R
 
 
 def _lazy(board: TaskResults) -> list[Entry]:
-    """The rows, in sessions, of models that never answer with a novel class; each is named after a row of its A_0."""
+    """Return the rows, in sessions, of models that never answer with a novel class, each named after a row of its A_0.
+
+    There is none in episodes.
+    """
     rows = [(lazy, alike) for lazy, alike in lazy_rows(board.rows) if LAZY not in {row.label for row in alike}]
     entries = []
     for lazy, alike in rows:
         labels = list(dict.fromkeys(row.label for row in alike))
         plainest = min(labels, key=lambda label: "." in label)
-        name, note = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})", f"the A_0 of {', '.join(labels)}"
-        entries.append(
-            Entry(board.task, True, name, lazy.summary(), COMPUTED, seeds=len(lazy.seeds), note=note,
-                  after=lazy.after())
-        )  # fmt: skip
+        name = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})"
+        note, after = f"the A_0 of {', '.join(labels)}", lazy.after()
+        entry = Entry(board.task, True, name, lazy.summary(), COMPUTED, seeds=len(lazy.seeds), note=note, after=after)
+        entries.append(entry)
     return entries
 
 
 def published_entries(board: TaskResults) -> list[Entry]:
-    """The published rows."""
+    """Return the published rows of a task, whose numbers have no intervals."""
     entries = []
     for paper in board.papers:
-        after = [Estimate(value, math.nan) for value in paper.sequence.after] if paper.sequence else ()
         values = {name: Estimate(value, math.nan) for name, value in paper.values.items()}
-        printed, marks = paper.values.get("plus_minus_as_printed"), paper.sequence.marks if paper.sequence else ""
-        entries.append(Entry(board.task, not paper.protocol, paper.label, values, paper.source, printed=printed,
-                             note=paper.remark, after=after, marks=marks))  # fmt: skip
+        entry = Entry(
+            board.task,
+            not paper.protocol,
+            paper.label,
+            values,
+            paper.source,
+            printed=paper.values.get("plus_minus_as_printed"),
+            note=paper.remark,
+            after=[Estimate(value, math.nan) for value in paper.sequence.after] if paper.sequence else (),
+            marks=paper.sequence.marks if paper.sequence else "",
+        )
+        entries.append(entry)
     return entries
 
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a metric in tables, and which of them have it."""
+    """How tables show a metric.
 
-    text: str  # in all formats but LaTeX in the layout of papers
-    paper: str = ""  # there; "" where it has no such column
-    short: bool = False  # whether tables without `--full` have it
-    paper_short: bool = False  # the same for LaTeX in the layout of papers
+    Attributes:
+        text: the heading in all formats but LaTeX in the layout of papers.
+        latex: the heading there; "" where that layout has no such column.
+        short: whether tables without ``--full`` have the column.
+        latex_short: the same for LaTeX in the layout of papers.
+        drop: see :class:`~ifsl_bench.reporting.table.Column`.
+    """
+
+    text: str
+    latex: str = ""
+    short: bool = False
+    latex_short: bool = False
+    drop: int = 0
 
 
-# What a terminal without room leaves out, the highest first; what is not here stays.
-FEW_SEEDS = " *"
-AVERAGE = Heading("Avg.", r"Avg. $\uparrow$", short=True, paper_short=True)  # of sessions, in place of Acc.
-IN_SESSIONS = {"acc": AVERAGE, "harmonic": Heading("harmonic", r"harmonic $\uparrow$", short=True)}
-DROP = {
-    "pd": 10,  # A_0 minus A_T, which stand beside it
-    "first": 9,
-    "last": 5,
-    "gain": 4,
-    "base": 3,  # one without the other misleads
-    "novel": 3,
-    "gacc": 2,
-    "harmonic": 1,
-    "delta_b": 9,
-    "delta_a": 9,
-    "state": 8,
-    "spread": 7,
-    "calibrated_acc": 6,
-    "to_best": 5,
-    "delta": 2,
-}
-ENDS = ("first", "last")  # A_0 and A_T, which tables with the accuracy after each session need not have
+# A metric needs one entry here to be a column of every table, in the order of the columns.
 HEADINGS = {
-    "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
-    "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True),
-    "delta": Heading("Delta", r"$\Delta \uparrow$", short=True, paper_short=True),
-    "delta_a": Heading("Delta_a", r"$\Delta_a \uparrow$", short=True),
-    "delta_b": Heading("Delta_b", r"$\Delta_b \uparrow$", short=True),
+    "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, latex_short=True),
+    "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=6),
+    "delta": Heading("Delta", r"$\Delta \uparrow$", short=True, latex_short=True, drop=2),
+    "delta_a": Heading("Delta_a", r"$\Delta_a \uparrow$", short=True, drop=9),
+    "delta_b": Heading("Delta_b", r"$\Delta_b \uparrow$", short=True, drop=9),
     "base_joint": Heading("base joint"),
     "base_alone": Heading("base alone"),
     "novel_joint": Heading("novel joint"),
     "novel_alone": Heading("novel alone"),
     "ausuc": Heading("AUSUC"),
     "calibrated_delta": Heading("cal. Delta"),
-    # Of sequences of sessions.
-    "first": Heading("A_0", r"$A_0 \uparrow$", short=True, paper_short=True),
-    "last": Heading("A_T", r"$A_T \uparrow$", short=True, paper_short=True),
-    "pd": Heading("PD", r"PD $\downarrow$", short=True),  # the less the better, unlike what papers print bold
-    "gain": Heading("gain", r"gain $\uparrow$", short=True),
-    "base": Heading("base", r"base $\uparrow$", short=True),
-    "novel": Heading("novel", r"novel $\uparrow$", short=True),
-    "harmonic": Heading("harmonic"),  # of episodes too
-    "gacc": Heading("gAcc", r"gAcc $\uparrow$", short=True),
+    # Of sequences of sessions. Where there is no room, A_0 and A_T go with PD, and neither of base and novel alone.
+    "first": Heading("A_0", r"$A_0 \uparrow$", short=True, latex_short=True, drop=9),
+    "last": Heading("A_T", r"$A_T \uparrow$", short=True, latex_short=True, drop=5),
+    "pd": Heading("PD", r"PD $\downarrow$", short=True, latex_short=True, drop=10),  # the less the better
+    "gain": Heading("gain", r"gain $\uparrow$", short=True, latex_short=True, drop=4),
+    "base": Heading("base", r"base $\uparrow$", short=True, drop=3),
+    "novel": Heading("novel", r"novel $\uparrow$", short=True, drop=3),
+    "harmonic": Heading("harmonic", drop=1),  # of episodes too
+    "gacc": Heading("gAcc", r"gAcc $\uparrow$", short=True, drop=2),
     "learned": Heading("just learned"),
     "novel_as_base": Heading("novel as base"),
     "base_as_novel": Heading("base as novel"),
-}  # fmt: skip
+}
+AVERAGE = Heading("Avg.", r"Avg. $\uparrow$", short=True, latex_short=True)  # of sessions, in place of Acc.
+IN_SESSIONS = {"acc": AVERAGE, "harmonic": Heading("harmonic", r"harmonic $\uparrow$", short=True, drop=1)}
+ENDS = ("first", "last")  # A_0 and A_T, which tables with the accuracy after each session need not have
+FEW_SEEDS = " *"
+UNKNOWN = Estimate(math.nan, math.nan)
+
+
+def heading_of(metric: str, task: Task) -> Heading:
+    """Return the heading of a metric in the tables of a task.
+
+    Args:
+        metric: a key of :data:`HEADINGS`.
+        task: the task, in episodes or in sessions.
+    """
+    return IN_SESSIONS.get(metric, HEADINGS[metric]) if task.sessions else HEADINGS[metric]
 
 
 def task_columns(
     task: Task, full: bool = False, ranked: bool = False, row_metrics: Collection[str] = METRICS
 ) -> list[Column[Entry]]:
-    """The columns of a task's table.
+    """Return the columns of a task's table.
 
     Args:
-        full: also the joint and alone accuracies of base and novel classes, and what weighs one against the other; in
+        task: the task.
+        full: add the joint and alone accuracies of base and novel classes, and what weighs one against the other; in
             sessions, the accuracy after each, and every metric.
-        ranked: also the rank, and how far each row is from the best.
+        ranked: add the rank, and how far each row is from the best.
         row_metrics: the metrics that some row has. Readers are not shown what no row has; programs get it always.
     """
     kind = task.kind
-    names = kind.fields if full else [name for name in HEADINGS if name in kind.fields and heading_of(name, task).short]
+    shown = kind.fields if full else [name for name in HEADINGS if name in kind.fields and heading_of(name, task).short]
+    hidden = [name for name in (kind.fields if task.sessions else BALANCE) if name not in shown]
+    if full:
+        hidden += [name for name in shown if name in ENDS]
     metrics = [
-        _metric(name, heading_of(name, task).text if kind.shows(name, row_metrics) else None, ranked)
-        for name in names
-        if not (full and name in ENDS)
+        _metric(name, task, kind.shows(name, row_metrics), ranked) for name in shown if not (full and name in ENDS)
     ]
     if task.sessions:
-        metrics = [*metrics[:2], *(_after(t, full) for t in range(task.sessions.count + 1)), *metrics[2:]]
-    others = kind.fields if task.sessions else BALANCE
-    metrics += [_metric(name, None, bold=False) for name in others if name not in names or (full and name in ENDS)]
-    about = Column[Entry](
-        fields=lambda e: {"variant_of": e.task.variant_of or None, "kind": e.kind, "comparable": e.comparable}
-    )
+        metrics[2:2] = [_after(t, full) for t in range(task.sessions.count + 1)]
+    metrics += [_metric(name, task, False) for name in hidden]
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
-        *((about, Column("rank", rank_of, _rank_fields)) if ranked else ()),
+        *([Column(fields=_comparable_fields), RANK] if ranked else []),
         Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18),
         *metrics,
-        *((Column("to the best", _to_best, drop=DROP["to_best"]),) if ranked else ()),
-        *((Column("bytes/class", state, lambda entry: {"state_bytes_per_class": rounded(_state_bytes(entry))},
-                  drop=DROP["state"]),) if task.sessions else ()),
+        *([Column("to the best", _to_best, drop=5)] if ranked else []),
+        *([STATE] if task.sessions else []),
         Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
-        Column("sd of seeds", lambda entry: "" if math.isnan(entry.spread) else f"{entry.spread:.2f}",
-               lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=DROP["spread"]),
-        _trials(full),
+        Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=7),
+        Column("trials" if full else None, _trials, _trials_fields, fold=8),
         _source(ranked),
-        Column(fields=lambda e: {"partial_data": e.partial,
-                                 "novel_seen": e.measured.novel_seen if e.measured else None}),
-        *((Column(fields=_to_best_fields),) if ranked else ()),
-    ]  # fmt: skip
+        Column(fields=_data_fields),
+        *([Column(fields=_to_best_fields)] if ranked else []),
+    ]
+
+
+def paper_columns(
+    task: Task, full: bool = False, ranked: bool = False, row_metrics: Collection[str] = METRICS
+) -> list[Column[Entry]]:
+    """Return the columns of a task's table in the layout of papers; arguments as :func:`task_columns`.
+
+    Args:
+        task: the task.
+        full: add the columns that papers have in further tables, such as Delta_a and Delta_b.
+        ranked: add the ranks that each measured row can have.
+        row_metrics: the metrics that some row has.
+    """
+    names = [
+        name
+        for name in HEADINGS
+        if heading_of(name, task).latex
+        and (full or heading_of(name, task).latex_short)
+        and task.kind.shows(name, row_metrics)
+    ]
+    columns = [_metric(name, task, True) for name in names if not (task.sessions and name in ENDS)]
+    if task.sessions:
+        columns.sort(key=lambda column: column.name == "calibrated_acc")
+        between = [_after(t, True) for t in range(1, task.sessions.count)]
+        columns = [_metric("first", task, True), *between, _metric("last", task, True), *columns]
+        columns += [STATE] if full else []
+    return [*columns, *([RANK] if ranked else [])]
 
 
 def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:
-    """Mean ± interval with two digits, or the mean alone where there is no interval; "+" shows a mean's sign too."""
+    """Return mean ± interval with two digits, or the mean alone where there is no interval.
+
+    Args:
+        value: the mean and its interval.
+        sign: "+" to show the sign of a positive mean too.
+    """
     mean = f"{value.mean:{sign}.2f}"
     return mean if math.isnan(value.interval) else f"{mean} ± {value.interval:.2f}"
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """A number for programs, which know no NaN."""
+    """Return a number for programs, None for NaN.
+
+    Args:
+        value: the number.
+        digits: after the decimal point.
+    """
     return None if math.isnan(value) else round(value, digits)
 
 
-def heading_of(metric: str, task: Task) -> Heading:
-    """The heading of a metric in the tables of a task."""
-    return IN_SESSIONS.get(metric, HEADINGS[metric]) if task.sessions else HEADINGS[metric]
-
-
-def _metric(name: str, heading: str | None, bold: bool) -> Column[Entry]:
-    """A metric in percent. In regular few-shot learning readers see the accuracy alone, programs the same fields."""
+def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[Entry]:
+    """Return the column of a metric in percent; for programs alone unless ``shown``."""
+    heading = heading_of(name, task)
 
     def text(entry: Entry) -> str:
         if name not in entry.values:
@@ -247,73 +291,57 @@ def _metric(name: str, heading: str | None, bold: bool) -> Column[Entry]:
         return plus_minus(entry.values[name]) + printed
 
     def fields(entry: Entry) -> dict[str, float | None]:
-        value = entry.values.get(name, Estimate(math.nan, math.nan))
+        value = entry.values.get(name, UNKNOWN)
         return {name: rounded(value.mean), f"{name}_interval": rounded(value.interval)}
 
-    def top(entry: Entry) -> bool:
-        return bold and name == "acc" and entry.place is not None and entry.place.top
+    def bold(entry: Entry) -> bool:
+        return ranked and name == "acc" and entry.place is not None and entry.place.top
 
-    return Column(heading, text, fields, top, drop=DROP.get(name, 0))
+    def latex(entry: Entry, is_bold: bool) -> str:
+        """Return a number as papers print it: with its ± beside an accuracy only."""
+        if name not in entry.values:
+            return ""
+        value = entry.values[name]
+        number = f"{value.mean:.2f}".replace("-", "$-$")  # not a hyphen
+        number = rf"\textbf{{{number}}}" if is_bold else number
+        interval = value.interval if entry.printed is None else entry.printed
+        has_interval = name in ("acc", "calibrated_acc") and not math.isnan(interval)
+        return rf"{number} $\pm$ {interval:.2f}" if has_interval else number
+
+    return Column(
+        heading.text if shown else None,
+        text,
+        fields,
+        bold,
+        drop=heading.drop,
+        name=name,
+        latex_heading=heading.latex,
+        latex=latex,
+    )
 
 
 def _after(t: int, shown: bool) -> Column[Entry]:
-    """The accuracy after session t."""
+    """Return the column of the accuracy after session t; for programs alone unless ``shown``."""
 
     def fields(entry: Entry) -> dict[str, float | None]:
-        value = entry.after[t] if entry.after else Estimate(math.nan, math.nan)
+        value = entry.after[t] if entry.after else UNKNOWN
         return {f"a_{t}": rounded(value.mean), f"a_{t}_interval": rounded(value.interval)}
 
-    return Column(f"A_{t}" if shown else None, lambda entry: plus_minus(entry.after[t]) if entry.after else "", fields)
+    return Column(
+        f"A_{t}" if shown else None,
+        lambda entry: plus_minus(entry.after[t]) if entry.after else "",
+        fields,
+        latex_heading=str(t),
+        latex=lambda entry, _: f"{entry.after[t].mean:.2f}" if entry.after else "",
+    )
 
 
-def _source(ranked: bool) -> Column[Entry]:
-    """The column of a row's source, and whether it stands apart; ``comparable`` has that where rows are ranked."""
-
-    def plain(entry: Entry) -> str:
-        marks = f" ({', '.join(entry.marks)})" if entry.marks else ""
-        return f"published: {entry.source}{marks}" if entry.kind == "published" else entry.source
-
-    def text(entry: Entry) -> str:
-        source = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
-        source += f", keeps {images}" if entry.measured and (images := entry.measured.images_kept) else ""
-        if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
-            source += f", {mark}"
-        if entry.comparable or not (entry.measured or ranked):
-            return source
-        return f"{source}, {'not comparable' if entry.measured else 'other protocol'}"
-
-    return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, fold=11)
+def _comparable_fields(entry: Entry) -> dict[str, str | bool | None]:
+    return {"variant_of": entry.task.variant_of or None, "kind": entry.kind, "comparable": entry.comparable}
 
 
-def _trials(shown: bool) -> Column[Entry]:
-    """The column of how options were chosen: for programs, and among more columns for readers."""
-
-    def text(entry: Entry) -> str:
-        row = entry.measured
-        return "" if row is None else f"{row.trials}" + (f", edge: {', '.join(row.edge)}" if row.edge else "")
-
-    def fields(entry: Entry) -> dict[str, str | int | None]:
-        row = entry.measured
-        if row is None:
-            return {"setting": None, "trials": None, "edge": None}
-        return {"setting": row.setting, "trials": row.trials, "edge": ", ".join(row.edge)}
-
-    return Column("trials" if shown else None, text, fields, fold=8)
-
-
-def _to_best(entry: Entry) -> str:
-    """Format the difference to the best row.
-
-    A mark that :func:`ifsl_bench.reporting.notes.notes_of_ranks` explains stands where it is over episodes alone.
-    """
-    if not (entry.place and entry.place.gap):
-        return ""
-    few = entry.place.common_seeds < 2 and not entry.place.row.single
-    return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if few else "")
-
-
-def rank_of(entry: Entry) -> str:
-    """The ranks that a row can have, as text; "-" where it is provisional."""
+def _rank(entry: Entry) -> str:
+    """Return the ranks that a row can have, "-" where it is provisional."""
     if entry.place is None:
         return ""
     return "-" if entry.place.ranks is None else str(entry.place.ranks)
@@ -328,8 +356,90 @@ def _rank_fields(entry: Entry) -> dict[str, int | bool | None]:
     }
 
 
+def _state(entry: Entry) -> float:
+    """Return the bytes that a row carries on for each novel class; NaN where that is not known."""
+    known = entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
+    return math.nan if known is None else known
+
+
+def _state_text(entry: Entry) -> str:
+    return "" if math.isnan(_state(entry)) else f"{_state(entry):,.0f}"
+
+
+RANK = Column[Entry](
+    "rank",
+    _rank,
+    _rank_fields,
+    latex_heading="rank",
+    latex=lambda entry, _: _rank(entry).replace("-", "--"),  # an en dash
+)
+STATE = Column[Entry](
+    "bytes/class",
+    _state_text,
+    lambda entry: {"state_bytes_per_class": rounded(_state(entry))},
+    drop=8,
+    name="state",
+    latex_heading="bytes/class",
+    latex=lambda entry, _: _state_text(entry),
+)
+
+
+def _spread(entry: Entry) -> str:
+    return "" if math.isnan(entry.spread) else f"{entry.spread:.2f}"
+
+
+def _trials(entry: Entry) -> str:
+    """Return how many settings the options were chosen from, and which of them are at an end of what was tried."""
+    row = entry.measured
+    return "" if row is None else f"{row.trials}" + (f", edge: {', '.join(row.edge)}" if row.edge else "")
+
+
+def _trials_fields(entry: Entry) -> dict[str, str | int | None]:
+    row = entry.measured
+    if row is None:
+        return {"setting": None, "trials": None, "edge": None}
+    return {"setting": row.setting, "trials": row.trials, "edge": ", ".join(row.edge)}
+
+
+def remarks_of(row: SeedAggregate) -> list[str]:
+    """Return what tables say of a measured row in words: what its method sees and keeps, and what its backbone saw."""
+    keeps = f"keeps {row.images_kept}" if row.images_kept else ""
+    return [remark for remark in ("transductive" if row.transductive else "", keeps, MARKS[row.novel_seen]) if remark]
+
+
+def _source(ranked: bool) -> Column[Entry]:
+    """Return the column of a row's source, with remarks; ranked tables have ``comparable`` for programs instead."""
+
+    def plain(entry: Entry) -> str:
+        marks = f" ({', '.join(entry.marks)})" if entry.marks else ""
+        return f"published: {entry.source}{marks}" if entry.kind == "published" else entry.source
+
+    def text(entry: Entry) -> str:
+        parts = [plain(entry), *(remarks_of(entry.measured) if entry.measured else [])]
+        if not entry.comparable and (entry.measured or ranked):
+            parts.append("not comparable" if entry.measured else "other protocol")
+        return ", ".join(parts)
+
+    return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, fold=11)
+
+
+def _data_fields(entry: Entry) -> dict[str, bool | str | None]:
+    return {"partial_data": entry.partial, "novel_seen": entry.measured.novel_seen if entry.measured else None}
+
+
+def _to_best(entry: Entry) -> str:
+    """Return the difference to the best row, with a mark where it is over episodes alone.
+
+    :func:`ifsl_bench.reporting.notes.notes_of_ranks` explains the mark.
+    """
+    if not (entry.place and entry.place.gap):
+        return ""
+    few = entry.place.common_seeds < 2 and not entry.place.row.single
+    return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if few else "")
+
+
 def _to_best_fields(entry: Entry) -> dict[str, float | str | None]:
-    """The difference to the best row, and what papers print beside their numbers."""
+    """Return the difference to the best row, and what papers print with their numbers."""
     gap = entry.place.gap if entry.place else None
     return {
         "to_best": rounded(gap.mean) if gap else None,
@@ -338,14 +448,3 @@ def _to_best_fields(entry: Entry) -> dict[str, float | str | None]:
         "plus_minus_as_printed": entry.printed,
         "note": entry.note or None,
     }
-
-
-def _state_bytes(entry: Entry) -> float:
-    """Bytes that a row carries on for each novel class; NaN where nobody knows."""
-    known = entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
-    return math.nan if known is None else known
-
-
-def state(entry: Entry) -> str:
-    """The bytes that a row carries on for each novel class, as text; "" where nobody knows."""
-    return "" if math.isnan(size := _state_bytes(entry)) else f"{size:,.0f}"

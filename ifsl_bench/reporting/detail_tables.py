@@ -9,20 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate
+from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate, solve_notes
 from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
-from ifsl_bench.analysis.rank_intervals import Difference
+from ifsl_bench.analysis.ranking import Difference
+from ifsl_bench.analysis.selection import OF_BIAS
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.session_metrics import AFTER
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.consistency import solve_notes
-from ifsl_bench.store.schema import Result, SessionResult
-from ifsl_bench.store.selection_records import OF_BIAS, Calibration
+from ifsl_bench.store.schema import Calibration, Result, SessionResult
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import seeds_in_words, spelled
+from ifsl_bench.utils.text_format import format_options, seeds_in_words
 
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
@@ -130,13 +129,13 @@ def _facts(result: Result) -> dict[str, list[str]]:
         training["solves"] = {key: count for key, count in training["solves"].items() if count != 0}
     pretraining = dict(result.pretraining)
     facts = {
-        "method": f"{result.label}, options {spelled(result.options) or 'at their defaults'}",
+        "method": f"{result.label}, options {format_options(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
         "sequences" if isinstance(result, SessionResult) else "episodes": f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
-        "training": ", ".join(filter(None, [spelled(result.train), _words(training)])) or "none",
+        "training": ", ".join(filter(None, [format_options(result.train), _words(training)])) or "none",
     }
     if validation:
         facts["validation"] = f"by step: {_words(validation, _percent)}"

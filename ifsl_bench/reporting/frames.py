@@ -1,6 +1,6 @@
-"""Objects that a notebook shows: tables and results with a short text, HTML, and pandas where it is installed.
+"""Tables and results that a notebook shows: a short text, HTML, and pandas where it is installed. Imports no torch.
 
-Labels, titles and notes may be somebody else's text: HTML has them escaped.
+Labels, titles and notes may come from a file of unknown origin: HTML has them escaped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.reporting.columns import HEADINGS
-from ifsl_bench.reporting.data_frames import (
+from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import Table, plain_table
+from ifsl_bench.store.data_frames import (
     EPISODE,
     FACTS,
     data_frame,
@@ -22,23 +24,20 @@ from ifsl_bench.reporting.data_frames import (
     pandas_module,
     with_interval,
 )
-from ifsl_bench.reporting.render import render
-from ifsl_bench.reporting.table import Table, plain_table
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
 
 if TYPE_CHECKING:
     import pandas
 
-
-WHOLE = ' style="white-space: nowrap"'  # a number and its interval on one line
+ONE_LINE = ' style="white-space: nowrap"'  # a number and its interval
 OWN = ' style="font-weight: bold"'  # a row of the user's own
 MOST = 30  # rows that a notebook shows as text
-MOST_HTML = 200  # and as HTML: a page of all tasks, not all of somebody's results
+MOST_HTML = 200  # and as HTML: a page of all tasks, not all results of a user
 
 
 class Frame:
-    """Tables in a notebook: what ``ifsl-bench table``, ``leaderboard`` or ``compare`` print.
+    """Tables in a notebook, as ``ifsl-bench table``, ``leaderboard`` or ``compare`` print them.
 
     Iterating gives a dict for each row, with the names and plain numbers of ``--format json``: percent, and half-widths
     of 95% intervals under the same name with ``_interval``.
@@ -48,11 +47,11 @@ class Frame:
         self._tables, self._closing = tuple(tables), closing
 
     def records(self) -> list[dict[str, Any]]:
-        """A dict for each row of all tables."""
+        """Return a dict for each row of all tables."""
         return [record for table in self._tables for record in table.records()]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A data frame with a row for each of :meth:`records`; raises an error without pandas."""
+        """Return a data frame with a row for each of :meth:`records`; raise an error without pandas."""
         return data_frame(self.records())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -61,8 +60,8 @@ class Frame:
     def __len__(self) -> int:
         return sum(len(table.rows) for table in self._tables)
 
-    def _more(self, most: int) -> str:
-        return f"... and {len(self) - most} more rows; to_pandas() has them all" if len(self) > most else ""
+    def _more(self, most: int) -> list[str]:
+        return [f"... and {len(self) - most} more rows; to_pandas() has them all"] if len(self) > most else []
 
     def __repr__(self) -> str:
         lines: list[str] = []
@@ -72,9 +71,9 @@ class Frame:
                 break
             grid = render([Table(table.columns, table.rows)]).split("\n")
             above = [one_line(text) for text in (table.title, table.lead) if text]
-            lines += ["", *above, *[""] * bool(above), *grid[: 2 + room]]
+            lines += ["", *above, *([""] if above else []), *grid[: 2 + room]]
             room -= len(table.rows)
-        return "\n".join([*lines[1:], *filter(None, [self._more(MOST)])])
+        return "\n".join([*lines[1:], *self._more(MOST)])
 
     def _repr_html_(self) -> str:
         shown, room = list[str](), MOST_HTML
@@ -82,8 +81,8 @@ class Frame:
             if room > 0:
                 shown.append(_html(table, room))
             room -= len(table.rows)
-        closing = (f"<p>{escape(one_line(text))}</p>" for text in (self._more(MOST_HTML), self._closing) if text)
-        return "".join([*shown, *closing])
+        closing = [*self._more(MOST_HTML), *([self._closing] if self._closing else [])]
+        return "".join([*shown, *(f"<p>{escape(one_line(text))}</p>" for text in closing)])
 
 
 def _html(table: Table[Any], most: int) -> str:
@@ -92,11 +91,12 @@ def _html(table: Table[Any], most: int) -> str:
     cells = [[one_line(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
     mine = iter([table.mine(row) for row in table.rows])
-    grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid).replace("<td>", f"<td{WHOLE}>")
-    notes = "".join(f"<br>{escape(one_line(note))}" for note in table.notes)
+    grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid)
+    grid = grid.replace("<td>", f"<td{ONE_LINE}>")
+    notes = "<br>".join(escape(one_line(note)) for note in table.notes)
     lead = f"<p>{escape(one_line(table.lead))}</p>" if table.lead else ""
     title = f"<p><b>{escape(one_line(table.title))}</b></p>" if table.title else ""
-    below = f"<p><small>{notes.removeprefix('<br>')}</small></p>" if notes else ""
+    below = f"<p><small>{notes}</small></p>" if notes else ""
     return f"{title}{lead}{grid}{below}"
 
 
@@ -104,12 +104,11 @@ class Results(UserList[Result]):
     """Results in a notebook."""
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each result, see :func:`facts`; raises an error without pandas."""
+        """Return a row for each result, see :func:`facts`; raise an error without pandas."""
         return data_frame([facts(result) for result in self], FACTS)
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
-        """A row for each episode of each result: ``task``, ``method``, ``seed``, ``episode`` and the counts of right
-        queries, see :func:`episodes`; raises an error without pandas."""
+        """Return a row for each episode of each result, see :func:`episodes`; raise an error without pandas."""
         frames = [episodes(result) for result in self]
         return pandas_module().concat(frames, ignore_index=True) if frames else data_frame([], EPISODE)
 
@@ -119,18 +118,13 @@ class Results(UserList[Result]):
         return "\n".join([f"{len(self)} result{'s' * (len(self) != 1)}", *shown, *more])
 
     def _repr_html_(self) -> str:
-        shown = _html(plain_table([_shown(result) for result in self]), MOST_HTML) if len(self) else "<p>no results</p>"
+        if not len(self):
+            return "<p>no results</p>"
+        rows = []
+        for result in self:
+            names = [name for name in ("acc", "calibrated_acc", "delta") if name in result.summary]
+            row = {"task": result.task, "method": result.label, "seed": str(result.seed)}
+            row |= {HEADINGS[name].text: with_interval(result.summary[name]) for name in names}
+            rows.append(row | {"episodes": f"{len(result.episodes):,}"})
         more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
-        return shown + more
-
-
-def _shown(result: Result) -> dict[str, str]:
-    """A result as a row of a notebook's table."""
-    values = {name: result.summary[name] for name in ("acc", "calibrated_acc", "delta") if name in result.summary}
-    return {
-        "task": result.task,
-        "method": result.label,
-        "seed": str(result.seed),
-        **{HEADINGS[name].text: with_interval(value) for name, value in values.items()},
-        "episodes": f"{len(result.episodes):,}",
-    }
+        return _html(plain_table(rows), MOST_HTML) + more

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED
+from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
 from ifsl_bench.analysis.task_results import TaskResults, load_variants, nothing_stored, telling
-from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, task_columns
+from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, rounded, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
-from ifsl_bench.reporting.published_table import published_tables
-from ifsl_bench.reporting.table import Table
-from ifsl_bench.store.consistency import solve_notes
-from ifsl_bench.store.published import PublishedRow, published_tasks
-from ifsl_bench.utils.text_format import either
+from ifsl_bench.reporting.table import Column, Table
+from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
+from ifsl_bench.utils.text_format import join_or
 
 OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
@@ -30,12 +28,31 @@ RULE = (
     "(--setting). Each of your rows, and each row of fewer seeds than three in four others have, is ranked with the "
     "others, without its like."
 )
+PUBLISHED = ("acc", "first", "last", "pd", "gain", "base", "novel")  # metrics of published rows in sessions
+PUBLISHED_DROP = {"pd": 2, "first": 3, "base": 5, "novel": 4}
+WARNING = (
+    "Published rows use other backbones than measured ones, or do not say which: do not compare their accuracies, and "
+    "compare gains with care."
+)
+PUBLISHED_NOTES = [
+    "Published: as printed, without intervals; means of several runs where a note says so. Ranked nowhere, in no "
+    "significance test. Sources that contradict each other stand side by side.",
+    WARNING,
+    "gain: how far Avg. is above that of a model with the same A_0 which never answers with a novel class.",
+    "kind: who prints the numbers; cited: another paper repeats them; rerun: another paper ran the method itself.",
+]
 
 
 def task_tables(
     board: TaskResults, full: bool = False, ranked: bool = False
 ) -> list[Table[Entry] | Table[PublishedRow]]:
-    """The table of a task, and for one in sessions the rows that papers print, in a table of their own."""
+    """Return the table of a task, and for one in sessions the rows that papers print, in a table of their own.
+
+    Args:
+        board: the results of a task.
+        full: see :func:`task_table`.
+        ranked: see :func:`task_table`.
+    """
     printed = published_tables(board, full)
     if printed and not (board.rows or board.others):
         return [*printed]
@@ -43,12 +60,13 @@ def task_tables(
 
 
 def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> Table[Entry]:
-    """The table of one task: measured and published rows by accuracy, then rows that are not comparable.
+    """Return the table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
     Measured rows are placed as :meth:`ifsl_bench.analysis.ranking.Ranking.level` has it, by what they differ in on the
     seeds that they share.
 
     Args:
+        board: the results of the task.
         full: with all columns that :func:`ifsl_bench.reporting.columns.task_columns` has.
         ranked: with the ranks of measured rows; rows of other protocols come last.
 
@@ -64,9 +82,13 @@ def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> 
             return 1 if row else 2, 0.0
         return 0, -(place.level if place else board.ranking.level(row) if row else entry.values["acc"].mean)
 
-    title, entries = board.name, sorted(entries_of(board, ranked), key=order)
-    notes, metrics = _notes(board, entries), _metrics_of(entries)
+    entries = sorted(entries_of(board, ranked), key=order)
+    metrics = {name for entry in entries for name in entry.values}
+    shared = [entry for entry in entries if entry.kind == COMPUTED and "," in entry.note]
+    notes = [*notes_of(board), *(f"{entry.label}: {entry.note}." for entry in shared)]
+    notes += [of_calibration(board.task)] if "calibrated_acc" in metrics else []
     means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
+    title = board.name
     if ranked:
         title += f", a variant of {board.task.variant_of}: not comparable with it" if board.task.variant_of else ""
         notes += notes_of_ranks(board)
@@ -78,17 +100,25 @@ def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> 
 def ranked_tables(
     boards: Iterable[TaskResults], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
-    """The ranked tables of tasks and of their variants, see :func:`with_variants`, and the notes below all of them."""
+    """Return the ranked tables of tasks and of their variants, and the notes below all of them.
+
+    Args:
+        boards: see :func:`with_variants`.
+        results: see :func:`with_variants`.
+        full: see :func:`task_table`.
+        labels: see :func:`with_variants`.
+    """
     shown = with_variants(boards, results, labels)
     ranked = [board.task for board in shown if len(board.compared) > 1]
-    names = either(heading_of("acc", task).text for task in ranked)
-    closing = RULE.format(names, either(task.kind.units for task in ranked)) if ranked else ""
+    names = join_or(heading_of("acc", task).text for task in ranked)
+    closing = RULE.format(names, join_or(task.kind.units for task in ranked)) if ranked else ""
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 
 def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[Entry]], str]:
-    """The best three ranked rows of each task and the user's own, with their lazy ones, in few columns; and where
-    there is more.
+    """Return the best three ranked rows of each task and the user's own in few columns, and where there is more.
+
+    Lazy rows of these are shown too.
     """
     tables, boards = [], list(boards)
     for board in boards:
@@ -103,7 +133,7 @@ def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[Entry]], str]:
         notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
         notes += [f"{remark}." for remark in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
-    units = either(board.task.kind.units for board in boards)
+    units = join_or(board.task.kind.units for board in boards)
     closing = (
         f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; rows that are not tuned. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
@@ -120,24 +150,91 @@ def _mine(entry: Entry) -> bool:
     return entry.measured is not None and entry.measured.origin != STORED
 
 
-def _metrics_of(entries: Iterable[Entry]) -> set[str]:
-    """The metrics that some entry has."""
-    return {name for entry in entries for name in entry.values}
+def published_tables(board: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
+    """Return the table of what papers and authors print of a task in sessions, by method; none where there is nothing.
+
+    Args:
+        board: the results of the task.
+        full: with the accuracy after each session.
+    """
+    rows = sorted((paper for paper in board.papers if paper.sequence), key=lambda paper: paper.label.lower())
+    if not rows:
+        return []
+    notes = [*PUBLISHED_NOTES]
+    if rows[0].protocol:
+        notes.append("They are of one order of the classes and one support set.")
+    labels: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        labels.setdefault((row.source, row.note), []).append(row.label)
+    notes += [f"{', '.join(of_note)} ({source}): {note}." for (source, note), of_note in labels.items() if note]
+    return [Table(_published_columns(board, full), rows, f"{board.name}: published numbers", notes, whole=full)]
 
 
-def _notes(board: TaskResults, entries: Sequence[Entry]) -> list[str]:
-    shared = [f"{entry.label}: {entry.note}." for entry in entries if entry.kind == COMPUTED and "," in entry.note]
-    calibrated = [of_calibration(board.task)] if "calibrated_acc" in _metrics_of(entries) else []
-    return [*notes_of(board), *shared, *calibrated]
+def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedRow]]:
+    def sequence(row: PublishedRow) -> PublishedSequence:
+        assert row.sequence is not None
+        return row.sequence
+
+    def metric(name: str) -> Column[PublishedRow]:
+        return Column(
+            heading_of(name, board.task).text,
+            lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
+            lambda row: {name: rounded(row.values[name]) if name in row.values else None},
+            drop=PUBLISHED_DROP.get(name, 0),
+        )
+
+    def after(t: int) -> Column[PublishedRow]:
+        return Column(
+            f"A_{t}" if full else None,
+            lambda row: f"{sequence(row).after[t]:.2f}",
+            lambda row: {f"a_{t}": sequence(row).after[t]},
+        )
+
+    def flags(row: PublishedRow) -> dict[str, bool | str | None]:
+        """Return the flags for programs; None where no source states one."""
+        of_row = sequence(row)
+        return {
+            "chosen_on_test": of_row.chosen_on_test,
+            "keeps_images": of_row.images or None,
+            "knows_classes": of_row.knows_classes,
+            "novel_seen": of_row.novel_seen,
+        }
+
+    def source(row: PublishedRow) -> dict[str, str | int | None]:
+        return {"source": f"published: {row.source}", "seeds": sequence(row).seeds, "note": row.note or None}
+
+    fixed = {"task": board.name, "kind": "published", "comparable": False}
+    sessions = board.task.sessions.count + 1 if board.task.sessions else 0
+    first, *others = (metric(name) for name in PUBLISHED if not (full and name in ("first", "last")))
+    return [
+        Column(fields=lambda row: fixed),
+        Column("method", lambda row: row.label, lambda row: {"method": row.label}, fold=14),
+        first,
+        *map(after, range(sessions)),
+        *others,
+        Column(
+            "kind", lambda row: KINDS[sequence(row).kind], lambda row: {"published_as": sequence(row).kind}, fold=10
+        ),
+        Column(
+            "backbone",
+            lambda row: sequence(row).backbone or "not said",
+            lambda row: {"backbone": sequence(row).backbone or None},
+            fold=10,
+            drop=1,
+        ),
+        Column("flags", lambda row: sequence(row).flags, flags, fold=20),
+        Column("source", lambda row: row.source, source, fold=11),
+    ]
 
 
 def with_variants(boards: Iterable[TaskResults], results: Path, labels: Collection[str]) -> list[TaskResults]:
-    """Each board with rows, then the tasks whose protocol departs from its own and that are not named themselves.
+    """Return each board with rows, then the tasks of another protocol that are not named themselves.
 
     Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
 
     Args:
-        boards: of the tasks to show; variants are looked for in the folder ``results``.
+        boards: of the tasks to show.
+        results: the folder in which variants are looked for.
         labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
 
     Raises:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ifsl_bench.analysis.comparison import compare as compare_rows
-from ifsl_bench.analysis.query import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
+from ifsl_bench.analysis.task_results import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import comparison_table
 from ifsl_bench.reporting.frames import Frame, Results

@@ -6,14 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from ifsl_bench.analysis.aggregate import PAPER, PARTIAL, SeedAggregate, held_fixed, holding_choices, names_of
+from ifsl_bench.analysis.aggregate import (
+    PAPER,
+    PARTIAL,
+    SeedAggregate,
+    held_fixed,
+    holding_choices,
+    names_of,
+    solve_notes,
+)
 from ifsl_bench.analysis.comparison import p_value
-from ifsl_bench.analysis.rank_intervals import Difference
-from ifsl_bench.analysis.ranking import Ranking
+from ifsl_bench.analysis.ranking import Difference, Ranking
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
-from ifsl_bench.store.consistency import solve_notes
 from ifsl_bench.store.schema import Result, SessionResult
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import numbers_in_words, seeds_in_words

@@ -11,7 +11,7 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, having, names_of
 from ifsl_bench.analysis.comparison import overall
-from ifsl_bench.analysis.rank_intervals import Difference
+from ifsl_bench.analysis.ranking import Difference
 from ifsl_bench.analysis.session_variance import PARTS, Variance, WrongSign, split, wrong_sign
 from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate

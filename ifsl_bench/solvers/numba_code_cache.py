@@ -16,11 +16,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, mark_used, own_code, sha256_file
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import tagged
+from ifsl_bench.utils.tempnames import unique_name
 
 SUMS = "checksums.json"
 _wanted: Path | None = None
@@ -39,7 +39,7 @@ def code_folder() -> Path | None:
     try:
         folder = _place()
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / tagged(".writable")
+        probe = folder / unique_name(".writable")
         probe.touch()
         probe.unlink()
         with alone(folder):  # else what another process has compiled, and not recorded yet, would go
@@ -66,7 +66,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _sums(folder: Path) -> dict[str, str]:
     try:
-        sums = read_sealed(folder / SUMS).get("files")
+        sums = read_checksummed(folder / SUMS).get("files")
     except (CorruptFile, FileNotFoundError):
         return {}
     return sums if isinstance(sums, dict) else {}
@@ -93,7 +93,7 @@ def record(folder: Path) -> None:
         with contextlib.suppress(OSError, UserError):  # another process may have removed it
             sums[str(path.relative_to(folder))] = sha256_file(path)
     with contextlib.suppress(OSError, UserError):
-        write_sealed(folder / SUMS, {"files": sums})
+        write_checksummed(folder / SUMS, {"files": sums})
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from numba.core import event
 from numba.extending import intrinsic
 
 from ifsl_bench.solvers.numba_code_cache import announce, code_folder
-from ifsl_bench.utils.tempnames import tagged
+from ifsl_bench.utils.tempnames import unique_name
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
@@ -49,7 +49,7 @@ def _name_apart(dispatcher: Any) -> None:
     compile one function for other arguments, or other processors, one's index would name the other's code."""
     file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if (numbered := getattr(file, "_data_name", None)) is not None:
-        file._data_name = lambda number: tagged(numbered(number).removesuffix(".nbc"), ".nbc")
+        file._data_name = lambda number: unique_name(numbered(number).removesuffix(".nbc"), ".nbc")
 
 
 def compiled(function: F) -> F:

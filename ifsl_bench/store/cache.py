@@ -1,9 +1,9 @@
-"""Lists what takes space in the home folder and when it was last used, and removes what the user chooses.
+"""List of what takes space in the home folder and when it was last used, and its removal by kind.
 
-Removing something that is needed after all costs time, never a result: whoever needs it makes it again. Still, what a
-running process may be using stays: what is locked, what was used within :data:`RECENT`, and what runs start from.
-Whatever is used is touched (:func:`ifsl_bench.utils.files.mark_used`), so its file of facts says when: access times
-are switched off on many disks, and on others every backup is an access.
+Removing something that is needed after all costs time, never a result: the next run makes it again. Still, everything
+that a running process may be using stays: what is locked, what was used within :data:`RECENT`, and what runs start
+from. Whatever is used is touched (:func:`ifsl_bench.utils.files.mark_used`), since access times are switched off on
+many disks, and on others every backup is an access.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.utils.atomic_dir import remove
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.locks import is_locked, taken
-from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, what
+from ifsl_bench.utils.locks import is_locked, try_lock
+from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, strip_tag
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
 OF_JOBS = ("trained", "trials")
@@ -31,7 +31,7 @@ KINDS = (*STARTS, *OF_JOBS, "compiled", "logs", "rates", "keys")
 STAYS = ("digests", "tasks", "weights")  # pinned, for the user to change, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
 ORDER = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
-LEFTOVER = (UNFINISHED, ASIDE, "compiled", "keys")  # what costs nobody more than seconds
+LEFTOVER = (UNFINISHED, ASIDE, "compiled", "keys")  # needs no more than seconds to be made again
 DAY, RECENT, KEYS = 86400.0, 2 * 3600.0, 30 * 86400.0  # seconds; clocks may differ by an hour
 _IN_FOLDERS = ("features", "logs")  # kinds that are kept in a folder for each pretraining or stage
 _FACTS = ("manifest.json", "checkpoint.json", "bank.json", "checksums.json")
@@ -49,16 +49,9 @@ class Item:
     bytes: int  # that its files hold
     used: float  # when it was last used, in seconds
 
-    def is_called(self, name: str) -> bool:
-        """Tells whether a name is its kind, or a whole part of what it is of: a data set, task, backbone or method."""
-        if name in ORDER:
-            return self.kind == name
-        part = rf"(?<![^-+: ./@]){re.escape(name)}(?![^-+: ./@])"
-        return re.search(part, self.of) is not None
-
 
 def listed(home: Paths) -> list[Item]:
-    """Lists everything in the home but the results, by kind."""
+    """Return everything in the home but the results, by kind."""
     return sorted(_items(home), key=lambda item: (ORDER.index(item.kind), item.of, item.path))
 
 
@@ -88,7 +81,7 @@ def _inside(folder: Path) -> list[Path]:
 
 def _kind_and_name(kind: str, path: Path) -> tuple[str, Path, str]:
     if path.name.startswith((PARTIAL, REMOVED)):
-        return UNFINISHED, path, f"{kind}: {what(path.name).removeprefix(PARTIAL).removeprefix(REMOVED)}"
+        return UNFINISHED, path, f"{kind}: {strip_tag(path.name).removeprefix(PARTIAL).removeprefix(REMOVED)}"
     if match := _ASIDE.fullmatch(path.name):
         return ASIDE, path, f"{kind}: {match[1]}"
     if kind == "logs" and path.name == "rates.json":
@@ -106,52 +99,41 @@ def _size_and_use(path: Path) -> tuple[int, float]:
     return 0, 0.0
 
 
-def pruning(
-    home: Paths, names: Sequence[str] = (), unused: float | None = None, most: float | None = None
-) -> tuple[list[Item], list[tuple[Item, str]]]:
-    """Sorts what is chosen, by last use; without a choice, what is left over is chosen.
+def select(home: Paths, kinds: Sequence[str] = ()) -> tuple[list[Item], list[tuple[Item, str]]]:
+    """Return the items of some kinds that may be removed, and those that stay, with the reason.
 
     Args:
-        names: kinds, and data sets, tasks, backbones or methods; of each sort one must be an item's.
-        unused: least seconds since the last use.
-        most: bytes that the home may take; what was used longest ago goes first.
-
-    Returns:
-        The items that go, and those that stay, with the reason.
+        home: the folders.
+        kinds: by default what is left over.
 
     Raises:
-        UserError: nothing in the home has one of the names.
+        UserError: the home has nothing of a kind.
     """
     items, now = listed(home), time.time()
-    for name in names:
-        if not any(item.is_called(name) for item in items):
-            raise UserError(f"nothing in {home.cache} is called {name!r}; 'ifsl-bench cache' lists what is there")
-    chosen = bool(names) or unused is not None or most is not None
-    sorts = [[name for name in names if (name in ORDER) == is_kind] for is_kind in (True, False)]
+    for kind in kinds:
+        if not any(item.kind == kind for item in items):
+            raise UserError(f"nothing in {home.cache} is called {kind!r}; 'ifsl-bench cache' lists what is there")
     reasons = {item: _why_it_stays(item, now) for item in items}
     running = any(reasons[item] and item.kind in (*OF_JOBS, "features") for item in items)
-    going, staying, size = list[Item](), list[tuple[Item, str]](), sum(item.bytes for item in items)
-    for item in sorted(items, key=lambda item: (item.used, item.path)):
-        named = all(not sort or any(map(item.is_called, sort)) for sort in sorts)
-        fits = named and (unused is None or now - item.used >= unused)
-        if not (fits if chosen else item.kind in LEFTOVER) or (most is not None and size <= most):
+    going, staying = list[Item](), list[tuple[Item, str]]()
+    for item in items:
+        if item.kind not in (kinds or LEFTOVER):
             continue
-        needed = "perhaps needed by a process that runs" if running and item.kind in (*STARTS, *OF_JOBS) else ""
+        needed = "perhaps needed by a process that runs" if running and item.kind in (*STARTS, *OF_JOBS) else None
         if why := reasons[item] or needed:
             staying.append((item, why))
         else:
             going.append(item)
-            size -= item.bytes
     return going, staying
 
 
-def _why_it_stays(item: Item, now: float) -> str:
-    """Says why an item may not go; "" where nothing keeps it."""
-    idle, name = now - item.used, what(item.path.name).removeprefix(PARTIAL)
+def _why_it_stays(item: Item, now: float) -> str | None:
+    """Return why an item may not be removed; None where nothing keeps it."""
+    idle, name = now - item.used, strip_tag(item.path.name).removeprefix(PARTIAL)
     if item.kind == UNKNOWN:
         return "not made by this version of ifsl-bench"
     if item.kind in STAYS:
-        return "perhaps not to be had again"
+        return "may not be available again"
     if item.kind == "compiled" and name == sources_folder():
         return "needed by this version"
     if item.kind == "data" and not datasets.is_made_here(name):
@@ -160,18 +142,22 @@ def _why_it_stays(item: Item, now: float) -> str:
         return "a process holds its lock"
     if item.kind == "keys" and idle < KEYS:
         return f"of a cluster that was started in the last {KEYS / DAY:.0f} days, and perhaps runs"
-    return f"used in the last {RECENT / 3600:.0f} hours" if idle < RECENT else ""
+    return f"used in the last {RECENT / 3600:.0f} hours" if idle < RECENT else None
 
 
 def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:
-    """Removes what goes, what was made from others first; returns how many bytes that were.
+    """Remove items, what was made from others first; return how many bytes that were.
 
-    What has been used, locked or removed since it was looked at stays as it is. A folder that is empty now stays too: a
-    run that starts may be about to write into it.
+    An item that has been used, locked or removed since it was listed stays as it is. A folder that is empty now stays
+    too: a run that starts may be about to write into it.
+
+    Args:
+        going: the items.
+        say: prints a line on an item that stays.
     """
     freed = 0
     for item in sorted(going, key=lambda item: ORDER.index(item.kind), reverse=True):
-        with taken(item.path) as free:
+        with try_lock(item.path) as free:
             if not free or _size_and_use(item.path)[1] > item.used:
                 say(f"{item.path} is in use by now, and stays")
                 continue

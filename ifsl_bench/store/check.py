@@ -1,43 +1,61 @@
-"""Contributed result files, held against the task, the episodes, the data and the method that they name."""
+"""Check of contributed result files against their schema, and the task, the episodes and the data that they name."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from ifsl_bench.analysis.task_results import unfit
+from ifsl_bench._version import __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find, is_plain
-from ifsl_bench.protocols.tasks.task_limits import check_task, most_of
+from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_of
 from ifsl_bench.protocols.tasks.variants import changed, split
-from ifsl_bench.reporting.data_frames import with_interval
-from ifsl_bench.store.check_form import Unverified, odd_values, unprintable, verifying
-from ifsl_bench.store.schema import Result, file_name, inconsistency, parse, read_raw
-from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.store.consistency import contradiction, unfit
+from ifsl_bench.store.data_frames import with_interval
+from ifsl_bench.store.schema import PATTERNS_IN_WORDS, Result, WrittenFields, file_name, parse, read_raw
+from ifsl_bench.utils.errors import UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.sampling.episodes import Sampler
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
-MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
+MOST_LINES, MOST_LETTERS = 50, 500  # that are printed of a file; one line is enough to refuse it
+AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
+
+
+class Unverified(Exception):
+    """Something that cannot be checked here; the message names what is missing."""
+
+
+Check = Callable[[Result, Task, Paths], Iterator[str]]  # yields failures; raises Unverified
 
 
 @dataclass(frozen=True)
-class Checked:
-    """The findings on a file."""
+class CheckedFile:
+    """The findings on a file.
 
-    result: Result | None  # None where the file does not hold one
-    failures: tuple[str, ...]  # what is wrong, a line each; empty for a good file
-    unverified: tuple[str, ...] = ()  # what could not be looked at here
+    Attributes:
+        result: None where the file does not hold one.
+        failures: what is wrong, a line each; empty for a good file.
+        unverified: what could not be checked here.
+    """
+
+    result: Result | None
+    failures: tuple[str, ...]
+    unverified: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -49,53 +67,62 @@ class Checked:
         return f"{text} (not verified: {'; '.join(self.unverified)})" if self.unverified else text
 
 
-def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None) -> Checked:
-    """Verifies a result file.
+def check_result(
+    path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None, checks: Sequence[Check] = ()
+) -> CheckedFile:
+    """Verify a result file.
 
-    Held against each other are its schema and every name in it, all of which must be texts that can be printed; its
+    Compared with each other are its schema and every name in it, all of which must be texts that can be printed; its
     summary and the counts of its episodes; its task's definition, data and episodes, and the ones it was measured on;
     its name and label, and the method, options and seed in it; where it came from. The episodes of a task without a
-    pinned digest, and some but not all of a task's, are drawn again where the data are prepared here; where the method
-    is installed, label and choice of options are made again, and its code is compared.
+    pinned digest, and some but not all of a task's, are drawn again where the data are prepared here.
 
     Args:
-        tasks: tasks of one's own, by name, beside the packaged ones.
-        home: where data sets are looked for.
+        path: of the file.
+        tasks: further tasks, by name, next to the packaged ones.
+        home: the folders with data sets and own tasks.
+        checks: further checks, of the method; see :mod:`ifsl_bench.experiments.check_method`.
     """
     home, tasks = home or Paths.locate(), tasks or {}
     try:
         raw = read_raw(path)
-        if mixed := _published(path, raw):
-            return Checked(None, (mixed,))
+        if reason := _published(path, raw):
+            return CheckedFile(None, (reason,))
         result = parse(path, raw)
     except UserError as error:
         message = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
-        return Checked(
-            None, _lines([message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)])
-        )
-    failures = [*unprintable(raw)]
-    failures += [reason] if (reason := inconsistency(result)) else []
+        message = message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)
+        return CheckedFile(None, _lines([message]))
+    failures = [*_unprintable(raw)]
+    failures += [reason] if (reason := contradiction(result)) else []
     failures += _place(path, result, tasks, home)
-    failures += odd_values(result)
+    failures += _odd_values(result)
     unverified: list[str] = []
     try:
         task = _task(result.task, tasks, home)
     except UserError as error:
         failures.append(f"task: {error}")
     else:
-        from ifsl_bench.experiments.check_method import CHECKS
-
         failures += [*_definition(result, task), *unfit(task, [result]).values()]
-        for check in (_digest, _classes, _partial, _calibration, *CHECKS):
+        for check in (_digest, _classes, _partial, _calibration, *checks):
             try:
                 failures += check(result, task, home)
             except Unverified as error:
                 unverified.append(str(error))
-    return Checked(result, _lines(failures), tuple(map(one_line, unverified)))
+    return CheckedFile(result, _lines(failures), tuple(map(one_line, unverified)))
+
+
+@contextlib.contextmanager
+def verifying(subject: str) -> Iterator[None]:
+    """Raise whatever keeps a check from looking at a subject as :class:`Unverified`, with the reason."""
+    try:
+        yield
+    except (UserError, Unverified) as error:
+        raise Unverified(f"{subject}, since {error}") from error
 
 
 def _lines(failures: Sequence[str]) -> tuple[str, ...]:
-    """Shortens each failure to one line, and their number to as many as anybody reads."""
+    """Shorten each failure to one line, and their number to ``MOST_LINES``."""
     texts = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
     rest = [f"and {len(texts) - MOST_LINES:,} more"] if len(texts) > MOST_LINES else []
     return tuple(texts[:MOST_LINES] + rest)
@@ -117,17 +144,17 @@ def _task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
     return task
 
 
-def _published(path: Path, raw: Mapping[str, Any]) -> str:
-    """Says why a file is, or lies among, published rows; "" elsewhere. They are never mixed with measured ones."""
+def _published(path: Path, raw: Mapping[str, Any]) -> str | None:
+    """Return why a file is, or lies among, published rows, which are never mixed with measured ones; None elsewhere."""
     if raw.keys() & {"rows", "columns"}:
         return "it is a table of published rows, not the result of a run"
     if _folder(path) == "published":
         return "it lies among the published rows, where no measured result belongs"
-    return ""
+    return None
 
 
 def _folder(path: Path) -> str:
-    """The name of the folder that a file lies in; as for tables, a link lies where it is, not where it leads."""
+    """Return the name of the folder that a file lies in; as for tables, a link lies where it is, not where it leads."""
     return Path(os.path.abspath(path)).parent.name
 
 
@@ -153,7 +180,7 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
 
 
 def _digest(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """The digest, against the pinned one or against the episodes drawn again from the data."""
+    """Compare the digest with the pinned one, or with that of the episodes drawn again from the data."""
     count = len(result.episodes)
     if count > most_of(task):  # which does not fit, and may be millions to draw
         return
@@ -166,7 +193,7 @@ def _digest(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 
 def _classes(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """The novel classes of each episode, against the episodes drawn again from the data."""
+    """Compare the novel classes of each episode with the episodes drawn again from the data."""
     count = len(result.episodes)
     if unfit(task, [result]):
         return
@@ -178,15 +205,27 @@ def _classes(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 
 def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sampler | SequenceSampler:
-    """A side's episodes of the very data that a result was measured on."""
-    _prepared(result, task, home)
-    from ifsl_bench.experiments.workspace import Workspace
+    """Return the episodes of a side, drawn from the very data that a result was measured on."""
+    from ifsl_bench.data.preparing.metadata import ensure_of
+    from ifsl_bench.data.session_lists import order_of
+    from ifsl_bench.protocols.sampling.episodes import task_stream
+    from ifsl_bench.utils.progress import Reporter
 
-    return Workspace(home).prepared(task, "linear", result.seed).sampler(side)
+    _prepared(result, task, home)
+    dataset = ensure_of(task, home, Reporter())
+    listed = task.sessions is not None and task.sessions.published
+    return task_stream(
+        task,
+        side,
+        result.seed,
+        starts=lambda pool: dataset.pool(pool).starts,
+        classes=lambda pool: dataset.pool(pool).classes,
+        order=order_of(task.novel_data, dataset.pool("novel/test").classes) if listed else None,
+    )
 
 
 def _prepared(result: Result, task: Task, home: Paths) -> bool:
-    """Tells whether the data that a result was measured on are partial; exactly these have to be here."""
+    """Return whether the data that a result was measured on are partial; exactly these have to be here."""
     from ifsl_bench.data.datasets import is_prepared
     from ifsl_bench.data.pools import open_dataset
     from ifsl_bench.data.preparing.metadata import data_of
@@ -203,7 +242,7 @@ def _prepared(result: Result, task: Task, home: Paths) -> bool:
 
 
 def _partial(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """Checks the mark "partial", which is part of the fingerprint, against the pinned or the prepared data."""
+    """Check the mark "partial", which is part of the fingerprint, against the pinned or the prepared data."""
     data = task.dataset
     crossed = task.novel_from is not None  # then either may be
     expected = data.partial if data.fingerprint == result.fingerprint and not crossed else None
@@ -219,10 +258,69 @@ def _partial(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 
 def _calibration(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """Checks that a calibration is there where the task allows one."""
+    """Check that a calibration is there where the task allows one."""
     if not task.kind.has_base or result.calibration:
         return
     if not (result.tuned or result.training):  # these have had validation episodes
         with verifying("calibration"):
             _sampler(result, task, home, "val")
     yield f"calibration: missing; task {task.name} has base classes, and validation episodes to find the bias on"
+
+
+def _odd_values(result: Result) -> Iterator[str]:
+    """Yield a line for each value that no run writes; of each field of :class:`WrittenFields` the first."""
+    for field in msgspec.structs.fields(WrittenFields):
+        try:
+            msgspec.convert(getattr(result, field.name), field.type, strict=True)
+        except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
+            expected, _, at = str(error).partition(" - at `")  # "$.place", or "key` in `$.place"
+            for pattern, words in PATTERNS_IN_WORDS.items():
+                expected = expected.replace(f"`str` matching regex {pattern!r}", words)
+            yield f"{field.name}{at.rpartition('$')[2].strip('`')}: {expected}"
+    if result.trials > MOST_TRIALS:
+        yield f"setting: {result.setting!r}, a run tries at most {MOST_TRIALS:,}"
+    values = {value for tried in result.tuned.values() for value in tried}
+    if strange := [*(set(result.passed_over) - values), *(set(result.edge) - result.chosen)]:
+        yield f"passed_over, edge: {strange[0]!r} is nothing that was tuned"
+    if result.rounds and (sum(result.rounds) != sum(map(len, result.tuned.values())) or min(result.rounds) < 1):
+        yield f"rounds: {result.rounds}, and {sum(map(len, result.tuned.values()))} settings were tried"
+    commit, version, time = (str(result.provenance.get(key, "")) for key in ("commit", "version", "time"))
+    if "+changes" in commit:
+        yield f"provenance: measured with files changed since commit {commit[:12]}; run it again"
+    yield from _version(version)
+    yield from _time(time)
+
+
+def _version(value: str) -> Iterator[str]:
+    """Yield whether a version is newer than this one, which cannot check what that may have measured."""
+    numbers, own = (re.match(r"(?:\d{1,9}\.)*\d{1,9}", version) for version in (value, __version__))
+    if numbers is None or own is None:
+        yield f"provenance.version: {reprlib.repr(value)} is no version"
+    elif [int(part) for part in numbers[0].split(".")] > [int(part) for part in own[0].split(".")]:
+        yield f"provenance.version: {reprlib.repr(value)} is newer than the one that checks, {__version__}"
+
+
+def _time(value: str) -> Iterator[str]:
+    try:
+        ahead = datetime.datetime.fromisoformat(value) - datetime.datetime.now(datetime.UTC)
+    except (ValueError, TypeError):  # the latter for a time of no zone
+        yield f"provenance.time: {reprlib.repr(value)} is no time as a run writes it, such as 2026-01-31T12:00:00+00:00"
+        return
+    if ahead > AHEAD:
+        yield f"provenance.time: {value} is in the future"
+
+
+def _unprintable(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each text that no terminal may be sent; names and values alike, at any depth."""
+    rest: list[tuple[str, Any]] = [("", raw)]
+    while rest:
+        where, value = rest.pop()
+        if isinstance(value, str) and not is_printable(value):
+            yield f"{where}: {reprlib.repr(value)} cannot be printed as it is"
+        elif isinstance(value, dict):
+            for name in value:
+                if not is_printable(name):
+                    yield f"{where or 'the file'}: the name {reprlib.repr(name)} cannot be printed as it is"
+            rest += [(f"{where}.{name}" if where else name, part) for name, part in value.items()]
+        elif isinstance(value, list):
+            rest += [(where, part) for part in value if isinstance(part, (str, dict, list))]

@@ -1,6 +1,9 @@
-"""Result files: one a run, ``<results>/<task>/<label>.seed-<n>.json``, complete enough to recompute every figure.
+"""Schema of result files: what stands in them, and how they are read and written.
 
-Imports no torch, so that tables come at once.
+A file is of one run, ``<results>/<task>/<label>.seed-<n>.json``, and complete enough to recompute every number of it:
+docs/result-file.md explains each field. :class:`Result` is a file on episodes, :class:`SessionResult` one on sequences
+of sessions; the parts of both come first. Reading checks the types and limits that stand here;
+:mod:`ifsl_bench.store.consistency` finds files that contradict themselves. Imports no torch: tables come at once.
 """
 
 from __future__ import annotations
@@ -9,32 +12,27 @@ import contextlib
 import math
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ifsl_bench.protocols.metrics import Counts, Estimate, summarise
-from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
-from ifsl_bench.store.consistency import KINDS, odd_classes, odd_counts, odd_sequences
-from ifsl_bench.store.episode_counts import EpisodeCounts, SequenceCounts
-from ifsl_bench.store.selection_records import (
-    Calibration,
-    Choice,
-    Hits,
-    Part,
-    odd_bias_of_sessions,
-    odd_calibration,
-    odd_choice,
-)
+from ifsl_bench.protocols.calibration import RESAMPLES, Calibrated
+from ifsl_bench.protocols.metrics import Counts, Estimate
+from ifsl_bench.protocols.sampling.draws import MOST_STEPS, ClassDraws
+from ifsl_bench.protocols.tasks.contamination import SEEN
+from ifsl_bench.protocols.tasks.metric_sets import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
+from ifsl_bench.protocols.tasks.task_limits import EPISODES, LARGEST_SEED, MOST_SEEDS
+from ifsl_bench.store.consistency import contradiction
+from ifsl_bench.utils import array_codec
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.utils.files import read_json, set_aside, write_json
+from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
 
 if TYPE_CHECKING:
@@ -43,33 +41,287 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.session_metrics import SessionCounts
 
 SCHEMA = 1
+READABLE = 5_000  # numbers of a file that stay numbers; more are packed
+MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
+
+Hits = Annotated[int, Meta(ge=0, lt=1 << 31)]  # products of two fit into 64 bits
+Episodes = Annotated[int, Meta(ge=1)]
+Index = Annotated[int, Meta(ge=0)]
 
 
-class _Training(msgspec.Struct):
-    """The part of ``training`` that tables and figures read."""
-
-    validation: dict[Annotated[str, Meta(pattern="^[0-9]{1,18}$")], Annotated[float, Meta(ge=0, le=100)]] = {}
-    kept_step: int = 0
-    solves: dict[str, Hits] = {}
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section of a result file, to which nothing may be added."""
 
 
-class Result(Part, frozen=True):
+# -- the counts of each episode
+
+
+class CountColumns(Section, frozen=True):
+    """Columns of numbers: a list each, or where that would be long, a text of :mod:`ifsl_bench.utils.array_codec`.
+
+    ``classes`` may also be a text that gives how they are drawn, see
+    :class:`ifsl_bench.protocols.sampling.draws.ClassDraws`.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ()  # their names
+    SHAPE: ClassVar[tuple[str, ...]] = ()  # the fields that all episodes have in common
+    DRAWN: ClassVar[tuple[str, ...]] = ("classes",)  # the columns that are the same for all methods
+    LONG: ClassVar[tuple[str, ...]] = ("classes",)  # the columns that have several numbers for each episode
+
+    def length(self, name: str) -> int:
+        """Return the number of numbers in a column."""
+        column = getattr(self, name)
+        if not isinstance(column, str):
+            return len(column)
+        return len(ClassDraws.parse(column)) if _is_drawn(name, column) else array_codec.length(column)
+
+    def column(self, name: str) -> np.ndarray:
+        """Return the numbers of a column, int64.
+
+        Raises:
+            ValueError: it is a text that holds no such numbers.
+            OverflowError: a number does not fit into 64 bits.
+        """
+        column = getattr(self, name)
+        if not isinstance(column, str):
+            return np.asarray(column, dtype=np.int64)
+        if _is_drawn(name, column):
+            return ClassDraws.parse(column).array().reshape(-1)
+        return array_codec.unpack(column, MOST_NUMBERS if name in self.LONG else EPISODES, array_codec.COUNTS)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The fields that all episodes have in common."""
+        return {name: getattr(self, name) for name in self.SHAPE}
+
+    def same(self, columns: CountColumns, names: Iterable[str]) -> bool:
+        """Return whether some columns hold the same numbers, however they are written.
+
+        Args:
+            columns: those of another result.
+            names: the columns to compare.
+        """
+        return all(
+            getattr(self, name) == getattr(columns, name) or np.array_equal(self.column(name), columns.column(name))
+            for name in names
+        )
+
+
+class EpisodeCounts(CountColumns, frozen=True):
+    """Integer counts of each episode; see :class:`ifsl_bench.protocols.metrics.Counts`.
+
+    ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
+    Columns that a task or a result does not have are empty lists.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *MORE_COUNTS)
+    SHAPE: ClassVar[tuple[str, ...]] = ("base_queries", "novel_queries")
+
+    base_queries: Hits
+    novel_queries: Hits
+    base_joint: list[int] | str
+    base_alone: list[int] | str
+    novel_joint: list[int] | str
+    novel_alone: list[int] | str
+    classes: list[int] | str
+    pairs: list[int] | str = []
+    calibrated_base: list[int] | str = []
+    calibrated_novel: list[int] | str = []
+
+    def __len__(self) -> int:
+        return self.length("base_joint")
+
+    def counts(self) -> Counts:
+        """Return the counts as arrays."""
+        names = [*COUNTS, *(name for name in MORE_COUNTS if self.length(name))]
+        arrays = {name: self.column(name) for name in names}
+        return Counts(**arrays, base_queries=self.base_queries, novel_queries=self.novel_queries)
+
+
+class SequenceCounts(CountColumns, frozen=True):
+    """Integer counts of each sequence of sessions; see :class:`ifsl_bench.protocols.session_metrics.SessionCounts`.
+
+    Columns hold one sequence after the other; ``classes`` the novel classes of one order after the other.
+
+    Attributes:
+        supports_kept: whether the method was given the supports of all sessions so far.
+        every_image: whether it was even given all training images of their classes.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (*SESSIONS.counts, "classes", *CALIBRATED)
+    SHAPE: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
+    DRAWN: ClassVar[tuple[str, ...]] = ("classes", "queries")
+    LONG: ClassVar[tuple[str, ...]] = COLUMNS
+
+    sessions: Hits
+    base_classes: Hits
+    ways: Hits
+    supports: Hits
+    state_bytes: int
+    supports_kept: bool
+    hits: list[int] | str
+    novel_as_base: list[int] | str
+    base_as_novel: list[int] | str
+    queries: list[int] | str
+    classes: list[int] | str
+    calibrated_hits: list[int] | str = []
+    calibrated_novel_as_base: list[int] | str = []
+    calibrated_base_as_novel: list[int] | str = []
+    every_image: bool = False
+
+    def __len__(self) -> int:
+        return self.length("novel_as_base") // max(1, self.sessions)
+
+    def counts(self) -> SessionCounts:
+        """Return the counts as arrays.
+
+        Raises:
+            ValueError: a sequence has other than equally many numbers in a column.
+        """
+        from ifsl_bench.protocols.session_metrics import SessionCounts
+
+        names = [name for name in (*SESSIONS.counts, *CALIBRATED) if self.length(name)]
+        arrays: dict[str, Any] = {name: self.column(name).reshape(len(self), -1) for name in names}
+        return SessionCounts(
+            **arrays,
+            base_classes=self.base_classes,
+            ways=self.ways,
+            state_bytes=self.state_bytes,
+            supports=self.supports,
+        )
+
+
+def _is_drawn(name: str, column: str) -> bool:
+    return name == "classes" and column.startswith("drawn")
+
+
+def counts_entry(
+    counts: Counts | SessionCounts,
+    classes: ClassDraws | np.ndarray,
+    supports_kept: bool = False,
+    every_image: bool = False,
+) -> EpisodeCounts | SequenceCounts:
+    """Return counts as a file has them, packed beyond ``READABLE`` numbers.
+
+    Args:
+        counts: of each episode or sequence.
+        classes: the novel classes of each episode or order, [n, N], or how they are drawn.
+        supports_kept: see :class:`SequenceCounts`.
+        every_image: see :class:`SequenceCounts`.
+    """
+    drawn = classes.array() if isinstance(classes, ClassDraws) else classes
+    columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
+    packed = sum(map(len, columns.values())) > READABLE
+    entries: dict[str, Any] = {
+        name: array_codec.pack(values) if packed else values.tolist() for name, values in columns.items()
+    }
+    if packed and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
+        entries["classes"] = str(classes)
+    if not isinstance(counts, Counts):
+        fields: dict[str, Any] = {name: getattr(counts, name) for name in (*SequenceCounts.SHAPE, "state_bytes")}
+        return SequenceCounts(**fields, supports_kept=supports_kept, every_image=every_image, **entries)
+    shape: dict[str, Any] = {name: getattr(counts, name) for name in EpisodeCounts.SHAPE}
+    return EpisodeCounts(**shape, **entries)
+
+
+# -- choices on validation episodes, and how far a result rests on the draw of these
+
+
+class Curve(Section, frozen=True):
+    """A base-novel curve: ascending biases, and the queries that are right among all classes with each."""
+
+    bias: list[float]
+    base_joint: list[Hits]
+    novel_joint: list[Hits]
+
+
+class Calibration(Section, frozen=True):
+    """The bias found on validation episodes; see :class:`ifsl_bench.protocols.calibration.Calibrated`.
+
+    Attributes:
+        bias: on the novel logits, of ``episodes.calibrated_base`` and ``calibrated_novel``.
+        validation_episodes: how many it was found on.
+        curve: over all test episodes.
+        applied: whether the bias is part of the row, so that ``episodes.base_joint`` and ``novel_joint`` have it too.
+        resampled_base: the base queries that are right over all test episodes with the bias that each bootstrap
+            resample of the validation episodes would have chosen; in sessions after each of sessions 1 to T, one
+            resample after the other. Empty in older files.
+        resampled_novel: the same of novel queries.
+    """
+
+    bias: float
+    validation_episodes: Episodes
+    curve: Curve
+    applied: bool
+    resampled_base: list[Hits] = []
+    resampled_novel: list[Hits] = []
+
+    @classmethod
+    def of(cls, calibrated: Calibrated, applied: bool) -> Calibration:
+        """Make the section of a calibration; the hits of each episode are among the counts.
+
+        Args:
+            calibrated: the bias, its curve and its resamples.
+            applied: whether the bias is part of the row.
+        """
+        bias, base, novel = calibrated.curve.T
+        return cls(
+            bias=calibrated.bias,
+            validation_episodes=calibrated.validation_episodes,
+            curve=Curve(
+                bias=bias.tolist(), base_joint=base.astype(int).tolist(), novel_joint=novel.astype(int).tolist()
+            ),
+            applied=applied,
+            resampled_base=calibrated.resampled[:, 0].ravel().tolist(),
+            resampled_novel=calibrated.resampled[:, 1].ravel().tolist(),
+        )
+
+
+class Choice(Section, frozen=True):
+    """The choice of options on validation episodes, and what other validation episodes would have chosen.
+
+    Attributes:
+        validation_episodes: how many the settings were tried on.
+        chosen: the index, in the order of ``tuned``, of the setting that was chosen.
+        winners: the index of the one that each bootstrap resample of the validation episodes would have chosen.
+        hits: a count of :class:`ifsl_bench.protocols.metrics.Counts` -> its sum over these episodes with each setting;
+            in ``calibrated_base`` and ``calibrated_novel`` with the bias that is best for the setting.
+        rivals: indices of the settings that were tried on test episodes too: those that several resamples would have
+            chosen.
+        test_episodes: the number of the first test episodes that these were tried on.
+        test_hits: a count -> its sum over these episodes with the chosen setting, then with each rival; empty where
+            there is no rival.
+    """
+
+    validation_episodes: Episodes
+    chosen: Index
+    winners: Annotated[list[Index], Meta(min_length=RESAMPLES, max_length=RESAMPLES)]
+    hits: dict[str, list[Hits]]
+    rivals: list[Index] = []
+    test_episodes: Index = 0
+    test_hits: dict[str, list[Hits]] = {}
+
+
+# -- the file
+
+
+class Result(Section, frozen=True):
     """One method, one task, one training seed; docs/result-file.md explains every field.
 
     Attributes:
         options: the method's options that were given or tuned.
         tuned: options -> {values: validation accuracy in percent}; empty where nothing was chosen.
-        train: what was changed about meta-training, ``rate`` also where it was chosen.
+        train: the changes of meta-training, ``rate`` also where it was chosen.
         digest: identity of the episodes; results are comparable only where it is equal.
         summary: metric -> mean and half-width of the 95% interval over test episodes, choices held fixed, in percent.
         training: validation accuracy by step, the step kept, how solves went; empty where nothing was meta-trained.
         novel_fingerprint: identity of the data that novel classes come from, where these are other data; else "".
-        setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for what is the same
-            in all settings.
+        setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for a row that is
+            the same in all settings.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
         edge: the options whose chosen value is the smallest or the largest that was tried, though the option takes
             values beyond.
-        rounds: how many settings each round of the search for options tried; empty where nothing was searched.
+        rounds: the number of settings that each round of the search tried; empty where nothing was searched.
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
         choice: None where nothing was chosen, and where it is not recorded.
     """
@@ -110,52 +362,52 @@ class Result(Part, frozen=True):
 
     @property
     def calibrated(self) -> bool:
-        """Returns whether the bias of its calibration is part of the row."""
+        """Whether the bias of its calibration is part of the row."""
         return self.calibration is not None and self.calibration.applied
 
     @property
     def chosen(self) -> set[str]:
-        """Names what was chosen on validation episodes: options, ``train.rate`` for the learning rate."""
+        """The names of what was chosen on validation episodes: options, ``train.rate`` for the learning rate."""
         return {name for names in self.tuned for name in names.split(", ")}
 
     def accuracy(self, setting: str) -> float | None:
-        """The validation accuracy of a setting, -inf where it was passed over; None where it was not tried."""
+        """Return the validation accuracy of a setting, -inf where it was passed over; None where it was not tried."""
         if setting in self.passed_over:
             return -math.inf
         return next((tried[setting] for tried in self.tuned.values() if setting in tried), None)
 
     def own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Options and changes of meta-training that somebody set: those that a label may say."""
+        """Return the options and changes of meta-training that the user set, which may be part of the label."""
         options = {key: value for key, value in self.options.items() if key not in self.chosen}
         return options, {key: value for key, value in self.train.items() if f"train.{key}" not in self.chosen}
 
     def counts(self) -> Counts:
-        """The counts as arrays."""
+        """Return the counts as arrays."""
         return self.episodes.counts()
 
+    def classes(self) -> np.ndarray:
+        """Return the novel classes of each episode, int64 [n, N]."""
+        return self.episodes.column("classes").reshape(len(self.episodes), -1)
+
     def to_pandas(self) -> pandas.DataFrame:
-        """One row, see :func:`ifsl_bench.reporting.data_frames.facts`."""
-        from ifsl_bench.reporting.data_frames import data_frame, facts
+        """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.facts`."""
+        from ifsl_bench.store.data_frames import data_frame, facts
 
         return data_frame([facts(self)])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
-        """A row for each episode, see :func:`ifsl_bench.reporting.data_frames.episodes`."""
-        from ifsl_bench.reporting.data_frames import episodes
+        """Return a data frame with a row for each episode, see :func:`ifsl_bench.store.data_frames.episodes`."""
+        from ifsl_bench.store.data_frames import episodes
 
         return episodes(self)
 
     def __repr__(self) -> str:
-        from ifsl_bench.reporting.data_frames import line
+        from ifsl_bench.store.data_frames import line
 
         return f"<{line(self)}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
-
-    def classes(self) -> np.ndarray:
-        """The novel classes of each episode, int64 [n, N]."""
-        return self.episodes.column("classes").reshape(len(self.episodes), -1)
 
 
 class SessionResult(Result, frozen=True):
@@ -164,39 +416,157 @@ class SessionResult(Result, frozen=True):
     episodes: SequenceCounts  # type: ignore[assignment]
 
     def counts(self) -> SessionCounts:  # type: ignore[override]
+        """Return the counts as arrays."""
         return self.episodes.counts()
 
     def classes(self) -> np.ndarray:
-        """The novel classes of each order, int64 [orders, T N]."""
+        """Return the novel classes of each order, int64 [orders, T N]."""
         return self.episodes.column("classes").reshape(self.counts().orders, -1)
 
 
 def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
-    parts = {name: asdict(value) for name, value in summary.items()}  # one sequence has no interval
+    """Return a summary as a file has it: rounded, without the intervals that one sequence does not have."""
+    parts = {name: asdict(value) for name, value in summary.items()}
     return {name: {k: round(v, 6) for k, v in part.items() if math.isfinite(v)} for name, part in parts.items()}
 
 
+# -- fields as runs of this version write them, which `ifsl-bench check` asks of contributed files; older ones have less
+
+SETTING = r"^(paper|every|tuned-([2-9]|[1-9][0-9]{1,5}))\Z"
+HEX16, HEX64, ANY_HEX64 = r"^[0-9a-f]{16}\Z", r"^[0-9a-f]{64}\Z", r"^([0-9a-f]{64})?\Z"
+COMMIT = r"^([0-9a-f]{40}|.*\+changes)?\Z"
+TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00\Z"  # so that times sort as texts
+PACKAGE, STEP = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z", r"^[1-9][0-9]{0,17}\Z"
+PATTERNS_IN_WORDS = {
+    SETTING: "'paper', 'every' or 'tuned-N' with N from 2",
+    HEX16: "16 hexadecimal digits",
+    HEX64: "64 hexadecimal digits",
+    ANY_HEX64: "64 hexadecimal digits or none",
+    COMMIT: "a commit of Git",
+    TIME: "a time such as 2026-01-31T12:00:00+00:00",
+    PACKAGE: "the name of a package",
+    STEP: "the number of a step",
+}
+Text = Annotated[str, Meta(min_length=1)]
+Hex16 = Annotated[str, Meta(pattern=HEX16)]
+Hex64 = Annotated[str, Meta(pattern=HEX64)]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Cost = Literal["parameters", "pretraining_seconds", "training_seconds", "evaluation_seconds", "episodes_per_second"]
+Statistic = Literal["mean", "max", "total", "episodes", "not_finite"]
+Solve = Literal[
+    "episodes", "unconverged", "adjoint_episodes", "adjoint_diverged", "adjoint_failed", "adjoint_indefinite"
+]
+
+
+class DistributionFields(Section, frozen=True):
+    """The package that a method is from."""
+
+    name: str = ""
+    version: str = ""
+
+
+class ProvenanceFields(Section, frozen=True):
+    """The origin of a result; a release has no commit, and a method in a file no distribution."""
+
+    command: Text
+    version: Text
+    commit: Annotated[str, Meta(pattern=COMMIT)]
+    device: Text
+    python: Text
+    libraries: Annotated[dict[Annotated[str, Meta(pattern=PACKAGE)], str], Meta(min_length=1)]
+    time: Annotated[str, Meta(pattern=TIME)]
+    method_source: Hex16
+    distribution: DistributionFields
+    checkpoint: str
+    revision: int = 0
+
+
+class PretrainingFields(Section, frozen=True):
+    """The backbone; fields from ``backbone`` on are of frozen ones from elsewhere."""
+
+    key: Text
+    sha256: Hex64
+    accuracy: Annotated[dict[Literal["base/val", "base/test"], Percent], Meta(min_length=1)]
+    precision: str = ""
+    device: str = ""
+    processes: Annotated[tuple[Annotated[int, Meta(gt=0, lt=1 << 31)], ...], Meta(min_length=1)] = (1,)
+    rounded: Literal["float16"] = "float16"
+    backbone: str = ""
+    weights: Annotated[str, Meta(pattern=ANY_HEX64)] = ""
+    features: Any = None
+    pretrained_on: list[str] = []
+    seen: Literal[tuple(SEEN)] = "no"  # type: ignore[valid-type]
+    centre: Literal["mean", "none"] = "none"
+
+
+class TrainingFields(Section, frozen=True):
+    """Meta-training: validation accuracy by step, the step kept, how many inner solves went how."""
+
+    validation: dict[Annotated[str, Meta(pattern=STEP)], Percent] = {}
+    kept_step: int = 0
+    solves: dict[Solve, int] = {}
+
+
+class WrittenFields(msgspec.Struct, kw_only=True):
+    """Fields of :class:`Result` with their types as runs write them."""
+
+    task_hash: Hex16
+    digest: Hex64
+    fingerprint: Hex64
+    novel_fingerprint: Annotated[str, Meta(pattern=ANY_HEX64)]
+    setting: Annotated[str, Meta(pattern=SETTING)]
+    tuned: dict[str, dict[str, Percent]]
+    solver: dict[str, dict[Statistic, float]]
+    cost: dict[Cost, Annotated[float, Meta(ge=0)]]
+    training: TrainingFields
+    pretraining: PretrainingFields
+    provenance: ProvenanceFields
+
+
+# -- files
+
+
 def file_name(label: str, seed: int) -> str:
-    """The file of a result; characters that have no place in a file name are escaped as in an address."""
+    """Return the name of a result's file; characters that do not belong in one are escaped as in an address.
+
+    Args:
+        label: of the row.
+        seed: of training.
+    """
     return f"{quote(label, safe='=+,@ ')}.seed-{seed}.json"
 
 
 def path_of(root: Path, result: Result) -> Path:
+    """Return the path of a result.
+
+    Args:
+        root: the folder of results.
+        result: what the file holds.
+    """
     return root / result.task / file_name(result.label, result.seed)
 
 
 def write(root: Path, result: Result) -> Path:
-    """Writes a result under ``root`` and returns its path."""
+    """Write a result and return its path.
+
+    Args:
+        root: the folder of results.
+        result: what the file shall hold.
+    """
     path = path_of(root, result)
     write_json(path, msgspec.to_builtins(result))
     return path
 
 
 def put(root: Path, result: Result) -> Path | None:
-    """Writes a result under ``root``, whose lock is held; one with other hits that was there is renamed.
+    """Write a result, and rename the file that was there if it has other hits.
+
+    Args:
+        root: the folder of results, whose lock is held.
+        result: what the file shall hold.
 
     Returns:
-        The new name of what was renamed.
+        The new name of the file that was renamed; None if nothing was.
     """
     old = keep_old(root, result)
     write(root, result)
@@ -204,7 +574,15 @@ def put(root: Path, result: Result) -> Path | None:
 
 
 def keep_old(root: Path, result: Result) -> Path | None:
-    """Renames the file that ``result`` would overwrite if its hits are others; the new name, None if nothing was."""
+    """Rename the file that a result would overwrite if it has other hits.
+
+    Args:
+        root: the folder of results.
+        result: what will be written.
+
+    Returns:
+        The new name; None if nothing was renamed.
+    """
     path = path_of(root, result)
     if not path.exists():
         return None
@@ -212,24 +590,24 @@ def keep_old(root: Path, result: Result) -> Path | None:
         old, new = read(path).episodes, result.episodes
         if old.shape == new.shape and old.same(new, new.COLUMNS):
             return None
-    return set_aside(path, "old")
+    return quarantine(path, "old")
 
 
 def read(path: Path) -> Result:
-    """Reads a result and recomputes its summary from the counts.
+    """Read a result, and recompute its summary from its counts.
 
     Raises:
-        CorruptFile: not a result, another schema, or a summary that does not follow from the counts.
-        UserError: the file cannot be read.
+        CorruptFile: it is no result, of another schema, or contradicts itself.
+        UserError: it cannot be read.
     """
     result = parse(path)
-    if reason := inconsistency(result):
+    if reason := contradiction(result):
         raise CorruptFile(f"{path}: {reason}")
     return result
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """Reads the JSON of a file that may be a result; raises as :func:`read`, and for one that is too large."""
+    """Read the JSON of a file that may be a result; raise as :func:`read`, and for one that is too large."""
     try:
         raw: dict[str, Any] = read_json(path, RESULT_FILE)
     except OSError as error:
@@ -238,10 +616,11 @@ def read_raw(path: Path) -> dict[str, Any]:
 
 
 def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
-    """A result as it is, held against the schema alone; raises as :func:`read`.
+    """Read a result and check it by the schema alone; raise as :func:`read`.
 
     Args:
-        raw: what the file holds, where it was read before.
+        path: of the file.
+        raw: its content, where it was read before.
     """
     raw = read_raw(path) if raw is None else raw
     if raw.get("schema") != SCHEMA:
@@ -262,51 +641,3 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         if not is_printable(getattr(result, name)):
             raise CorruptFile(f"{path} is not a valid result: {name} {getattr(result, name)!r} is not printable text")
     return result
-
-
-def inconsistency(result: Result) -> str:
-    """Says why a result contradicts itself; "" where it does not."""
-    try:
-        return next(_odd(result), "")
-    except OverflowError:
-        return "a count is beyond all bounds"
-
-
-def _odd(result: Result) -> Iterator[str]:
-    try:
-        counts, classes = result.counts(), result.episodes.column("classes")
-    except ValueError:
-        yield "columns differ in length"
-        return
-    try:
-        parts = {name: result.training[name] for name in _Training.__struct_fields__ if name in result.training}
-        solves = msgspec.convert(parts, _Training, strict=True).solves
-    except (msgspec.ValidationError, UnicodeError) as error:
-        yield f"training: {error}"
-        return
-    for kind, (total, _) in KINDS.items():
-        if solves.get(kind, 0) > solves.get(total, 0):
-            yield f"training.solves has {kind} in more episodes than the {total}"
-    if not isinstance(counts, Counts):
-        yield from odd_sequences(counts)
-        yield from odd_classes(classes, counts.orders)
-        if (result.calibration is None) != (counts.calibrated_hits is None):
-            yield "calibration and episodes.calibrated_hits are not both there"
-        if result.calibration:
-            yield from (f"calibration {reason}" for reason in odd_bias_of_sessions(result.calibration, counts))
-    else:
-        yield from odd_counts(counts)
-        yield from odd_classes(classes, len(counts))
-        yield from (f"calibration {reason}" for reason in odd_calibration(result.calibration, counts))
-        if result.choice:
-            settings = sum(map(len, result.tuned.values()))
-            reasons = odd_choice(result.choice, settings, counts, result.calibrated)
-            yield from (f"choice {reason}" for reason in reasons)
-    expected = summary_entry(summarise(counts.per_episode(), counts.quantile))
-    for name in dict.fromkeys((*expected, *result.summary)):
-        of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
-        for part in dict.fromkeys((*of_counts, *of_file)):
-            if part not in of_counts:
-                yield f"summary.{name}.{part} does not follow from the counts"
-            elif not math.isclose(stored := of_file.get(part, math.nan), of_counts[part], rel_tol=0, abs_tol=2e-6):
-                yield f"summary.{name}.{part} is {stored}, the counts give {of_counts[part]}"

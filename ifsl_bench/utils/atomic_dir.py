@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import disk_errors, set_aside
+from ifsl_bench.utils.files import disk_errors, quarantine
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import PARTIAL, REMOVED, tagged
+from ifsl_bench.utils.tempnames import PARTIAL, REMOVED, unique_name
 
 T = TypeVar("T")
 
 
-def read_or_made(
+def get_or_create(
     folder: Path, read: Callable[[], T | None], make: Callable[[], T], warn: Callable[[str], None], again: str
 ) -> T:
     """Reads what is in a folder, or makes it under the folder's lock.
@@ -39,12 +39,12 @@ def read_or_made(
             if (there := read()) is not None:
                 return there
         except CorruptFile as error:
-            warn(f"{error}; {again}, the damaged files are in {set_aside(folder)}")
+            warn(f"{error}; {again}, the damaged files are in {quarantine(folder)}")
         return make()
 
 
 @contextlib.contextmanager
-def building(target: Path, resume: bool = False) -> Iterator[Path]:
+def atomic_folder(target: Path, resume: bool = False) -> Iterator[Path]:
     """A folder to fill, which replaces ``target`` when the block ends well and vanishes when it does not.
 
     Between two renames there is nothing at ``target``, never a mixture.
@@ -78,7 +78,7 @@ def unfinished(target: Path) -> Path:
 
 def remove(path: Path) -> None:
     """Removes a folder or file: its name goes at once, so that no reader finds a half."""
-    aside = path.with_name(tagged(REMOVED + path.name))
+    aside = path.with_name(unique_name(REMOVED + path.name))
     try:
         os.rename(path, aside)
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ifsl_bench.utils.checksummed_json import check_kinds, read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import disk_errors, mark_used, open_file, read_errors, write_bytes
 from ifsl_bench.utils.tempnames import PARTIAL
@@ -60,7 +60,7 @@ class CheckpointFolder:
             name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
             write_bytes(self.folder / name, content)
             facts = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
-            whole = write_sealed(self.json, {**info, "tensors": facts})
+            whole = write_checksummed(self.json, {**info, "tensors": facts})
             for old in (*(self.folder / match[0] for match in previous), *self.folder.glob(f"{PARTIAL}*")):
                 with contextlib.suppress(OSError):
                     old.unlink()
@@ -74,7 +74,7 @@ class CheckpointFolder:
             UserError: it may not be read.
         """
         try:
-            info = read_sealed(self.json)
+            info = read_checksummed(self.json)
         except FileNotFoundError:
             return None
         check_kinds(self.json, info, {"tensors": dict})

@@ -13,14 +13,14 @@ from ifsl_bench.utils.files import read_json, sha256_json, write_json
 FORM = 2
 
 
-def write_sealed(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a JSON object with its format and checksum; returns it as :func:`read_sealed` would."""
+def write_checksummed(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a JSON object with its format and checksum; returns it as :func:`read_checksummed` would."""
     whole: dict[str, Any] = json.loads(json.dumps({**value, "format": FORM}))
     write_json(path, {**whole, "checksum": sha256_json(whole)})
     return whole
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_checksummed(path: Path) -> dict[str, Any]:
     """The JSON object in a file, without its checksum, which held.
 
     Raises:

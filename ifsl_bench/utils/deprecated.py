@@ -1,4 +1,4 @@
-"""Old names of modules that other packages may import, for one release."""
+"""Old names that other packages may use, for one release."""
 
 from __future__ import annotations
 
@@ -24,3 +24,44 @@ def forward(old: str, new: str) -> Callable[[str], Any]:
         return value
 
     return attribute
+
+
+class RenamedAttribute:
+    """An old attribute of a class, which reads and writes the new one with a warning.
+
+    Args:
+        new: the attribute's name now.
+    """
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.old = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        self.warn(owner)
+        return getattr(owner if instance is None else instance, self.new)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self.warn(type(instance))
+        setattr(instance, self.new, value)
+
+    def warn(self, owner: type, stacklevel: int = 3) -> None:
+        """Warn that a class uses the old name."""
+        text = f"{owner.__qualname__}.{self.old} is now {self.new}; the old name goes in the next release"
+        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+
+
+def rename_attributes(cls: type) -> None:
+    """Give a class the new names of what it defines under old ones, with a warning each.
+
+    Args:
+        cls: a class with a :class:`RenamedAttribute` in one of its bases for each old name.
+    """
+    renamed = {name: value for base in cls.__mro__[1:] for name, value in vars(base).items()}
+    for old, value in list(vars(cls).items()):
+        if isinstance(attribute := renamed.get(old), RenamedAttribute):
+            attribute.warn(cls, stacklevel=5)
+            setattr(cls, attribute.new, value)
+            delattr(cls, old)

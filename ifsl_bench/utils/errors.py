@@ -38,7 +38,7 @@ class UserError(Exception):
         return one_line(super().__str__())
 
 
-def plainly(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An error in one line; of the class of one that is none of the user's or the machine's, too."""
     if isinstance(error, UserError):
         return str(error)
@@ -50,7 +50,7 @@ def plainly(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-class Lacking(UserError):
+class MissingDependencyError(UserError):
     """Something that has to be installed first."""
 
 

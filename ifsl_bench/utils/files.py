@@ -26,7 +26,7 @@ import msgspec
 
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.limits import Limit
-from ifsl_bench.utils.tempnames import PARTIAL, tagged, what
+from ifsl_bench.utils.tempnames import PARTIAL, strip_tag, unique_name
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
             reason = f"{_ELSEWHERE[error.errno]} another folder with {chosen_by}"
         else:
             raise
-        shown = Path(what(os.fsdecode(error.filename or path)))
+        shown = Path(strip_tag(os.fsdecode(error.filename or path)))
         shown = path if shown.name.startswith(PARTIAL) else shown  # what it was to be
         raise UserError(f"cannot write {shown}: {reason}") from error
 
@@ -194,7 +194,7 @@ def write_bytes(path: Path, content: bytes, chosen_by: str = CHOSEN_BY) -> None:
     """Writes a file atomically: readers see the old file or the new one, never a part."""
     with disk_errors(path, chosen_by):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(tagged(PARTIAL + path.name))
+        partial = path.with_name(unique_name(PARTIAL + path.name))
         try:
             with open(partial, "xb") as file:
                 file.write(content)
@@ -236,7 +236,7 @@ def read_json(path: Path, most: Limit | None = None) -> Any:
     return value
 
 
-def set_aside(path: Path, why: str = "corrupt") -> Path:
+def quarantine(path: Path, why: str = "corrupt") -> Path:
     """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted."""
     asides = (path.with_name(f"{path.name}.{why}-{n}") for n in itertools.count())
     aside = next(aside for aside in asides if not os.path.lexists(aside))

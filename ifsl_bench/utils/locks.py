@@ -53,7 +53,7 @@ def locked(
 
 
 @contextlib.contextmanager
-def taken(folder: Path) -> Iterator[bool]:
+def try_lock(folder: Path) -> Iterator[bool]:
     """Holds the lock of ``folder`` if nobody does; yields whether nobody does, True where this process may not ask."""
     lock, free = _lock(folder), True
     with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def is_locked(folder: Path) -> bool:
     """Tells whether a process holds the lock of ``folder`` now; False where this process may not ask."""
     if not _file(folder).exists():
         return False
-    with taken(folder) as free:
+    with try_lock(folder) as free:
         return not free
 
 

@@ -16,7 +16,7 @@ FIGURES = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show
 NARROW = 6  # columns of the shortest bar
 
 
-class Unheard(BaseException):
+class ConsumerDisconnected(BaseException):
     """Raised where progress is told and nobody listens any more, so that the work ends, as at Ctrl-C. An error of the
     work itself, whatever it is, is never this one."""
 
@@ -30,7 +30,7 @@ def figures_in_words(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
-class Stage:
+class ProgressTask:
     """A running stage; ``advance`` it as work gets done.
 
     Attributes:
@@ -66,12 +66,12 @@ class Reporter:
         warnings.warn(text, stacklevel=2)
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         """A stage of ``total`` units of which ``done`` were finished by an earlier run."""
-        yield Stage()
+        yield ProgressTask()
 
 
-class Mute(Reporter):
+class NullReporter(Reporter):
     """Says nothing at all: that of a process that another one speaks for."""
 
     def warn(self, text: str) -> None:
@@ -85,11 +85,11 @@ class LogReporter(Reporter):
         self.out, self.every, self.verbose = out or sys.stderr, every, verbose
 
     def line(self, text: str) -> None:
-        """Writes a line; raises :class:`Unheard` where who reads it is gone."""
+        """Writes a line; raises :class:`ConsumerDisconnected` where who reads it is gone."""
         try:
             print(text, file=self.out, flush=True)
         except ConnectionError as error:
-            raise Unheard("nobody listens") from error
+            raise ConsumerDisconnected("nobody listens") from error
 
     def say(self, text: str) -> None:
         if self.verbose:
@@ -99,9 +99,9 @@ class LogReporter(Reporter):
         self.line(f"warning: {one_line(text)}")
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         if not self.verbose:
-            yield Stage()
+            yield ProgressTask()
             return
         start = last = time.monotonic()
         since, then = 0.0, done  # when the first units were done, and how many: what compiles comes before them
@@ -116,13 +116,13 @@ class LogReporter(Reporter):
                 left = f", {pace * (total - stage.done):.0f} s left" if stage.done > then else ""
                 self.line(f"  {stage.title}: {stage.done}/{total}{left}{_shown(stage)}")
 
-        stage = Stage(one_line(title), total, done, hear)
+        stage = ProgressTask(one_line(title), total, done, hear)
         self.line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")
         yield stage
         self.line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_shown(stage)}")
 
 
-def _shown(stage: Stage) -> str:
+def _shown(stage: ProgressTask) -> str:
     return "".join(f"  {figure}" for figure in figures_in_words(stage.figures))
 
 
@@ -158,7 +158,7 @@ class RichReporter(Reporter):
         self.console.print(f"warning: {one_line(text)}", markup=False, style="yellow")
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         title = one_line(title)
@@ -183,4 +183,4 @@ class RichReporter(Reporter):
                 if words := "  ".join(figures_in_words(figures)):
                     bar.update(task, figures=words)
 
-            yield Stage(title, total, done, hear)
+            yield ProgressTask(title, total, done, hear)

@@ -32,25 +32,25 @@ def _machine() -> str:
     return f"{host}.{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:8]}"
 
 
-def tagged(name: str, end: str = "") -> str:
+def unique_name(name: str, end: str = "") -> str:
     """A name that no other call, of this process or another, gives: ``name@random`` and ``end``."""
     tag = f"@{secrets.token_hex(8)}{end}"
     return os.fsdecode(os.fsencode(name)[: LONGEST - len(tag)]) + tag
 
 
-def what(name: str) -> str:
+def strip_tag(name: str) -> str:
     """A tagged name without its tag."""
     return _TAG.sub("", name)
 
 
-def writer() -> str:
+def process_id() -> str:
     """This process, in a word that no other has: machine, number, and the second in which it began."""
     return f"{_machine()}-{os.getpid()}-{_began(os.getpid()) or 0}"
 
 
-def writes_still(writer: str) -> bool | None:
+def is_alive(writer: str) -> bool | None:
     """Returns whether a process that called itself so is alive; None where that cannot be told from here: another
-    machine's, or none that :func:`writer` named.
+    machine's, or none that :func:`process_id` named.
 
     The number of a process that has ended may be another's by now, which began at another time.
     """

@@ -17,7 +17,7 @@ def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) >= least else ", ".join(map(str, run)) for run in runs)
 
 
-def either(words: Iterable[str]) -> str:
+def join_or(words: Iterable[str]) -> str:
     """Each word once: "episodes", "episodes or orders"."""
     return " or ".join(sorted(set(words)))
 
@@ -27,12 +27,12 @@ def seeds_in_words(seeds: Collection[int]) -> str:
     return f"seed{'s' * (len(seeds) != 1)} {numbers_in_words(seeds)}"
 
 
-def spelled(point: Mapping[str, Any]) -> str:
+def format_options(point: Mapping[str, Any]) -> str:
     """Spells a setting in words, ``a=1, b=2``."""
-    return ", ".join(f"{key}={short(value)}" for key, value in point.items())
+    return ", ".join(f"{key}={format_value(value)}" for key, value in point.items())
 
 
-def short(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in a label; different values never look alike."""
     if isinstance(value, float):
         return repr(value).removesuffix(".0")

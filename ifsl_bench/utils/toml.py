@@ -18,7 +18,7 @@ from ifsl_bench.utils.limits import TOML_FILE, TOML_LINE, Limit, read_text
 T = TypeVar("T")
 
 
-def text_of(path: Path, what: str, limit: Limit = TOML_FILE, encoding: str = "utf-8") -> str:
+def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE, encoding: str = "utf-8") -> str:
     """A file's text.
 
     Args:
@@ -36,7 +36,7 @@ def text_of(path: Path, what: str, limit: Limit = TOML_FILE, encoding: str = "ut
         raise UserError(f"cannot read the {what} {path}: {reason}") from error
 
 
-def parsed(text: str, where: str) -> dict[str, Any]:
+def parse_toml(text: str, where: str) -> dict[str, Any]:
     """The tables of a file.
 
     Raises:
@@ -52,7 +52,7 @@ def parsed(text: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where} is not valid TOML: tables or lists are nested too deep") from error
 
 
-def held(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[str]) -> T:
+def validate(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[str]) -> T:
     """The tables as a ``msgspec.Struct``.
 
     Args:

@@ -10,9 +10,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.utils.errors import Lacking, UserError, unknown
+from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
 from ifsl_bench.utils.files import Paths, disk_errors, write_bytes
-from ifsl_bench.utils.progress import RATE, Reporter, Stage
+from ifsl_bench.utils.progress import RATE, ProgressTask, Reporter
 
 COLUMNS = ("step", "loss", "accuracy", RATE, "validation accuracy")  # of CSV files; accuracy is in percent
 INSTALL = 'pip install "ifsl_bench[tensorboard]"'
@@ -99,7 +99,7 @@ def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> Curve
     if log not in KINDS:
         raise unknown("kind of log", log, KINDS)
     if log == "tensorboard" and find_spec("tensorboard") is None:
-        raise Lacking(f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL}")
+        raise MissingDependencyError(f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL}")
     return CurveLogs(log, Path(folder).expanduser().absolute() if folder is not None else home.logs / log)
 
 
@@ -119,7 +119,7 @@ class Curves(Reporter):
         self.to.warn(text)
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         writer: CsvWriter | TensorBoardWriter | None = None
 
         def hear(amount: int, figures: Mapping[str, float]) -> None:
@@ -132,7 +132,7 @@ class Curves(Reporter):
                 writer.add(stage.done, figures)
 
         with self.to.stage(title, total, done) as told:
-            stage = Stage(title, total, done, hear)
+            stage = ProgressTask(title, total, done, hear)
             try:
                 yield stage
             finally:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.analysis.rank_intervals import Prior, _variances, difference, fit_prior, rank_intervals
+from ifsl_bench.analysis.ranking import Prior, _variances, difference, fit_prior, rank_intervals
 
 NOTHING = Prior(0.0, 0.0)
 

@@ -12,8 +12,7 @@ from scipy import stats
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare, p_value, verdict
-from ifsl_bench.analysis.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
-from ifsl_bench.analysis.ranking import Ranking
+from ifsl_bench.analysis.ranking import Ranking, RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.latex import paper_tables

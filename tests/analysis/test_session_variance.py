@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.analysis.query import board_of
 from ifsl_bench.analysis.session_variance import (
     PARTS,
     MeanSquare,
@@ -18,6 +17,7 @@ from ifsl_bench.analysis.session_variance import (
     split,
     wrong_sign,
 )
+from ifsl_bench.analysis.task_results import board_of
 from ifsl_bench.utils.files import Paths
 
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ifsl_bench.backbones.base_head import fit_head
-from ifsl_bench.backbones.contract import Card, check_backbone, corpora_of
+from ifsl_bench.backbones.contract import BackboneInfo, check_backbone, corpora_of
 from ifsl_bench.backbones.features import Moments, base_classifier, feature_pool
 from ifsl_bench.backbones.frozen import Preprocess, pretrain_frozen, take_weights
+from ifsl_bench.backbones.heads import fit_head
 from ifsl_bench.backbones.pretrained import features_key, pretraining_key
 from ifsl_bench.backbones.torchvision_zoo import Torchvision
 from ifsl_bench.backbones.weights import read_tensors
@@ -238,9 +238,9 @@ def test_torchvisions_features_are_what_its_classifier_takes(home):
 
 
 def test_grey_images_get_three_equal_channels():
-    card = Card((8, 8), 8, "bilinear", (0.5,) * 3, (0.25,) * 3, ())
+    describe = BackboneInfo((8, 8), 8, "bilinear", (0.5,) * 3, (0.25,) * 3, ())
     images = torch.randint(0, 256, (2, 8, 8, 1), dtype=torch.uint8)
-    output = Preprocess(card, CPU)(images)
+    output = Preprocess(describe, CPU)(images)
     torch.testing.assert_close(output, ((images.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25).expand(2, 3, 8, 8))
 
 

@@ -180,3 +180,19 @@ def test_wrong_number_of_channels_is_said(few):
     data = msgspec.structs.replace(task.dataset, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     with pytest.raises(UserError, match="3 values, but its images have 1 channels"):
         pretrain(home, msgspec.structs.replace(task, dataset=data), dataset, "linear", 0, CPU, Reporter())
+
+
+def test_momentum_comes_back_in_the_layout_of_its_parameter(glyph_features_home, tmp_path):
+    """Fused steps on devices go through memory and not through indices."""
+    task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
+    dataset = ensure(Paths.locate(glyph_features_home), task.dataset, Reporter())
+    first, second = (Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU) for _ in range(2))
+    for i, parameter in enumerate(first.parameters):
+        first.optimiser.state[parameter]["momentum_buffer"] = torch.full_like(parameter, i).contiguous()
+    first.info["epoch"] = 0
+    first._save()
+    second.restore()
+    for i, parameter in enumerate(second.parameters):
+        buffer = second.optimiser.state[parameter]["momentum_buffer"]
+        assert buffer.stride() == parameter.stride()
+        assert (buffer == i).all()

@@ -14,9 +14,16 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
 from ifsl_bench.backbones import pretrained
-from ifsl_bench.backbones.pretrained import NOTE, is_offered, shipped_file
+from ifsl_bench.backbones.pretrained import DISABLED, is_offered, packaged_file
 from ifsl_bench.backbones.trainer import pretrain
-from ifsl_bench.backbones.weights import OURS, import_weights, read_weights, shipped, weights_to_use, write_weights
+from ifsl_bench.backbones.weights import (
+    OURS,
+    import_weights,
+    packaged_weights,
+    read_weights,
+    weights_to_use,
+    write_weights,
+)
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.pretraining import export_weights, train_backbones
@@ -65,7 +72,7 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     weights, _ = read_weights(exported[1])
     exported[1].rename(folder / f"{weights.key}.safetensors")
-    monkeypatch.setattr(pretrained, "SHIPPED", folder)
+    monkeypatch.setattr(pretrained, "PACKAGED", folder)
     return folder / f"{weights.key}.safetensors"
 
 
@@ -173,7 +180,7 @@ def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, export
     assert "come with the package" in log.getvalue()
     assert "step" not in log.getvalue()
     assert first.sha256 == weights_of(exported[0]).sha256
-    assert [weights.sha256 for weights in shipped().values()] == [first.sha256]
+    assert [weights.sha256 for weights in packaged_weights().values()] == [first.sha256]
     packaged.unlink()
     log = io.StringIO()
     assert weights_of(other, log).sha256 == first.sha256
@@ -195,7 +202,7 @@ def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, expor
     assert status == 0, err
     assert "the weights from the package are kept as" in err
     assert "pretraining none, linear head, seed 0: done" in err
-    (folder,) = (path.parent for path in other.pretrained.glob(f"*/{NOTE}"))
+    (folder,) = (path.parent for path in other.pretrained.glob(f"*/{DISABLED}"))
     made_here = CheckpointFolder(folder).info()
     status, _, err = call(*arguments, "--pretrain")
     assert (status, "come with the package" in err) == (0, False)
@@ -319,11 +326,11 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
         assert (status, message in err) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted(pretrained.SHIPPED.glob("*.safetensors")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(pretrained.PACKAGED.glob("*.safetensors")), ids=lambda path: path.stem)
 def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
     weights, content = read_weights(path)
     assert weights.key == path.stem
-    assert shipped_file(path.stem) == path
+    assert packaged_file(path.stem) == path
     # Statistics stay in single precision: of batch norm, and of features that come with the package.
     whole = ("running", "network.scale", "network.offset", "network.means", "network.covariance")
     kinds = {str(value.dtype) for name, value in load(content).items() if not any(part in name for part in whole)}
@@ -332,7 +339,7 @@ def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
 
 def test_stored_rows_are_on_the_backbones_that_come_with_the_package():
     """So a stranger's row stands beside rows on the same features."""
-    offered, keys = shipped(), set()
+    offered, keys = packaged_weights(), set()
     for path in sorted(packaged_root().glob("*/*.seed-*.json")):
         made_with = json.loads(path.read_text())["pretraining"]
         if made_with["key"] in offered:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.utils.checksummed_json import write_sealed
+from ifsl_bench.utils.checksummed_json import write_checksummed
 
 TASK = "clusters.toml:clusters-5shot"
 
@@ -248,7 +248,9 @@ def test_results_on_other_data_or_weights_are_made_again(call, here, tmp_path, w
     for path in other_folder.iterdir():  # the weights of another training under the same key
         (folder / path.name).write_bytes(path.read_bytes())
     info = json.loads((folder / "checkpoint.json").read_text())
-    write_sealed(folder / "checkpoint.json", {k: v for k, v in info.items() if k != "checksum"} | {"key": folder.name})
+    write_checksummed(
+        folder / "checkpoint.json", {k: v for k, v in info.items() if k != "checksum"} | {"key": folder.name}
+    )
     status, _, err = call(*arguments)
     assert status == 0
     assert "changed: backbone's weights" in err

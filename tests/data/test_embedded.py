@@ -64,7 +64,7 @@ def made(clusters_source, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for module, name, folder in (
             (embedded, "FOLDER", root / "features"),
-            (pretrained, "SHIPPED", root / "weights"),
+            (pretrained, "PACKAGED", root / "weights"),
         ):
             folder.mkdir()
             patch.setattr(module, name, folder)
@@ -81,7 +81,7 @@ def used(made, tmp_path, monkeypatch):
     """A stranger's home, where the features come with the package; and what :func:`made` gives."""
     root, *rest = made
     monkeypatch.setattr(embedded, "FOLDER", root / "features")
-    monkeypatch.setattr(pretrained, "SHIPPED", root / "weights")
+    monkeypatch.setattr(pretrained, "PACKAGED", root / "weights")
     names, source = registry.names, datasets.dataset_source
     monkeypatch.setattr(
         registry, "names", lambda group: names(group) | ({"embedded": None} if group == registry.DATASETS else {})

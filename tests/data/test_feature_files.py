@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.read.arrays import npz_arrays
 from ifsl_bench.data.sets.feature_files import mean_cosine
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.progress import Reporter
@@ -248,3 +251,26 @@ def test_a_full_folder_for_temporary_files_is_named(packed, features_folder, hom
         source = Path(shutil.make_archive(str(source), "gztar", source))
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda: open("/dev/full", "r+b"))  # noqa: SIM115
     refused(home, "mine", source, "cannot write /dev/full: the disk is full; .* another folder with TMPDIR")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_arrays_of_every_order_and_packing_are_read_as_numpy_reads_them(method, tmp_path):
+    arrays = {
+        "a": np.arange(12.0).reshape(4, 3),
+        "b": np.asfortranarray(np.arange(12).reshape(4, 3)),
+        "c": np.array(["é", "bc"]),
+        "d": np.arange(3, dtype=">i2"),
+        "e": np.float16([1.5]),
+        "f": np.array([True, False]),
+    }
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.save(buffer, array)
+            archive.writestr(f"{name}.npy", buffer.getvalue())
+    out.seek(0)
+    result = npz_arrays(out, "x.npz", *arrays)
+    for name, array in arrays.items():
+        assert result[name].dtype == array.dtype
+        assert (result[name] == array).all()

@@ -1,29 +1,27 @@
-"""Arrays, pickles and images made to hang, to fill the memory or to end in a traceback: each ends in one line."""
+"""Arrays and pickles made to run code, to fill the memory or to end in a traceback: each ends in one line."""
 
 from __future__ import annotations
 
+import collections
 import io
+import os
 import pickle
 import struct
-import tarfile
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from ifsl_bench.data.pickle_pools import text
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
-from ifsl_bench.data.read.decode_many import decode_into, tree_items
-from ifsl_bench.data.read.npz import npz_arrays
-from ifsl_bench.data.read.unpickle import load
+from ifsl_bench.data.read.pickles import load
+from ifsl_bench.data.sets.tiered import read_labels
 from ifsl_bench.utils import limits
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import refused
-from tests.data.test_archive import add_files
-from tests.data.test_hostile import zeros_deflated, zipped
+from tests.data.test_hostile_archives import zeros_deflated, zipped
 
 MB = 1 << 20
 
@@ -89,29 +87,6 @@ def test_a_bomb_in_an_npz_file_is_refused(tmp_path, home, traced):
     assert memory.peak < 50e6
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_arrays_of_every_order_and_packing_are_read_as_numpy_reads_them(method, tmp_path):
-    arrays = {
-        "a": np.arange(12.0).reshape(4, 3),
-        "b": np.asfortranarray(np.arange(12).reshape(4, 3)),
-        "c": np.array(["é", "bc"]),
-        "d": np.arange(3, dtype=">i2"),
-        "e": np.float16([1.5]),
-        "f": np.array([True, False]),
-    }
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as archive:
-        for name, array in arrays.items():
-            buffer = io.BytesIO()
-            np.save(buffer, array)
-            archive.writestr(f"{name}.npy", buffer.getvalue())
-    out.seek(0)
-    result = npz_arrays(out, "x.npz", *arrays)
-    for name, array in arrays.items():
-        assert result[name].dtype == array.dtype
-        assert (result[name] == array).all()
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -132,13 +107,13 @@ def test_labels_that_are_none_are_refused(labels, message, tmp_path, home):
     "content", [b"\x80\x02]" + b"]" * 3_000, b"\x80\x02" + b"(" * 3_000, b"\x80\x02" + b"N0" * 1_500]
 )
 def test_a_pickle_of_endless_values_is_refused(content, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.data.read.unpickle.PICKLE_STEPS", limits.Limit(2_000, limits.PICKLE_STEPS.error))
+    monkeypatch.setattr("ifsl_bench.data.read.pickles.PICKLE_STEPS", limits.Limit(2_000, limits.PICKLE_STEPS.error))
     with pytest.raises(UserError, match=r"x\.pkl makes more than 2,000 values"):
         load(content, "x.pkl")
 
 
 def test_a_pickle_of_endless_strings_is_refused_and_one_of_large_arrays_is_not(monkeypatch):
-    monkeypatch.setattr("ifsl_bench.data.read.unpickle.PICKLE_BYTES", limits.Limit(50_000, limits.PICKLE_BYTES.error))
+    monkeypatch.setattr("ifsl_bench.data.read.pickles.PICKLE_BYTES", limits.Limit(50_000, limits.PICKLE_BYTES.error))
     strings = [f"{i:0200}" for i in range(1_000)]
     with pytest.raises(UserError, match=r"x\.pkl holds more than 50,000 bytes of names and numbers"):
         load(pickle.dumps(strings), "x.pkl")
@@ -151,96 +126,126 @@ def test_a_name_that_no_terminal_can_show_is_written_out():
         load(b"\x80\x04Vx\\ud800\n\x8c\x0b_frombuffer\x93.", "x.pkl")
 
 
-def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(tmp_path, monkeypatch):
-    from tests.fuzz.images import encoded
+class Runs:
+    def __init__(self, function, *args):
+        self.call = function, args
 
-    monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "1")
-    good, large = encoded(), encoded() + bytes(2 * 10**6)  # what follows an image does no harm
-    path = tmp_path / "x.tar"
-    with tarfile.open(path, "w") as archive:
-        add_files(archive, {"a.png": good, "b.png": large, "c.png": good})
-    with open_tree(path) as tree:
-        out = np.zeros((3, 8, 8, 3), np.uint8)
-        outcome = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop"))
-        ((row, _, reason),) = outcome.bad
-        assert row == 1
-        assert reason.startswith("it has 2,000,")
-        assert "too large for an encoded image" in reason
-        assert out[0].any()
-        assert (out[0] == out[2]).all()
-    monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "3")
-    with open_tree(path) as tree:
-        assert not decode_into(out, tree_items(tree, ["b.png"]), ImageSpec(8, "crop")).bad
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])  # names are lines, and from 4 on texts
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (lambda path: Runs(os.system, f"touch {path}"), f"{os.system.__module__}.system"),
+        (lambda path: Runs(eval, f"open({str(path)!r}, 'w')"), r"builtins\.eval|__builtin__\.eval"),
+        (lambda path: {"data": np.zeros(3), "labels": [Runs(open, str(path), "w")]}, r"io\.open"),
+        (lambda path: Path(path), r"pathlib\.|pathlib\._local\."),
+        (lambda path: collections.OrderedDict(a=1), r"collections\.OrderedDict"),
+        (lambda path: np.ma.masked_array([1, 2], [0, 1]), r"numpy\.ma\."),
+    ],
+)
+def test_whatever_else_a_pickle_names_is_refused_by_name(value, named, protocol, tmp_path):
+    target = tmp_path / "made"
+    content = pickle.dumps(value(target), protocol)
+    with pytest.raises(UserError, match=rf"evil\.pkl is refused: it holds .*({named})"):
+        load(content, "evil.pkl")
+    assert not target.exists()
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
+    ("content", "message"),
     [
-        ((1, 1 << 20), "pixels, too many to decode"),
-        ((1 << 16, (1 << 10) + 1), "pixels, too many to decode"),
-        ((1 << 15, 1 << 15), "too many pixels to decode"),
+        (b"(S'touch x'\nios\nsystem\n.", r"the name os\.system"),  # INST, as Python 2 wrote objects
+        (b"cos\nsystem\n(S'touch x'\ntR.", r"the name os\.system"),
+        (b"\x80\x02(cos\nsystem\nU\x01xo.", r"the name os\.system"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R.", r"the name os\.system"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0fdtype.__class__\x93.", r"the name numpy\.dtype\.__class__"),
+        (b"\x80\x02\x82\x01.", "unregistered extension"),
+        (b"\x80\x02U\x01xQ.", "a reference to something outside"),
+        (b"\x80\x05\x97.", "out-of-band data"),
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", "not a type object"),
+        (b"\x80\x02cnumpy\nndarray\nK\x02\x85R.", r"a call of numpy\.ndarray"),
+        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00xX\x03\x00\x00\x00hex\x86R.", "encoded as 'hex'"),
+        (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "a state for"),
+        (b"\x80\x02cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R.", "an array of type 'O8'"),
+        (b"\x80\x09K\x01.", "no pickle but a file of no known kind|protocol 9"),
     ],
 )
-def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(size, message, traced):
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    start = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 6, 0, 0, 0))
-    content = b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(MB))) + chunk(b"IEND", b"")
-    with traced() as memory, pytest.raises(BadImage, match=message):
-        decode(content, ImageSpec(8, "crop"))
-    assert memory.peak < 5e6
+def test_hand_made_pickles_are_refused(content, message):
+    with pytest.raises(UserError, match=message):
+        load(content, "x.pkl")
 
 
-@pytest.mark.parametrize("progressive", [False, True])
-def test_an_image_of_endless_passes_is_refused_before_it_is_decoded(progressive):
-    out = io.BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(out, "JPEG", progressive=progressive)
-    content = out.getvalue()
-    assert decode(content, ImageSpec(8, "crop"))[0].shape == (8, 8, 3)
-    last = content.rindex(b"\xff\xda")
-    with pytest.raises(BadImage, match=r"it has 100,\d\d\d scans, too many"):
-        decode(content[:last] + content[last : last + 14] * 100_000 + content[last:], ImageSpec(8, "crop"))
+DEEP = b")" + 2_000 * b"\x85"  # a tuple in a tuple in a tuple ...; a million would end the interpreter
 
 
-def tiff(tags, extra, form="<"):
-    """A header with these tags (number, type, values, where) and what follows it."""
-    body = struct.pack(f"{form}H", len(tags)) + b"".join(struct.pack(f"{form}HHLL", *tag) for tag in tags)
-    start = b"II*\0" if form == "<" else b"MM\0*"
-    return start + struct.pack(f"{form}L", 8) + body + bytes(4) + extra
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"}" + DEEP + b"K\x01s.", "a tuple among keys"),
+        (b"}(" + DEEP + b"K\x01u.", "a tuple among keys"),
+        (b"(" + DEEP + b"K\x01d.", "a tuple among keys"),
+        (b"}" + DEEP + b"K\x01sU\x04datas.", "a tuple among keys"),
+        (b"\x8f(" + DEEP + b"\x90.", "a set"),
+        (b"(" + DEEP + b"\x91.", "a set"),
+        (b"cnumpy\ndtype\n" + DEEP + b"\x85R.", "an array of type a tuple"),
+        (b"c_codecs\nencode\nU\x01x" + DEEP + b"\x86R.", "text to be encoded as a tuple"),
+        (b"}U\x01aK\x01sG?\xe0\x00\x00\x00\x00\x00\x00K\x01s.", "a float among keys"),
+    ],
+)
+def test_values_that_would_exhaust_the_stack_are_refused(content, message):
+    with pytest.raises(UserError, match=rf"x\.pkl is refused: it holds {message}"):
+        load(b"\x80\x04" + content, "x.pkl")
 
 
-@pytest.mark.parametrize("form", ["<", ">"])
-@pytest.mark.parametrize(("kind", "many"), [(4, 5_000_000), (5, 5_000_000), (12, 2_000_000)])
-def test_a_tiff_with_millions_of_values_in_its_header_is_refused_before_it_is_opened(form, kind, many):
-    usual = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8 if form == "<" else 8 << 16)]
-    content = tiff([*usual, (700, kind, many, 200)], bytes(6_000_000), form)
-    with pytest.raises(BadImage, match=r"it has [\d,]+ values in its header, too many"):
-        decode(content, ImageSpec(16, "crop"))
+def test_a_deep_value_that_nobody_looks_at_is_read():
+    content = b"\x80\x04}U\x04data)" + 200_000 * b"\x85" + b"s."
+    assert isinstance(load(content, "x.pkl")[b"data"], tuple)
+    shape = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + DEEP
+    with pytest.raises(UserError, match=r"damaged .*an array whose shape"):
+        load(b"\x80\x02" + shape + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R\x89U\x01xtb.", "x.pkl")
 
 
-def test_honest_tiffs_and_such_with_long_texts_are_opened():
-    for more in ({}, {"compression": "tiff_deflate"}, {"tiffinfo": {270: "a" * 3_000_000}}):
-        out = io.BytesIO()
-        Image.new("RGB", (40, 3000), (9, 8, 7)).save(out, "TIFF", **more)
-        assert decode(out.getvalue(), ImageSpec(8, "crop"))[0].shape == (8, 8, 3)
+def test_a_name_that_is_something_nested_deeply_is_no_name(tmp_path):
+    """Written out, it would exhaust the stack."""
+    labels = b"U\x0elabel_specific]K\x00aU\x12label_specific_str](I1\nt" + 200_000 * b"\x85" + b"a"
+    (tmp_path / "train_labels.pkl").write_bytes(b"\x80\x02}(" + labels + b"u.")
+    with open_tree(tmp_path) as tree, pytest.raises(UserError, match="has a class 'a tuple', which is none of"):
+        read_labels(tree, tree.by_path["train_labels.pkl"], {})
+    names = ["a", b"\xe9", np.str_("b"), np.bytes_(b"c"), 7, np.int64(8), True, 1.5, None, [["x"]], {}]
+    texts = ["a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict"]
+    assert list(map(text, names)) == texts
 
 
-@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "²", "9" * 5000])
-def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", value)
-    with pytest.raises(UserError, match="expected a whole number of MB"):
-        limits.image_bytes()
+@pytest.mark.parametrize(
+    "array", [np.array([1, "a"], object), np.zeros(2, [("x", "i4")]), np.array(["2020-01-01"], "M8[D]")]
+)
+def test_arrays_of_objects_records_and_dates_are_refused(array):
+    with pytest.raises(UserError, match="refused: it holds an array of"):
+        load(pickle.dumps(array), "x.pkl")
 
 
-def test_every_limit_says_what_to_do():
-    all_limits = [limit for limit in vars(limits).values() if isinstance(limit, limits.Limit)] + [limits.image_bytes()]
-    assert len(all_limits) >= 12
-    for limit in all_limits:
-        limit.check(limit.most, "x")
-        with pytest.raises(UserError) as error:
-            limit.check(limit.most + 1, "x.zip")
-        assert str(error.value).startswith("x.zip ")
-        assert f"{limit.most:,}" in str(error.value)
-        assert "{" not in str(error.value)
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_file_cut_anywhere_is_said_to_be_cut(protocol):
+    content = pickle.dumps({"data": np.arange(12, dtype=np.uint8), "labels": [1, 2], "names": ["é", b"x"]}, protocol)
+    for length in range(len(content)):
+        with pytest.raises(UserError, match=r"x\.pkl is (cut short|damaged|no pickle but)"):
+            load(content[:length], "x.pkl")
+
+
+@pytest.mark.parametrize("start", [b"\x8b\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 6 + b"\x00\x00", b"T\xff\xff\xff\x7f",
+                                   b"X\xff\xff\xff\x7f", b"\x96" + b"\xff" * 6 + b"\x00\x00", b"]S'"])  # fmt: skip
+def test_a_false_length_claims_no_memory(start, traced):
+    content = b"\x80\x02" + start + b"x" * 100_000
+    with traced() as memory, pytest.raises(UserError, match=r"is (cut short|damaged)"):
+        load(content, "x.pkl")
+    assert memory.peak < 4e6
+
+
+def test_functions_of_the_reader_cannot_be_changed_by_a_pickle():
+    state = b"}U\x0c__defaults__K\x01s"
+    for names in (b"c_codecs\nencode\n", b"cnumpy\ndtype\n", b"cnumpy.core.multiarray\nscalar\n"):
+        with pytest.raises(UserError, match="refused: it holds a state for a function"):
+            load(b"\x80\x02" + names + b"N" + state + b"\x86b.", "x.pkl")

@@ -22,8 +22,8 @@ from ifsl_bench.data import datasets, image_pools
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.file_tree import FileTree
+from ifsl_bench.data.read.archive import FileTree
+from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, DatasetSource, Layout, count_files
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
@@ -327,18 +327,17 @@ import io
 import numpy as np
 from pathlib import Path
 from PIL import Image
-from ifsl_bench.data.read import decode_many
-from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.images import ImageSpec, decode_into
 from ifsl_bench.data.writer import Writer
 out = io.BytesIO()
 Image.fromarray(np.arange(12288, dtype=np.uint8).reshape(64, 64, 3)).save(out, "PNG", compress_level=0)
 content, count = out.getvalue(), 16_000
-decode_many._RELEASE = 1 << 25
+
 def peak():  # getrusage would count the one that started it
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 before = peak()
 with Writer(Path({str(tmp_path)!r})).pool("base/train", np.zeros(count, np.int64), ("a",), (64, 64, 3)) as images:
-    decode_many.decode_into(images, ((i, "", lambda: content) for i in range(count)), ImageSpec(64))
+    decode_into(images, ((i, "", lambda: content) for i in range(count)), ImageSpec(64))
 print(peak() - before)
 """
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)

@@ -18,7 +18,7 @@ from PIL import Image
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import held_out, rows
-from ifsl_bench.data.read.decode import ImageSpec, decode
+from ifsl_bench.data.read.images import ImageSpec, decode
 from ifsl_bench.data.sets import tiered
 from ifsl_bench.data.source import Count
 from ifsl_bench.protocols.tasks.task_files import packaged

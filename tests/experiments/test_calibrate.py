@@ -9,6 +9,7 @@ from scipy import stats
 
 from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, held_fixed
 from ifsl_bench.experiments import api
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
@@ -19,8 +20,8 @@ from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables
-from ifsl_bench.store.check import check_file
-from ifsl_bench.store.schema import inconsistency, read
+from ifsl_bench.store.consistency import contradiction
+from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import LogReporter
 from tests.store.result_fields import altered
@@ -116,7 +117,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         ("resampled_novel", [10**7] * 900, "has more novel hits than there are novel queries"),
     ):
         odd = msgspec.structs.replace(calibration, **{field: hits})
-        assert inconsistency(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
+        assert contradiction(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
 
 
 @pytest.mark.parametrize("method", ["lwof", "lr"])

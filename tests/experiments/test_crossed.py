@@ -12,23 +12,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.analysis.aggregate import mismatch
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
 from ifsl_bench.data.views import crossed
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.experiments import api
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split
-from ifsl_bench.store.check import check_file
+from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from tests.fuzz import small
+from tests import small_run as small
 from tests.reporters import Messages
 
 TASKS = (

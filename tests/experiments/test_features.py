@@ -17,7 +17,7 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.checksummed_json import write_sealed
+from ifsl_bench.utils.checksummed_json import write_checksummed
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Reporter
 
@@ -80,7 +80,7 @@ def test_views_are_augmented_copies(few):
 
 def test_of_two_runs_at_once_that_keep_moments_neither_takes_the_others_half_written_file(tmp_path, monkeypatch):
     bank, starts = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32), np.array([0, 3, 6])
-    write_sealed(tmp_path / "bank.json", {"sha256": "0" * 64})
+    write_checksummed(tmp_path / "bank.json", {"sha256": "0" * 64})
     replace_file, second_ended, seconds = os.replace, threading.Event(), []
 
     def wait_for_the_second(*paths):

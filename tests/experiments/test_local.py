@@ -27,7 +27,7 @@ from ifsl_bench.experiments.status import read_log
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import LogReporter, Reporter, Unheard
+from ifsl_bench.utils.progress import ConsumerDisconnected, LogReporter, Reporter
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that
 # say so; and one that cannot answer more than 30 episodes at once, as no probe and no validation here asks it to.
@@ -284,6 +284,6 @@ class Closed(io.StringIO):
 def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
     home = Paths.locate(here / "home")
     log = Log(home, LogReporter(Closed()))
-    with pytest.raises(Unheard), log.of("dig/1", "it"):
+    with pytest.raises(ConsumerDisconnected), log.of("dig/1", "it"):
         log.say("a word")
     assert read_log(log_path(home, "dig/1")).state == "interrupted"

@@ -25,7 +25,7 @@ from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import each
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.session_contract import Learner, check_session_rules, check_sessions, sees_one_sequence
 from ifsl_bench.protocols import session_answers
@@ -135,7 +135,7 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base, monkey
 @torch.no_grad()
 def test_one_pass_answers_as_session_by_session_does(name, base):
     method, loader = seeded_method(name, base), loader_of(base)
-    if not isinstance(method, GrowingMethod):
+    if not isinstance(method, AdditiveClassifier):
         pytest.skip("it is asked session by session anyway")
     batch, sessions = loader.batch(0, 6), Sessions(method, name, loader, False)
     once, steps = sessions.answered(method, batch), sessions._by_session(method, batch)
@@ -333,7 +333,7 @@ class Forward(Method):
 class Stepwise(Forward):
     def learn(self, support, before=None):
         means = support.class_means(self.ways)
-        return Learned(means if before is None else torch.cat([before, means], 1))
+        return SessionOutput(means if before is None else torch.cat([before, means], 1))
 
     def answer(self, state, query):
         base = self.base.prototypes.expand(len(state), -1, -1)
@@ -414,7 +414,7 @@ class Forgets(Stepwise):
 class Hoards(Stepwise):
     def learn(self, support, before=None):
         means = super().learn(support, None if before is None else before[0]).state
-        return Learned((means, support.features))
+        return SessionOutput((means, support.features))
 
     def answer(self, state, query):
         return super().answer(state[0], query)
@@ -423,7 +423,7 @@ class Hoards(Stepwise):
 class HoardsLater(Hoards):
     def learn(self, support, before=None):
         means, features = super().learn(support, before).state
-        return Learned((means, features if means.shape[1] > 2 * self.ways else means))
+        return SessionOutput((means, features if means.shape[1] > 2 * self.ways else means))
 
 
 class Stashes(Stepwise):
@@ -436,31 +436,31 @@ class Stashes(Stepwise):
         return Prediction(logits - torch.cdist(query.features, self.stash).amin(-1, keepdim=True) * logits)
 
 
-class Grows(GrowingMethod):
+class Grows(AdditiveClassifier):
     """Its logits depend on the class, the classes learned with it, and those of earlier sessions."""
 
-    by_class = looks_back = False
+    per_class_state = uses_earlier_logits = False
 
     def learn_classes(self, support, earlier):
         means = support.class_means(self.ways)
-        return Learned(means if earlier is None else means + earlier.mean((1, 2), keepdim=True))
+        return SessionOutput(means if earlier is None else means + earlier.mean((1, 2), keepdim=True))
 
     def class_logits(self, state, query):
         return query.features @ (state - state.mean(1, keepdim=True) / 2).mT
 
 
 class LooksBack(Grows):
-    looks_back = True
+    uses_earlier_logits = True
 
 
 class OfOneClass(LooksBack):
-    by_class = True
+    per_class_state = True
 
 
 class Peeks(Stepwise):
     def learn(self, support, before=None):
         learned = super().learn(support, before)
-        return Learned(learned.state + learned.state.mean(0, keepdim=True))
+        return SessionOutput(learned.state + learned.state.mean(0, keepdim=True))
 
     def forward(self, support, query):
         return self.answer(self.learn(support).state, query)
@@ -482,7 +482,7 @@ class Fades(Stepwise):
 def test_methods_keep_the_rules_on_made_up_sequences(name):
     method, options = chosen_and_options(name)
     rules = dict(check_session_rules(name, method, options))
-    assert len(rules) == 5 + method.order_free + issubclass(method, GrowingMethod)
+    assert len(rules) == 5 + method.order_free + issubclass(method, AdditiveClassifier)
     assert not any(rules.values()), rules
 
 
@@ -534,7 +534,7 @@ class Rounds(Stepwise):
 
     def learn(self, support, before=None):
         means = super().learn(support, before).state
-        return Learned(means + 1e5 * len(means) - 1e5 * len(means))
+        return SessionOutput(means + 1e5 * len(means) - 1e5 * len(means))
 
     def forward(self, support, query):
         return self.answer(self.learn(support).state, query)
@@ -663,9 +663,9 @@ def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
 OF_FAULTS = """
 import os, signal, torch
 from pathlib import Path
-from ifsl_bench import GrowingMethod, Learned, Method, Prediction
+from ifsl_bench import AdditiveClassifier, Method, Prediction, SessionOutput
 
-class Means(GrowingMethod):
+class Means(AdditiveClassifier):
     calls = 0
 
     def learn_classes(self, support, earlier):
@@ -673,7 +673,7 @@ class Means(GrowingMethod):
         if Means.calls > 300 and not Path("killed").exists():
             Path("killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return Learned(support.class_means(self.ways))
+        return SessionOutput(support.class_means(self.ways))
 
     def class_logits(self, state, query):
         return -torch.cdist(query.features, state)
@@ -684,13 +684,13 @@ class Means(GrowingMethod):
 class Breaks(Means):
     def learn_classes(self, support, earlier):
         broken = earlier is not None and earlier.shape[-1] == 30
-        return Learned(support.class_means(self.ways) * (float("nan") if broken else 1))
+        return SessionOutput(support.class_means(self.ways) * (float("nan") if broken else 1))
 
 class BreaksStepByStep(Method):
     broken = 7
 
     def learn(self, support, before=None):
-        return Learned((*(before or ()), support.class_means(self.ways)))
+        return SessionOutput((*(before or ()), support.class_means(self.ways)))
 
     def answer(self, state, query):
         logits = torch.cat([query.base_logits, *(query.features @ means.mT for means in state)], -1)
@@ -721,7 +721,7 @@ def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
 
 
 OF_TYPES = """
-from ifsl_bench import GrowingMethod, Learned, Method, Prediction
+from ifsl_bench import AdditiveClassifier, Method, Prediction, SessionOutput
 
 class Bare(Method):
     def learn(self, support, before=None):
@@ -732,9 +732,9 @@ class Bare(Method):
 
 class Unwrapped(Bare):
     def learn(self, support, before=None):
-        return Learned(support.class_means(self.ways))
+        return SessionOutput(support.class_means(self.ways))
 
-class Grown(GrowingMethod):
+class Grown(AdditiveClassifier):
     def learn_classes(self, support, earlier):
         return (support.class_means(self.ways),)
 
@@ -746,9 +746,9 @@ class Grown(GrowingMethod):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Bare", "Bare.learn returned Tensor, expected ifsl_bench.Learned"),
+        ("Bare", "Bare.learn returned Tensor, expected ifsl_bench.SessionOutput"),
         ("Unwrapped", "Bare.answer returned Tensor, expected ifsl_bench.Prediction"),
-        ("Grown", "Grown.learn_classes returned tuple, expected ifsl_bench.Learned"),
+        ("Grown", "Grown.learn_classes returned tuple, expected ifsl_bench.SessionOutput"),
     ],
 )
 def test_what_learn_and_answer_return_is_held_against_their_types(name, said, call, home):

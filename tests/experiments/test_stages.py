@@ -19,7 +19,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import UserError
 
 FILE = """
@@ -218,7 +218,7 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
     file = CheckpointFolder(folder).json
     own.write_text("raise SystemExit('ran')")
     for changed in ({}, {"method": str(own)}):
-        write_sealed(file, read_sealed(file) | changed)
+        write_checksummed(file, read_checksummed(file) | changed)
         with pytest.raises(UserError, match=r"is of a method in a file, .*; run that file to evaluate it"):
             api.evaluate_checkpoint(folder, task, work=work)
     with pytest.raises(UserError, match="nobody"):

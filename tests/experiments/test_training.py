@@ -18,7 +18,7 @@ from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.meta_training import Adam
 from ifsl_bench.experiments.reproduce import run_unstored
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.find_method import Chosen
+from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.method import Method, Prediction, Support
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.sampling.episodes import training_sampler
@@ -54,7 +54,7 @@ class NoisyScale(Scale):
 
 def job(clusters, method=Scale, task="clusters-5shot", train=None, options=None, seed=0):
     loaded_task = find(f"{clusters / 'clusters.toml'}:{task}")[0]
-    return Job(Chosen("scale", method), options or {}, loaded_task, Training.parse(train or {}), seed, 60)
+    return Job(MethodRef("scale", method), options or {}, loaded_task, Training.parse(train or {}), seed, 60)
 
 
 def work(clusters, reporter=None, home="home"):
@@ -91,7 +91,7 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
     kind, sessions, ways, shots = registry.method(name), 2, 4, 5
     training = {"steps": "1", "episodes_per_step": "3", "sessions": str(sessions)}
     training_job = job(clusters, kind, "clusters-5shot+ways=4", training)
-    training_job = replace(training_job, chosen=Chosen(name, kind))
+    training_job = replace(training_job, chosen=MethodRef(name, kind))
     method, _, _, bench = train(clusters, training_job)
     batch = bench.loader("train").drawn_by(bench.training_sampler(sessions)).batch(0, 3)
     support, query, classes = batch.support, batch.query, batch.support.hidden.shape[1]
@@ -222,7 +222,9 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     task = find(f"{clusters / 'clusters.toml'}:clusters-5shot")[0]
     # A step size at which every Neumann series grows; the counts do not depend on where training stopped.
     options = {"learner": "lr", "rate": 1e3, "steps": 5}
-    lr_job = Job(Chosen("attractor", registry.method("attractor")), options, task, Training(episodes_per_step=2), 0, 60)
+    lr_job = Job(
+        MethodRef("attractor", registry.method("attractor")), options, task, Training(episodes_per_step=2), 0, 60
+    )
     interrupted(monkeypatch, 3)
     log = io.StringIO()
     place = work(clusters, LogReporter(log))
@@ -234,7 +236,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
         "adjoint_indefinite": 0,
     }  # fmt: skip
     assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
-    exact = Job(Chosen("attractor", registry.method("attractor")), {"learner": "lr", "gradient": "implicit"}, task,
+    exact = Job(MethodRef("attractor", registry.method("attractor")), {"learner": "lr", "gradient": "implicit"}, task,
                 Training(), 0, 60)  # fmt: skip
     solves = run_unstored(exact, place).training["solves"]
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)

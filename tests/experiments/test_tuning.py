@@ -17,7 +17,7 @@ import torch
 from ifsl_bench import Method, Prediction
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.experiments import api, evaluate_stage, search, stages
-from ifsl_bench.experiments import search as searching
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
@@ -29,7 +29,6 @@ from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.columns import entries_of
-from ifsl_bench.store.check import check_file
 from ifsl_bench.store.schema import file_name, path_of, read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
@@ -149,7 +148,7 @@ def first_round(job):
 
 def all_of(job, home):
     """Each candidate of a search that was made."""
-    rounds = rounds_of(job, searching.kept_accuracies(home))
+    rounds = rounds_of(job, search.kept_accuracies(home))
     return [(candidate.point, candidate.job) for candidates in rounds for candidate in candidates]
 
 
@@ -252,7 +251,7 @@ def test_resamples_choose_among_sound_settings_alone():
 
 
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
-    runs, evaluate = [], searching.evaluate
+    runs, evaluate = [], search.evaluate
 
     def counted(method, name, loader, episodes, *more, **how):
         if more:
@@ -261,7 +260,7 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
                 raise KeyboardInterrupt
         return evaluate(method, name, loader, episodes, *more, **how)
 
-    for module in (searching, evaluate_stage):
+    for module in (search, evaluate_stage):
         monkeypatch.setattr(module, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         api.run_job(job_of(task, work), work)
@@ -473,7 +472,7 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
     def trials(text):
         file.write_text(text.replace("LEARNED", learned))
         job = job_of(task, work, trials=2, method=f"{file}:Own")
-        return job, [searching.Trial(trial_job) for _, trial_job in first_round(job)]
+        return job, [search.Trial(trial_job) for _, trial_job in first_round(job)]
 
     job, original_trials = trials(OWN)
     api.run_job(job, work)

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.formats import Format
-from tests.fuzz.mutation import change_json, spoiled
-from tests.fuzz.small import Disturbance, fork, run, undisturbed
+from tests.fuzz.harness import Format, change_json, spoiled
 from tests.reporters import Messages
+from tests.small_run import Disturbance, fork, run, undisturbed
 
 # How far a run has got where it is killed: the path of a file that it writes then, and how often it has done so.
 KILLED = {
@@ -160,4 +159,4 @@ def read(path: Path) -> str:
     return one_case(caches(), json.loads(path.read_bytes()))
 
 
-FORMATS = [Format("cache", recipes, read, damaged, share=3, prepare=caches, seconds=60)]
+FORMAT = Format("cache", recipes, read, damaged, share=15, prepare=caches, seconds=60)

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from ifsl_bench.utils.tempnames import PARTIAL, REMOVED
-from tests.fuzz.formats import Format
-from tests.fuzz.small import Disturbance, fork, result, undisturbed
+from tests.fuzz.harness import Format
+from tests.small_run import Disturbance, fork, result, undisturbed
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 AIMS = {"time": "time", "write": "", "result": "/results/"}  # and what the path of a written file holds
@@ -94,4 +94,4 @@ def read(path: Path) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
-FORMATS = [Format("kills", lambda: [b"[]"], read, planned, share=0.25, prepare=plain, seconds=240)]
+FORMAT = Format("kills", lambda: [b"[]"], read, planned, share=1, prepare=plain, seconds=240)

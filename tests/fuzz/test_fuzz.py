@@ -1,38 +1,45 @@
-"""The harness finds what it should, and a few cases of every format end as they may."""
+"""The harness finds each kind of failure, and cases of every format end in success or in one line.
+
+``FUZZ_SECONDS=60 pytest -q -n 0 tests/fuzz`` tries more of them, and damaged caches and killed runs too; FUZZ_SEED
+selects other cases. A case that fails is written to ``kept/FORMAT/``, and tried again by every run.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ifsl_bench.utils.errors import UserError
-from tests.fuzz.formats import MODULES, RUNS, Format, case, formats
-from tests.fuzz.kept import content_of, ended, keep, kept
-from tests.fuzz.runner import rounds, run
+from tests.fuzz import cache, kills
+from tests.fuzz.formats import FORMATS
+from tests.fuzz.harness import KEPT, Format, case, content_of, keep, replayed, tried
 
 CI = "FUZZ_SECONDS" in os.environ
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
-CHOSEN = formats() if CI else formats(MODULES)  # whole runs need half a minute to begin
+SECONDS, SEED = float(os.environ.get("FUZZ_SECONDS", "2")), int(os.environ.get("FUZZ_SEED", "0"))
+RUNS = (cache.FORMAT, kills.FORMAT) if CI else ()  # they need half a minute to begin
 
 
-def test_a_case_is_always_the_same(monkeypatch):
-    first = {name: [case(form, form.seeds(), 1, number) for number in range(8)] for name, form in formats().items()}
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_case_is_always_the_same_and_begins_with_a_good_file(name, tmp_path, monkeypatch):
+    form = FORMATS[name]
+    first = [case(form, 1, index) for index in range(8)]
     monkeypatch.setattr(time, "time", lambda: 2e9)  # an archive may hold the time that it was written at
-    for name, form in formats().items():
-        assert [case(form, form.seeds(), 1, number) for number in range(8)] == first[name], name
-        assert len(set(first[name])) > 3
-
-
-@pytest.mark.parametrize("name", sorted(formats(MODULES)))
-def test_the_files_to_begin_with_are_good_ones(name, tmp_path):
-    form = formats()[name]
+    assert [case(form, 1, index) for index in range(8)] == first
+    assert len(set(first)) > 3
     for seed in form.seeds():
         (tmp_path / "case").write_bytes(seed)
         form.read(tmp_path / "case")
+
+
+def _refuse(text: str) -> None:
+    raise UserError(text)
 
 
 def _loop(path: Path) -> None:
@@ -44,66 +51,58 @@ def _fill(path: Path) -> None:
     bytearray(b"x") * 2_200_000_000  # some of it may be what the parent had and gave back
 
 
-def _refuse(text: str) -> None:
-    raise UserError(text)
-
-
 @pytest.mark.parametrize(
-    ("read", "what"),
+    ("read", "message"),
     [
         (lambda path: None, None),
         (lambda path: _refuse("one line"), None),
-        (lambda path: _refuse(""), "told badly"),
+        (lambda path: _refuse(""), "not one line"),
         (lambda path: {}["key"], "KeyError: .* at test_fuzz.py"),
         (_loop, "more than 0.2 s"),
         pytest.param(_fill, r"it took [12]\.\d GB", marks=pytest.mark.slow("fills a gigabyte of memory")),
         (lambda path: os._exit(3), r"the process died \(3\)"),
     ],
 )
-def test_each_way_to_end_is_seen_and_the_next_case_is_tried(read, what):
+def test_each_way_to_end_is_seen_and_the_next_case_is_tried(read, message):
     form = Format("x", lambda: [b"seed"], read, seconds=0.2 if read is _loop else 10)
-    outcome = run(form, 5, range(2))
-    assert outcome.cases["x"] == 2
-    if what is None:
-        assert not outcome.failures
-    else:
-        assert [failure.number for failure in outcome.failures] == [0, 1]
-        for failure in outcome.failures:
-            assert re.search(what, str(failure))
-
-
-def _no_nines(path: Path) -> None:
-    if b"999" in path.read_bytes():
-        raise KeyError("999")
+    verdicts = list(tried(form, partial(case, form, 5), range(2)))
+    assert [index for index, _ in verdicts] == [0, 1]
+    for _, verdict in verdicts:
+        assert (verdict.how != "failed") if message is None else re.search(message, verdict.message)
 
 
 @pytest.mark.parametrize("size", [9, 9000])
-def test_a_case_that_fails_is_kept_and_tried_again(size, tmp_path):
-    form = Format("x", lambda: [b"x" * size], _no_nines, lambda random, content: content + b"99999")
-    (failure,) = run(form, 0, range(4, 5)).failures
-    assert str(failure).startswith("--only x --seed 0 --first 4 --cases 1: KeyError")
-    path = keep(form, failure, tmp_path)
-    assert kept(tmp_path) == [path]
+def test_a_case_that_fails_is_kept_and_read_again(size, tmp_path):
+    content = b"x" * size
+    path = keep(Format("x", list, _loop), content, "KeyError: '9'", tmp_path)
     assert path.parent.name == "x"
-    assert content_of(path) == b"x" * size + b"99999"
-    assert ended(form, content_of(path)).how == "failed"
+    assert path.name.startswith("KeyError-")
+    assert content_of(path) == content
 
 
-@pytest.mark.parametrize("path", kept(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(KEPT.glob("*/*")), ids=lambda path: path.name)
 def test_kept_cases_fail_no_more(path):
-    if path.parent.name not in CHOSEN:
-        pytest.skip("whole runs need half a minute to begin; they are tried where FUZZ_SECONDS is set")
-    verdict = ended(CHOSEN[path.parent.name], content_of(path))
-    assert verdict.how != "failed", verdict.told
+    verdict = replayed(FORMATS[path.parent.name], content_of(path))
+    assert verdict.how != "failed", verdict.message
 
 
 def test_hostile_files_end_in_success_or_in_one_line():
-    """A few seconds of the fixed seed; with FUZZ_SECONDS=60 a minute, and damaged caches and killed runs too."""
-    for form in CHOSEN.values():
+    forms, ends, failures = [*FORMATS.values(), *RUNS], Counter[tuple[str, str]](), []
+    for form in forms:
         form.prepare()
-    outcome = rounds(list(CHOSEN.values()), 0, time.monotonic() + SECONDS)
-    assert not outcome.failures, "\n".join(map(str, outcome.failures))
-    assert outcome.cases.total() > 20
-    if CI:
-        assert set(outcome.cases) == set(CHOSEN)
-        assert all(outcome.cases[name] >= 2 for name in RUNS), outcome.cases
+    until = time.monotonic() + SECONDS
+    for turn in itertools.count():
+        for form in forms:
+            numbers = range(turn * form.share, (turn + 1) * form.share)
+            if not CI:
+                numbers = numbers[:10]
+            for index, verdict in tried(form, partial(case, form, SEED), numbers, until):
+                ends[form.name, verdict.how] += 1
+                if verdict.how == "failed":
+                    path = keep(form, case(form, SEED, index), verdict.message)
+                    failures.append(f"{path}: {verdict.message}")
+        if time.monotonic() >= until:
+            break
+    assert not failures, "\n".join(failures)
+    assert ends.total() > 20
+    assert not CI or {name for name, _ in ends} == {form.name for form in forms}, ends

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.episode_contract import Asked
+from ifsl_bench.plugin.episode_contract import ContractProbe
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.plugin.rules import RULES, keeps_hidden_classes_out
@@ -79,7 +79,7 @@ SOLVED = (
 @torch.no_grad()
 def test_the_rules_that_runs_check_hold(method):
     support, query = make_episodes(method.base, hide=True)
-    case = Asked(method.registered, method, support, query, support.hidden).looked_at()
+    case = ContractProbe(method.registered, method, support, query, support.hidden).with_search_flag()
     broken = [rule(case) for rule in RULES if rule is not keeps_hidden_classes_out]  # see below
     assert not any(broken), broken
 

@@ -10,7 +10,7 @@ from ifsl_bench.methods.protonet import ProtoNet
 
 from ifsl_bench.experiments import api
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.episode_contract import Asked, check_answers, repeats, sees_one_query
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, repeats, sees_one_query
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support
 from ifsl_bench.plugin.rules import RULES, check_contract, copies_do_not_meet, made_up
 from ifsl_bench.plugin.session_contract import RULES as OF_SESSIONS
@@ -86,7 +86,7 @@ def test_rounding_where_large_numbers_cancel_is_no_breach(sound, searched):
 
     support, query = Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T)
     with torch.no_grad():
-        case = Asked("far", Far(base, 5), support, query, hidden).looked_at()
+        case = ContractProbe("far", Far(base, 5), support, query, hidden).with_search_flag()
         assert sees_one_query(case), "in single precision"
     if sound:
         check_answers(case)

@@ -17,7 +17,7 @@ from ifsl_bench.experiments.search import at_edge, points
 from ifsl_bench.experiments.trained_models import Solves
 from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.method import GrowingMethod, Prediction
+from ifsl_bench.plugin.method import AdditiveClassifier, Prediction
 from ifsl_bench.plugin.options import space_of
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.utils.errors import UserError
@@ -103,9 +103,9 @@ def test_a_class_that_answers_nothing_is_said():
 def test_a_growing_method_with_an_answer_of_its_own_is_refused():
     """Its sequences are answered from ``class_logits`` alone, so it would be measured without that answer."""
     growing = dict.fromkeys(("learn_classes", "class_logits"), lambda self, *_: None)
-    check_method(type("X", (GrowingMethod,), growing))
-    with pytest.raises(UserError, match="X is a GrowingMethod, which sessions never ask to answer"):
-        check_method(type("X", (GrowingMethod,), {**growing, "answer": growing["class_logits"]}))
+    check_method(type("X", (AdditiveClassifier,), growing))
+    with pytest.raises(UserError, match="X is an AdditiveClassifier, which sessions never ask to answer"):
+        check_method(type("X", (AdditiveClassifier,), {**growing, "answer": growing["class_logits"]}))
 
 
 def test_an_answer_of_another_type_is_one_line(jobs):

@@ -22,12 +22,12 @@ import torch.nn.functional as F
 
 import ifsl_bench
 from ifsl_bench.experiments import api
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.learn2learn import INSTALL, load
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.store.check import check_file
 
 ROOT = Path(__file__).parents[2]
 REGULAR = '\n[variants.clusters-regular-5shot]\nof = "clusters-5shot"\nregular = true\n'

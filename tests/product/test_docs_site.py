@@ -19,7 +19,6 @@ import pytest
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.cli import main as cli
 from ifsl_bench.plugin.options import options_of, space_of
-from ifsl_bench.store import episode_counts
 from ifsl_bench.store import schema as result_file
 
 ROOT = Path(__file__).parents[2]
@@ -194,7 +193,7 @@ def fields_of(heading: str) -> list[str]:
     ("heading", "kind"),
     [
         ("Fields", result_file.Result),
-        ("Counts of episodes", episode_counts.EpisodeCounts),
+        ("Counts of episodes", result_file.EpisodeCounts),
         ("Calibration", result_file.Calibration),
     ],
 )

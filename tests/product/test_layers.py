@@ -9,9 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import ifsl_bench
+from tests.house import repeated_classes
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ifsl_bench"
@@ -20,27 +19,10 @@ PLUGINS = sorted((ROOT / "methods").glob("*.py"))
 STANDARD = sys.stdlib_module_names
 OPTIONAL = PACKAGE / "plugin" / "learn2learn.py"  # the one place that imports the package of that name
 
-# From the ground up: a room imports from itself and from rooms above it in this list, that is, from lower floors.
-FLOORS = [
-    "utils",
-    "solvers",
-    "protocols/tasks",
-    "protocols/sampling",
-    "plugin",
-    "data/read",
-    "data",
-    "data/sets",
-    "data/preparing",
-    "backbones",
-    "protocols",
-    "store",
-    "experiments",
-    "analysis",
-    "reporting",
-    "reporting/page",
-    "reporting/figures",
-    "cli",
-]
+sys.path.insert(0, str(ROOT / "docs"))
+from packages import ORDER  # noqa: E402  # from the ground up: a package imports from itself and from earlier ones
+
+AT_ROOT = {"__init__.py", "__main__.py", "_version.py", "learners.py", "solve.py"}  # the last two are former names
 
 
 def module_of(path: Path) -> str:
@@ -76,23 +58,25 @@ def arrows() -> dict[str, set[str]]:
     return {name: (imports(path) & MODULES.keys()) - {name} for name, path in MODULES.items()}
 
 
-def room(path: Path) -> str:
-    """The longest entry of FLOORS that the file lies in; "" for the three files at the root."""
+def package(path: Path) -> str:
+    """Return the longest entry of ORDER that the file lies in; "" for the files at the root."""
     folder = path.relative_to(PACKAGE).parent.as_posix()
-    return max((floor for floor in FLOORS if f"{folder}/".startswith(f"{floor}/")), key=len, default="")
+    return max((entry for entry in ORDER if f"{folder}/".startswith(f"{entry}/")), key=len, default="")
 
 
-def test_every_room_has_a_floor_and_every_floor_a_room():
-    assert {room(path) for path in LIBRARY} == {"", *FLOORS}
-    assert {path.name for path in LIBRARY if not room(path)} == {"__init__.py", "__main__.py", "_version.py"}
-    at_root = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert len(at_root) <= 21, sorted(at_root)
+def test_every_package_has_a_place_in_the_order():
+    assert {package(path) for path in LIBRARY} == {"", *ORDER}
+    assert {path.name for path in LIBRARY if not package(path)} == AT_ROOT
 
 
-def test_no_arrow_runs_upwards():
-    rooms = {name: room(path) for name, path in MODULES.items()}  # none for what hands out all, and for the command
-    upwards = [f"{name} imports {target}" for name, mine in rooms.items() if mine for target in arrows()[name]
-               if rooms[target] and FLOORS.index(rooms[target]) > FLOORS.index(mine)]  # fmt: skip
+def test_no_package_imports_a_later_one():
+    packages = {name: package(path) for name, path in MODULES.items()}
+    upwards = [
+        f"{name} imports {target}"
+        for name, mine in packages.items()
+        for target in arrows()[name]
+        if mine and packages[target] and ORDER.index(packages[target]) > ORDER.index(mine)
+    ]
     assert not upwards
 
 
@@ -111,13 +95,14 @@ def test_no_module_imports_itself_through_others():
         visit(name, ())
 
 
-def test_the_architecture_page_maps_the_rooms_in_their_order_and_names_files_that_exist():
+def test_a_class_name_stands_once():
+    assert repeated_classes() == {}
+
+
+def test_the_architecture_page_is_short_and_names_every_package():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    listed = re.findall(r"^\| `([a-z/]+)/` \|", text, re.M)
-    assert listed == FLOORS
-    for room_name, modules in re.findall(r"^\| `([a-z/]+)/` \|(.*)\|$", text, re.M):
-        for name in re.findall(r"`([a-z_0-9]+)`", modules):
-            assert (PACKAGE / room_name / f"{name}.py").exists(), f"{room_name}/{name}"
+    assert re.findall(r"^\| `([a-z/]+)/` \|", text, re.M) == list(ORDER)
+    assert len(text.splitlines()) <= 90
 
 
 def test_no_document_names_a_module_that_is_not_there():
@@ -131,10 +116,9 @@ def test_no_document_names_a_module_that_is_not_there():
         assert there or parts[0] in ifsl_bench.__all__, name
 
 
-def test_no_room_takes_the_name_of_a_public_function():
+def test_no_package_takes_the_name_of_a_public_function():
     """Importing ifsl_bench.run, were it a folder, would put it in the place of the function for good."""
-    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
-    assert not rooms & set(ifsl_bench.__all__)
+    assert not {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} & set(ifsl_bench.__all__)
 
 
 def top(names: set[str]) -> set[str]:
@@ -142,8 +126,8 @@ def top(names: set[str]) -> set[str]:
 
 
 def test_methods_know_the_contract_and_the_solvers_only():
-    allowed = ("ifsl_bench.plugin", "ifsl_bench.solvers", "ifsl_bench.solvers", "ifsl_bench.protocols.tasks.task",
-               "ifsl_bench.backbones.networks", "ifsl_bench.utils.cosine", "ifsl_bench.utils.errors")  # fmt: skip
+    allowed = ("ifsl_bench.plugin", "ifsl_bench.solvers", "ifsl_bench.protocols.tasks", "ifsl_bench.backbones.networks",
+               "ifsl_bench.utils.cosine", "ifsl_bench.utils.errors")  # fmt: skip
     for path in PLUGINS:
         names = imports(path)
         assert top(names) <= {"ifsl_bench", "torch"}, path.name
@@ -151,15 +135,12 @@ def test_methods_know_the_contract_and_the_solvers_only():
         assert not strange, f"{path.name} imports {strange}"
 
 
-@pytest.mark.parametrize(
-    ("folder", "allowed"),
-    [("solve", ("solve",)), ("learners", ("kernels", "solve", "learners", "plugin", "protocol", "common"))],
-)
-def test_mathematics_imports_torch_and_numpy_only(folder, allowed):
-    for path in (PACKAGE / folder).glob("*.py"):
+def test_mathematics_imports_torch_numpy_and_numba_only():
+    for path in (PACKAGE / "solvers").glob("*.py"):
         names = imports(path)
-        assert top(names) <= {"torch", "numpy", "ifsl_bench"}, path
-        assert all(name.split(".")[1] in allowed for name in names if name.startswith("ifsl_bench.")), path
+        assert top(names) <= {"torch", "numpy", "numba", "llvmlite", "threadpoolctl", "ifsl_bench"}, path
+        inner = {name.split(".")[1] for name in names if name.startswith("ifsl_bench.")}
+        assert inner <= {"solvers", "utils"}, path
 
 
 def test_the_library_names_no_method_and_no_task():
@@ -177,46 +158,6 @@ def test_the_library_names_no_method_and_no_task():
         for text in texts - {"ridge"}:  # the penalty's name too
             if not {"ifsl-bench", "--out"} & set(text.split()):  # a command in a message, or that draws a figure
                 assert not words & set(text.replace("-", " ").split()), f"{path.name} names a method: {text!r}"
-
-
-# What `run --rerun --method lr+a --task glyphs-5shot` asks for while it runs, beside what each of these imports.
-ON_THE_WAY = ("board.beside", "board.leaderboard", "campaigns.run", "campaigns.expansion", "cli.main", "cli.running",
-              "jobs.job", "kernels.counting", "kernels.gathering", "kernels.regression", "kernels.threads",
-              "methods.attractor", "results", "tasks")  # fmt: skip
-
-
-def test_a_row_is_run_again_without_what_it_does_not_need():
-    """No trainer, no files of weights, no training loop, no search, no sessions, no network's learner, no source of the
-    data; and little in all."""
-    idle = ("backbone.trainer", "backbone.weights", "episodic.meta_training", "protocol.sequences", "jobs.searching",
-            "protocol.session_metrics", "backbone.second_head", "learners.network", "learners.dual", "solve.lbfgs",
-            "plugin.rules", "data.source", "data.preparing.prepare", "data.read.archive")  # fmt: skip
-    lines = [
-        f"import sys, {', '.join(f'ifsl_bench.{name}' for name in ON_THE_WAY)}",
-        f"loaded = {{f'ifsl_bench.{{name}}' for name in {idle}}} & set(sys.modules)",
-        "assert not loaded, loaded",
-        "modules = [module for name, module in sys.modules.items() if name.startswith('ifsl_bench')]",
-        "files = {module.__file__ for module in modules if getattr(module, '__file__', None)}",
-        "print(len(files), sum(len(open(file).readlines()) for file in files))",
-    ]
-    process = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
-    modules, count = map(int, process.stdout.split())
-    assert modules <= 140, modules
-    assert count <= 20_000, count
-
-
-def test_the_way_of_one_command_is_as_short_as_its_page_says():
-    """The files that docs/architecture.md names in its points, from the words of a command to the stored result."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    points = page.partition("## The way of one command")[2].partition("Roads that branch off")[0]
-    files = {PACKAGE / name for name in re.findall(r"`([a-z]+/[a-z_]+\.py)`", points)}
-    assert len(files) == 25
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 5_500
-
-
-def test_files_are_of_a_readable_length():
-    long = {p.name: n for p in (*LIBRARY, *PLUGINS) if (n := len(p.read_text().splitlines())) > 420}
-    assert not long
 
 
 def test_quick_commands_do_without_torch_and_a_list_of_methods_without_optional_packages():

@@ -16,9 +16,9 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench import UserError
-from ifsl_bench.reporting.data_frames import data_frame
+from ifsl_bench.store.data_frames import data_frame
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.utils.errors import Lacking
+from ifsl_bench.utils.errors import MissingDependencyError
 from ifsl_bench.utils.files import Paths
 
 TASK = "glyphs-5shot"
@@ -205,7 +205,9 @@ def test_mistakes_are_one_line(called, said):
 def test_without_pandas_the_command_that_installs_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     for item in (ifsl_bench.table(TASK), ifsl_bench.load_all(TASK), ifsl_bench.load("lr", TASK)[0]):
-        with pytest.raises(Lacking, match=r'pandas is not installed\): pip install "ifsl_bench\[pandas\]"'):
+        with pytest.raises(
+            MissingDependencyError, match=r'pandas is not installed\): pip install "ifsl_bench\[pandas\]"'
+        ):
             item.to_pandas()
 
 
@@ -251,5 +253,7 @@ def test_a_pandas_that_cannot_be_imported_is_not_called_missing(monkeypatch, tmp
     (tmp_path / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pandas", raising=False)
-    with pytest.raises(Lacking, match=r"is installed but cannot be imported \(ValueError: numpy.dtype size changed\)"):
+    with pytest.raises(
+        MissingDependencyError, match=r"is installed but cannot be imported \(ValueError: numpy.dtype size changed\)"
+    ):
         ifsl_bench.table(TASK).to_pandas()

@@ -17,8 +17,8 @@ import pytest
 from matplotlib.text import Text
 
 import ifsl_bench
+from ifsl_bench.analysis.aggregate import bias_curve
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.curves import bias_curve
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.experiments.api import run
 from ifsl_bench.protocols.tasks.task_files import find

@@ -14,8 +14,7 @@ from scipy import stats
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.query import row_of
-from ifsl_bench.analysis.task_results import load_board, load_variants
+from ifsl_bench.analysis.task_results import load_board, load_variants, row_of
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.reporting.detail_tables import row_table
 from ifsl_bench.reporting.latex import paper_tables

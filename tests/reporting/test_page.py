@@ -19,8 +19,7 @@ import pytest
 
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.rank_intervals import holm
-from ifsl_bench.analysis.ranking import Ranking
+from ifsl_bench.analysis.ranking import Ranking, holm
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS

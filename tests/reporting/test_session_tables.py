@@ -15,8 +15,7 @@ from rich.console import Console
 from scipy import stats
 
 from ifsl_bench.analysis.comparison import compare, verdict
-from ifsl_bench.analysis.query import board_of
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import board_of, load_board
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.detail_tables import comparison_table, row_table

@@ -29,7 +29,7 @@ from ifsl_bench.solvers import numba_threads as threads
 from ifsl_bench.solvers import numba_vectors as vectors
 from ifsl_bench.solvers.numba_compiling import FOLDER, inlined
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.tempnames import what
+from ifsl_bench.utils.tempnames import strip_tag
 from tests.tolerances import rounding
 
 
@@ -252,7 +252,7 @@ def test_each_machine_code_has_a_name_of_its_own():
     files = [kernel._cache._cache_file for kernel in (network.inverse, network.inverse, network.solve)]
     names = {file._data_name(1) for file in files}
     assert len(names) == 3
-    assert all(what(name).endswith(".1.nbc") for name in names)
+    assert all(strip_tag(name).endswith(".1.nbc") for name in names)
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch):

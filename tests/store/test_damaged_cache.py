@@ -17,12 +17,12 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
 from ifsl_bench.experiments.stages import MetaTrain
-from ifsl_bench.utils.checksummed_json import read_sealed, write_sealed
+from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, read_errors, read_json
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
-from tests.fuzz.small import TASKS, run
 from tests.reporters import Messages
+from tests.small_run import TASKS, run
 from tests.store.result_fields import altered
 
 SEALED = ("pretrained/*/checkpoint.json", "features/*/base-train/bank.json", "trials/*.json", "digests/*.json")
@@ -107,7 +107,7 @@ def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
         value.pop("checksum")
         name = next(key for key in ("key", "task_hash", "of") if isinstance(value.get(key), str))
         name = "file" if "file" in value else name
-        write_sealed(path, {**value, name: "another"})
+        write_checksummed(path, {**value, name: "another"})
     else:
         path.write_bytes(content[: len(content) // 2])
     reporter = Messages()
@@ -182,7 +182,7 @@ def test_a_manifest_says_what_was_written(here, change):
         open_dataset(path.parent)
     value = read_json(path)
     del value["checksum"]
-    write_sealed(path, value)
+    write_checksummed(path, value)
     if change != "dtype":
         with pytest.raises(CorruptFile, match="fingerprint is not that of the pools"):
             open_dataset(path.parent)
@@ -190,15 +190,15 @@ def test_a_manifest_says_what_was_written(here, change):
 
 def test_a_file_without_its_checksum_or_of_another_format_is_refused(tmp_path):
     path = tmp_path / "x.json"
-    write_sealed(path, {"a": 1})
-    assert read_sealed(path) == {"a": 1, "format": 2}
+    write_checksummed(path, {"a": 1})
+    assert read_checksummed(path) == {"a": 1, "format": 2}
     altered(path, lambda value: value.pop("checksum"))
     with pytest.raises(CorruptFile, match="its checksum differs"):
-        read_sealed(path)
+        read_checksummed(path)
     for form in (1, 3, 0, True, "2", None):
         altered(path, lambda value, form=form: value.update(format=form))
         with pytest.raises(CorruptFile, match="this version reads 2"):
-            read_sealed(path)
+            read_checksummed(path)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_impossible_trial_is_tried_again(tmp_path, change):
     write_trial(path, tried, "abc", "a job", {})
     assert read() == tried
     assert read("other weights") is None
-    write_sealed(path, {**read_sealed(path), **change})
+    write_checksummed(path, {**read_checksummed(path), **change})
     reporter = Messages()
     assert read() is None
     assert path.exists()
@@ -246,14 +246,14 @@ def test_links_to_nowhere_and_to_themselves_are_one_line_or_made_again(tmp_path)
         read_json(tmp_path / "loop")
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(FileNotFoundError):
-        read_sealed(tmp_path / "dangling")
-    write_sealed(tmp_path / "dangling", {"a": 1})
+        read_checksummed(tmp_path / "dangling")
+    write_checksummed(tmp_path / "dangling", {"a": 1})
     assert not (tmp_path / "dangling").is_symlink()
 
 
 @pytest.mark.parametrize(("case", "start"), list(enumerate(STARTS)))
 def test_random_damage_ends_with_the_same_counts_or_in_one_line(whole, case, start):
-    """A few of the cases of ``python -m tests.fuzz --only cache``."""
+    """A few of the cases of tests.fuzz.cache."""
     with contextlib.suppress(UserError):  # it is one line by itself
         assert one_case(whole, {"start": start, "chance": case}) in ("the same", "made again", "unchanged")
 

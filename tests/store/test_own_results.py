@@ -84,7 +84,7 @@ def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
     from rich.console import Console
 
     from ifsl_bench.analysis.comparison import compare
-    from ifsl_bench.analysis.query import pair_of
+    from ifsl_bench.analysis.task_results import pair_of
     from ifsl_bench.reporting.detail_tables import comparison_table
     from ifsl_bench.reporting.terminal import print_tables
 

@@ -15,17 +15,17 @@ import pytest
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_limits import EPISODES, OTHERS, most_episodes
-from ifsl_bench.store import episode_counts
-from ifsl_bench.store.check import check_file
-from ifsl_bench.store.episode_counts import EpisodeCounts, counts_entry
+from ifsl_bench.store import schema
+from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import Result, inconsistency, keep_old, parse, read, write
+from ifsl_bench.store.schema import EpisodeCounts, Result, counts_entry, keep_old, parse, read, write
 from ifsl_bench.utils import array_codec as packed
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
@@ -115,7 +115,7 @@ def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
     shape = EpisodeSpec(ways=ways, novel_queries=5, base_queries=25)
     most = most_episodes(shape)
     assert most < EPISODES or ways == 1
-    n = 1 + episode_counts.READABLE // (ways + 7)
+    n = 1 + schema.READABLE // (ways + 7)
     size = len(json.dumps(msgspec.to_builtins(counts_entry(*drawn(n, shape, 300)))))
     assert size / n * most < RESULT_FILE.most - OTHERS
 
@@ -135,7 +135,7 @@ def newer() -> Result:
 
 def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     packed_result = as_packed(newer)
-    assert not inconsistency(packed_result)
+    assert not contradiction(packed_result)
     path = write(tmp_path, packed_result)
     stored_result = read(path)
     assert stored_result == packed_result
@@ -191,14 +191,14 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
 
 def test_packed_columns_of_other_lengths_are_refused(newer):
     entry = msgspec.structs.replace(newer.episodes, novel_alone=packed.pack(np.ones(1999, int)))
-    assert "episodes.novel_alone has 1999 entries" in inconsistency(msgspec.structs.replace(newer, episodes=entry))
+    assert "episodes.novel_alone has 1999 entries" in contradiction(msgspec.structs.replace(newer, episodes=entry))
 
 
 def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
     shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
     counts, classes = drawn(50, shape)
     assert all(isinstance(getattr(counts_entry(counts, classes), name), list) for name in EpisodeCounts.COLUMNS)
-    monkeypatch.setattr(episode_counts, "READABLE", 50 * 12 - 1)
+    monkeypatch.setattr(schema, "READABLE", 50 * 12 - 1)
     entry = counts_entry(counts, classes)
     assert all(isinstance(getattr(entry, name), str) for name in EpisodeCounts.COLUMNS)
     assert EpisodeCounts.__len__(entry) == 50

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from ifsl_bench.analysis.task_results import unfit
 from ifsl_bench.experiments import api
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.tasks.metric_sets import COUNTS
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.protocols.tasks.task_files import parse as parse_tasks
 from ifsl_bench.reporting import claims
 from ifsl_bench.reporting.page.gather import boards_with_variants
 from ifsl_bench.store import check
-from ifsl_bench.store.check import check_file
+from ifsl_bench.store.consistency import unfit
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import parse, read, write
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable

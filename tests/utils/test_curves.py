@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.store import schema as result_file
-from ifsl_bench.utils.errors import Lacking, UserError
+from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import RATE, Reporter
 from ifsl_bench.utils.training_curves import COLUMNS, CurveLogs, Curves, curve_logs
@@ -117,6 +117,8 @@ def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
     monkeypatch.setattr("ifsl_bench.utils.training_curves.find_spec", lambda name: None)
-    with pytest.raises(Lacking, match=r'tensorboard is not installed\): pip install "ifsl_bench\[tensorboard\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=r'tensorboard is not installed\): pip install "ifsl_bench\[tensorboard\]"'
+    ):
         curve_logs("tensorboard", None, home)
     assert curve_logs("csv", tmp_path / "x", home) == CurveLogs("csv", tmp_path / "x"), "it needs no package"

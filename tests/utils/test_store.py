@@ -11,12 +11,12 @@ import sys
 import pytest
 import torch
 
-from ifsl_bench.utils.atomic_dir import building, unfinished
+from ifsl_bench.utils.atomic_dir import atomic_folder, unfinished
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths, read_json, set_aside, sha256_json, write_bytes, write_json
+from ifsl_bench.utils.files import Paths, quarantine, read_json, sha256_json, write_bytes, write_json
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import LONGEST, tagged, what
+from ifsl_bench.utils.tempnames import LONGEST, strip_tag, unique_name
 
 
 def test_home_prefers_arguments_over_environment_over_platform(tmp_path, monkeypatch):
@@ -52,14 +52,14 @@ def test_building_replaces_what_was_there_whole_or_not_at_all(tmp_path):
     (tmp_path / ".partial-set").mkdir()
     (tmp_path / ".partial-set" / "junk").write_text("of a killed process")
     for text in ("first", "second"):
-        with building(target) as partial:
+        with atomic_folder(target) as partial:
             (partial / "whole").write_text(text)
             assert (target / "whole").exists() == (text == "second")
         assert (target / "whole").read_text() == text
         assert [path.name for path in (target, *tmp_path.iterdir())] == ["set", "set"]
 
     def fail() -> None:
-        with building(target) as partial:
+        with atomic_folder(target) as partial:
             (partial / "half").write_text("x")
             raise RuntimeError
 
@@ -72,14 +72,14 @@ def test_an_interrupted_build_that_may_be_resumed_is_gone_on_with(tmp_path):
     target = tmp_path / "set"
 
     def interrupted() -> None:
-        with building(target, resume=True) as partial:
+        with atomic_folder(target, resume=True) as partial:
             (partial / "a").write_text("half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == [unfinished(target)]
-    with building(target, resume=True) as partial:
+    with atomic_folder(target, resume=True) as partial:
         assert (partial / "a").read_text() == "half"
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
@@ -88,7 +88,7 @@ def test_a_state_is_replaced_whole_and_what_a_killed_process_left_goes(tmp_path)
     store = CheckpointFolder(tmp_path)
     for step in range(3):
         (tmp_path / "state-7.safetensors").write_bytes(b"written, and not named yet")
-        (tmp_path / tagged(".partial-state-8.safetensors")).write_bytes(b"half")
+        (tmp_path / unique_name(".partial-state-8.safetensors")).write_bytes(b"half")
         store.save({"x": torch.full((9,), float(step))}, {"step": step})
         checkpoint = CheckpointFolder(tmp_path).load()
         assert (checkpoint.tensors["x"].unique().tolist(), checkpoint.info["step"]) == ([step], step)
@@ -106,9 +106,9 @@ def test_a_state_of_any_order_in_memory_is_kept(tmp_path):
 
 
 def test_temporary_names_are_never_the_same_and_never_too_long():
-    assert len({tagged("x.json") for _ in range(100)}) == 100
-    assert what(tagged("x.json")) == "x.json"
-    assert len(os.fsencode(tagged("é" * 200))) <= LONGEST
+    assert len({unique_name("x.json") for _ in range(100)}) == 100
+    assert strip_tag(unique_name("x.json")) == "x.json"
+    assert len(os.fsencode(unique_name("é" * 200))) <= LONGEST
 
 
 def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):
@@ -143,9 +143,9 @@ def test_json_round_trip_keeps_numbers_on_one_line(tmp_path):
 def test_set_aside_never_overwrites(tmp_path):
     for n in range(3):
         (tmp_path / "x").write_text(str(n))
-        assert set_aside(tmp_path / "x").read_text() == str(n)
+        assert quarantine(tmp_path / "x").read_text() == str(n)
     assert len(list(tmp_path.iterdir())) == 3
-    assert set_aside(tmp_path / "x").name == "x.corrupt-3", "another process has just done so"
+    assert quarantine(tmp_path / "x").name == "x.corrupt-3", "another process has just done so"
 
 
 def test_hash_ignores_order_of_keys():

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, prepared
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.file_tree import some
+from ifsl_bench.data.read.archive import first_few
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
@@ -28,10 +28,10 @@ from ifsl_bench.utils.files import Paths, check_out, disk_errors, write_bytes
 from ifsl_bench.utils.locks import is_locked, locked
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.tempnames import PARTIAL
-from ifsl_bench.utils.toml import text_of
+from ifsl_bench.utils.toml import read_user_file
 
 MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
-FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
+SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
 NAMES_WIDE, LINE_WIDE, LINE_HIGH = 124, 18, 12  # of names on a contact sheet: pixels, letters of a line, its pixels
 
@@ -173,7 +173,7 @@ def removable(home: Paths, name: str) -> list[Path]:
     folder, written = home.data / name, home.tasks / f"{name}.toml"
     tasks: list[Task] = []
     with suppress(UserError, FileNotFoundError):  # a file that is wrong stays
-        tasks = parse(text_of(written, "task file"), str(written))
+        tasks = parse(read_user_file(written, "task file"), str(written))
     tasks = tasks if all(task.dataset.name == name for task in tasks) else []
     names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks else ())}
     if name not in names:
@@ -210,7 +210,7 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     for pool, (classes, images, each), entry in _pools_of(dataset):
         names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
         rows.append({"pool": pool, "classes": classes, "images": images, "images per class": each,
-                     "first classes": some(names)})  # fmt: skip
+                     "first classes": first_few(names)})  # fmt: skip
     return rows
 
 
@@ -247,8 +247,8 @@ def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int,
     Raises:
         UserError: another format, no such data set, features, or a picture larger than the format allows.
     """
-    if (kind := FORMS.get(path.suffix.lower())) is None:
-        raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
+    if (kind := SHEET_FORMATS.get(path.suffix.lower())) is None:
+        raise UserError(f"{path}: a contact sheet ends in {', '.join(SHEET_FORMATS)}")
     check_out(path)
     dataset = open_or_make(home, name, reporter)
     if not dataset.pictures:

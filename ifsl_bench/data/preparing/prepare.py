@@ -13,8 +13,7 @@ from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.importing import run
-from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.file_tree import FileTree
+from ifsl_bench.data.read.archive import FileTree, open_tree
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
 from ifsl_bench.data.sets.own import OwnData, OwnObjects

@@ -17,7 +17,7 @@ import numpy as np
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_pools, images_array, labels_of, load_dict, names_of, rows_by_class
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
-from ifsl_bench.data.read.file_tree import Entry, FileTree, some
+from ifsl_bench.data.read.archive import Entry, FileTree, first_few
 from ifsl_bench.data.source import BuildContext, Count, Downloadable, Layout
 from ifsl_bench.utils.errors import UserError
 
@@ -93,7 +93,9 @@ def _entries(tree: FileTree) -> dict[str, Entry]:
     """The three files, by name; raises :class:`UserError` where one is missing, or there are several of each."""
     folders = _folders(tree)
     if len(folders) > 1:
-        raise UserError(f"{tree.path} holds CIFAR-100 {len(folders)} times ({some(sorted(folders))}); give one of them")
+        raise UserError(
+            f"{tree.path} holds CIFAR-100 {len(folders)} times ({first_few(sorted(folders))}); give one of them"
+        )
     (files,) = folders.values()
     if missing := [name for name in (*PARTS, META) if name not in files]:
         raise UserError(

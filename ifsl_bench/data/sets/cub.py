@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided, find_images
-from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.file_tree import FileTree
+from ifsl_bench.data.read.archive import FileTree
+from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
 
 CLASSES = "cub.csv"

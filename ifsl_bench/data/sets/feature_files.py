@@ -9,9 +9,8 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.file_tree import Entry, FileTree
-from ifsl_bench.data.read.npz import npz_arrays
-from ifsl_bench.data.read.tensors import safetensors, torch_file
+from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.arrays import npz_arrays, safetensors, torch_file
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import LABEL

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ifsl_bench.data.image_pools import T, divide, import_images
-from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
-from ifsl_bench.data.read.file_tree import FileTree, nfc, some
+from ifsl_bench.data.read.archive import FileTree, first_few, nfc
+from ifsl_bench.data.read.images import SUFFIXES, ImageSpec
 from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_class_folders, is_image, nested
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import SPLIT_FILE
-from ifsl_bench.utils.toml import text_of
+from ifsl_bench.utils.toml import read_user_file
 
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
@@ -116,12 +116,12 @@ def tell_ignored(context: BuildContext, split: Path | None = None) -> None:
     """
     others = [entry for entry in context.files.entries if not is_image(entry.path)]
     if lost := [entry.path for entry in others if entry.lost]:
-        told = f"{len(lost):,} links in {context.files.path} cannot be followed: {some(lost)}"
+        told = f"{len(lost):,} links in {context.files.path} cannot be followed: {first_few(lost)}"
         context.require_complete(told, f"{told}. Mend or remove them")
     used = split.resolve() if split else None
     if ignored := [e for e in others if not (e.lost or (used and (context.files.path / e.path).resolve() == used))]:
         context.reporter.warn(
-            f"ignored {len(ignored):,} files that do not look like images: {some([e.path for e in ignored])}; "
+            f"ignored {len(ignored):,} files that do not look like images: {first_few([e.path for e in ignored])}; "
             f"images end in {', '.join(SUFFIXES)}"
         )
 
@@ -132,7 +132,7 @@ def read_sides(path: Path) -> dict[str, str]:
     Raises:
         UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
     """
-    text = text_of(path, "split", SPLIT_FILE, "utf-8-sig")
+    text = read_user_file(path, "split", SPLIT_FILE, "utf-8-sig")
     content = text.lstrip()  # blank lines may come first
     above = text[: len(text) - len(content)].count("\n")
     reader = csv.DictReader(io.StringIO(content), skipinitialspace=True)
@@ -168,12 +168,11 @@ def _listed(context: BuildContext, classes: Mapping[str, Sequence[str]], split: 
     sides = read_sides(split)
     missing = [name for name in sides if name not in classes]
     if missing:
-        told = (
-            f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.files.path}: {some(missing)}"
-        )
+        told = f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.files.path}"
+        told += f": {first_few(missing)}"
         context.require_complete(told, f"{told}. Correct the file")
     if extra := [name for name in classes if name not in sides]:
-        context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {some(extra)}")
+        context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {first_few(extra)}")
     return {name: sides[name] for name in classes if name in sides}
 
 
@@ -182,7 +181,7 @@ def large_enough(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
     if small:
-        shown = some([f"{name} ({count})" for name, count in small.items()])
+        shown = first_few([f"{name} ({count})" for name, count in small.items()])
         told = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
         context.require_complete(told, f"{told}. Leave these classes out")
     return {name: paths for name, paths in classes.items() if name not in small}

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates, pool_labels, unfinished
-from ifsl_bench.data.read.decode import rgb
-from ifsl_bench.data.read.file_tree import natural, printable
-from ifsl_bench.data.read.npz import reading
+from ifsl_bench.data.read.archive import natural, printable
+from ifsl_bench.data.read.arrays import reading
+from ifsl_bench.data.read.images import rgb
 from ifsl_bench.data.sets.folder import check_sides, large_enough
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.arrays import releasing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ifsl_bench.data.read.decode import SUFFIXES
-from ifsl_bench.data.read.file_tree import FileTree, natural, nfc, some
+from ifsl_bench.data.read.archive import FileTree, first_few, natural, nfc
+from ifsl_bench.data.read.images import SUFFIXES
 from ifsl_bench.utils.errors import UserError
 
 SIDES = ("base", "novel/train", "novel/val", "novel/test")
@@ -71,9 +71,9 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
     sides_named = {SPELLED[name.lower()] for name in named}
     if not by_side and "base" in sides_named and len(sides_named) > 1:  # one alone may be a class called "test"
         raise UserError(
-            f"{tree.path} has folders that are called after sides of a data set ({some(named)}), and beside them "
-            f"{some([name for name in tops if name not in named])}; move these elsewhere, or give one of the sides' "
-            f"folders with --from, whose classes are then divided"
+            f"{tree.path} has folders that are called after sides of a data set ({first_few(named)}), and beside them "
+            f"{first_few([name for name in tops if name not in named])}; move these elsewhere, or give one of the "
+            f"sides' folders with --from, whose classes are then divided"
         )
     start = root + by_side
     form = "/".join(["<root>", *["<side>"] * by_side, *["<class>"] * (depth == 1), *["<folder>"] * depth * (depth > 1)])
@@ -110,6 +110,6 @@ def nested(layout: ClassFolders, depth: int) -> str:
     count = sum(map(len, layout.inner.values()))
     return (
         f"{len(layout.inner):,} of the {len(layout.classes):,} classes contain only folders, {count:,} in total "
-        f"({name}: {some(folders)}); each is taken as one class. If the folders in them are the classes, add --depth "
-        f"{depth + 1}"
+        f"({name}: {first_few(folders)}); each is taken as one class. If the folders in them are the classes, add "
+        f"--depth {depth + 1}"
     )

@@ -38,8 +38,8 @@ from ifsl_bench.data.published_splits import (
     report_missing,
     shuffled,
 )
-from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.file_tree import FileTree
+from ifsl_bench.data.read.archive import FileTree
+from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
 from ifsl_bench.utils.errors import UserError
 

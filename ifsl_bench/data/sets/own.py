@@ -27,7 +27,7 @@ from ifsl_bench.protocols.tasks.task import (
 )
 from ifsl_bench.protocols.tasks.task_files import packaged, parse
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths, set_aside, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, quarantine, sha256_json, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 HEAD = """\
@@ -123,7 +123,7 @@ class OwnData(DatasetSource):
             task.name for task in parse(text, str(path))
         ]  # one wrong file there would stop every command that lists tasks
         if os.path.exists(path):
-            aside = set_aside(path, "old")
+            aside = quarantine(path, "old")
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
         write_bytes(path, text.encode())
         *others, last = tasks

@@ -25,8 +25,8 @@ from ifsl_bench.data.pickle_pools import (
     rows_by_class,
 )
 from ifsl_bench.data.published_splits import IlsvrcLayout, PublishedData, check_pools, columns, held_out
-from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.file_tree import Entry, FileTree
+from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
 from ifsl_bench.utils.errors import UserError
 

@@ -15,8 +15,8 @@ from typing import ClassVar
 from ifsl_bench.data.image_pools import divide, import_images
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.published_splits import check_pools, columns, find_images
-from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.file_tree import FileTree, natural
+from ifsl_bench.data.read.archive import FileTree, natural
+from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
 from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolCounts, count_files
 from ifsl_bench.utils.files import sha256_json

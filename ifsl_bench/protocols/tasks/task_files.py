@@ -30,7 +30,7 @@ from ifsl_bench.protocols.tasks.task_limits import NAME, check_name, check_task
 from ifsl_bench.protocols.tasks.variants import Change, Variant, changed, derived, in_sessions, merged
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.toml import held, parsed, text_of
+from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
 ALL = "ifsl-bench tasks"  # where all tasks are listed
 
@@ -68,9 +68,9 @@ def _keys() -> set[str]:
 
 def _read(text: str, where: str) -> TaskFile | _VariantFile:
     """A file's content, held against the schema."""
-    raw = parsed(text, where)
+    raw = parse_toml(text, where)
     kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
-    file = held(raw, kind, where, _keys())
+    file = validate(raw, kind, where, _keys())
     if not file.variants and not getattr(file, "tasks", None):
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
     return file
@@ -149,7 +149,7 @@ def own(home: Paths) -> dict[str, Task]:
     """
     tasks: dict[str, Task] = {}
     for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
-        for task in parse(text_of(path, "task file"), str(path)):
+        for task in parse(read_user_file(path, "task file"), str(path)):
             if task.name in tasks:
                 raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
             _check_free(task, str(path))
@@ -209,7 +209,7 @@ def _named(name: str, home: Paths | None) -> list[Task]:
     if chosen:
         path += ".toml"
     if path.endswith(".toml"):
-        tasks = {task.name: task for task in parse(text_of(Path(path), "task file"), path)}
+        tasks = {task.name: task for task in parse(read_user_file(Path(path), "task file"), path)}
         for task in tasks.values():
             _check_free(task, path)
         if chosen and chosen not in tasks:

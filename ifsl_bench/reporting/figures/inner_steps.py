@@ -18,7 +18,7 @@ from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import fresh, to_evaluate
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.attractor_method import READ, AttractorMethod
-from ifsl_bench.plugin.find_method import find_method, label_parts
+from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.metrics import Estimate, estimate
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
@@ -105,7 +105,7 @@ def _jobs(
 def _label(job: Job) -> str:
     """A label of the method with the options that a user set."""
     shown = {key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVING}
-    return ".".join(label_parts(job.method, job.name, shown, job.task))
+    return ".".join(format_label(job.method, job.name, shown, job.task))
 
 
 def _accuracies(

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, names_of
-from ifsl_bench.analysis.rank_intervals import told_apart
-from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of
+from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of, told_apart
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.rows import by_accuracy
 from ifsl_bench.reporting.figures.style import COLUMN, PAGE, new_figure, styled, text_of

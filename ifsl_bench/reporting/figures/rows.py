@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
-from ifsl_bench.analysis.query import in_setting, only
-from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.analysis.task_results import TaskResults, in_setting, only
 from ifsl_bench.reporting.figures.style import drawn_beside
 from ifsl_bench.utils.errors import UserError
 

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.curves import bias_curve, calibrated_point
+from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_point
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
 from ifsl_bench.reporting.figures.style import DARK, FAINT, legend_below, new_figure, styled, text_of

@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED, SeedAggregate
-from ifsl_bench.analysis.curves import bias_curve, calibrated_point
+from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED, SeedAggregate, bias_curve, calibrated_point
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.claims import Judged
 from ifsl_bench.reporting.columns import HEADINGS, Entry, entries_of, published_entries, rounded
-from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
 from ifsl_bench.reporting.page.origins import Origin, origin_of
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.reporting.page.row_pairs import RowPair, digits_of, row_pairs
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, look_of, looks_of
-from ifsl_bench.reporting.published_table import NOTES as PUBLISHED
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.reporting.variance_table import split_of
 from ifsl_bench.store.published import LETTERS
@@ -154,7 +152,7 @@ def gather(boards: Iterable[TaskResults], claims: Sequence[Judged] = ()) -> Page
             if board.task.sessions and setting == PAPER:
                 papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in LETTERS.items())
-                notes = [*table.notes, *([*PUBLISHED, f"{legend}."] if papers else [])]
+                notes = [*table.notes, *([*PUBLISHED_NOTES, f"{legend}."] if papers else [])]
                 table = replace(table, rows=[*table.rows, *papers], notes=notes)
             for entry in table.rows:
                 if _key(entry) not in numbers:

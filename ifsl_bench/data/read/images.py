@@ -1,19 +1,27 @@
-"""An encoded image to an array of a size: RGB, uint8. Decoding is Pillow's."""
+"""Encoded images as arrays: RGB, uint8, of one size. Pillow decodes; threads decode many."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import itertools
 import struct
 import threading
-from collections.abc import Iterator
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import loky
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ifsl_bench.data.read.file_tree import what_is
+from ifsl_bench.data.read.archive import Entry, FileTree, what_is
+from ifsl_bench.utils.arrays import releasing
+from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -22,19 +30,19 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
 
 class BadImage(Exception):
-    """A single image that cannot be used; says why."""
+    """An image that cannot be used, and why."""
 
 
 class MemorySemaphore:
-    """Lets threads hold so many units in all; who wants more than is left waits."""
+    """A weighted semaphore: threads hold at most ``most`` units in all, and wait for more."""
 
     def __init__(self, most: int) -> None:
         self.most = self.available = most
         self.changed = threading.Condition()
 
     @contextmanager
-    def of(self, count: int) -> Iterator[None]:
-        """``count`` units, or all of them where it is more, for the time of the block."""
+    def hold(self, count: int) -> Iterator[None]:
+        """Hold ``count`` units, or all of them if it is more, within the block."""
         count = min(count, self.most)
         with self.changed:
             self.changed.wait_for(lambda: count <= self.available)
@@ -47,7 +55,7 @@ class MemorySemaphore:
                 self.changed.notify_all()
 
 
-_pixels = MemorySemaphore(PIXELS.most)  # of the images that all threads together hold; ordinary ones never come near
+_pixels = MemorySemaphore(PIXELS.most)  # of all threads together; ordinary images never come near
 
 
 @dataclass(frozen=True)
@@ -70,12 +78,17 @@ class ImageSpec:
 
 
 def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
-    """An encoded image as RGB, uint8 [size, size, 3], and the shorter side, in pixels, of what was decoded.
+    """Decode an image; greyscale, palette and CMYK become RGB, and transparent pixels are laid on white.
 
-    Greyscale, palette and CMYK images are converted; what is transparent is laid on white.
+    Args:
+        content: The encoded image.
+        spec: Size and fit.
+
+    Returns:
+        The image, uint8 [size, size, 3], and the shorter side of the decoded one in pixels.
 
     Raises:
-        BadImage: it cannot be decoded, or has the wrong size.
+        BadImage: It cannot be decoded, or has the wrong size.
     """
     if (values := tiff_values(content)) > TIFF_VALUES.most:
         raise BadImage(f"it has {values:,} values in its header, too many to open")
@@ -90,7 +103,7 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
             if pixels > PIXELS.most or max(image.width, image.height) > SIDE.most:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
-            with _pixels.of(whole if image.info.get("progressive") else pixels):
+            with _pixels.hold(whole if image.info.get("progressive") else pixels):
                 image.load()
                 turned = ImageOps.exif_transpose(image) if spec.upright else image
                 # A JPEG that is decoded at a part of its size is at least twice as large as it will be.
@@ -106,13 +119,14 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
 
 
 def rgb(image: Image.Image, form: str | None = None) -> Image.Image:
-    """An image of any mode as RGB.
+    """Convert an image of any mode to RGB.
 
     Args:
-        form: the format of the file that it comes from.
+        image: The image.
+        form: Format of its file, such as "PNG".
 
     Raises:
-        BadImage: nobody knows what its numbers stand for.
+        BadImage: The range of its numbers is unknown.
     """
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -149,10 +163,11 @@ def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
 
 
 def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
-    """Resizes an image as OpenCV's INTER_CUBIC does, up to its rounding of weights to 11 bits.
+    """Resize an image as OpenCV's INTER_CUBIC does, up to its rounding of weights to 11 bits.
 
     Args:
         image: uint8 [H, W, C].
+        size: Height and width of the result.
 
     Returns:
         uint8 [size, size, C].
@@ -177,11 +192,7 @@ def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def tiff_values(content: bytes) -> int:
-    """Counts the entries of a TIFF's first directory, and the values of those that are no bytes, before Pillow makes an
-    object of each; 0 where there is no TIFF header.
-
-    What lies beyond the end of the file does not count: Pillow takes no more than there is.
-    """
+    """Return the number of values in a TIFF's first directory that Pillow would make objects of; 0 for other files."""
     form = content[:4]
     if form not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return 0
@@ -201,3 +212,98 @@ def tiff_values(content: bytes) -> int:
         if kind not in TIFF_BYTES:
             total += min(many, len(content))
     return total
+
+
+_CHUNK = 32  # images that a thread takes at a time
+
+Item = tuple[int, str, Callable[[], bytes]]  # row, name in messages, function that reads the encoded image
+Bad = tuple[int, str, str]  # row, name, reason
+
+
+@dataclass
+class Decoded:
+    """The outcome of decoding the images of a pool."""
+
+    digests: np.ndarray  # uint64 [n], of the pixels
+    bad: list[Bad] = field(default_factory=list)  # images that could not be used; their rows hold zeros
+    bytes_read: int = 0  # encoded bytes
+    enlarged: int = 0  # number of images with a side shorter than it is now
+    smallest: int = 0  # the shortest of these sides, in pixels; 0 if there is none
+
+
+def digest_of(image: np.ndarray) -> int:
+    """Return 64 bits of a hash over the bytes of an image."""
+    return int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:8], "little")
+
+
+def decode_into(
+    out: np.ndarray, items: Iterable[Item], spec: ImageSpec, advance: Callable[[int], None] | None = None
+) -> Decoded:
+    """Decode images into rows of an array, in threads.
+
+    Args:
+        out: uint8 [n, size, size, 3]; pages of a memory map are released as they fill.
+        items: The images; reading one, in a thread, may raise :class:`BadImage`.
+        spec: Size and fit.
+        advance: Called with numbers of finished images, from this thread.
+    """
+    result, written = Decoded(np.zeros(len(out), np.uint64)), releasing(out)
+    sizes, sides = np.zeros(len(out), np.int64), np.full(len(out), spec.size)  # bytes, and the shorter one in pixels
+    Image.init()  # while there is one thread
+
+    def work(chunk: Sequence[Item]) -> int:
+        for row, name, read in chunk:
+            try:
+                content = read()
+                out[row], sides[row] = decode(content, spec)
+            except BadImage as error:
+                out[row] = 0
+                result.bad.append((row, name, str(error)))
+            else:
+                sizes[row], result.digests[row] = len(content), digest_of(out[row])
+        return len(chunk)
+
+    pool = ThreadPoolExecutor(loky.cpu_count())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow, on odd metadata
+            for count in _in_order(pool, work, items):
+                written(count * 3 * spec.size**2)
+                if advance:
+                    advance(count)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    enlarged = sides[sides < spec.size]
+    result.bad.sort()
+    result.bytes_read, result.enlarged = int(sizes.sum()), len(enlarged)
+    result.smallest = int(enlarged.min(initial=spec.size)) if len(enlarged) else 0
+    return result
+
+
+def _in_order(pool: ThreadPoolExecutor, work: Callable[[Sequence[Item]], int], items: Iterable[Item]) -> Iterator[int]:
+    """Yield the results of ``work`` on chunks of items; a few chunks are submitted ahead."""
+    rest, running = iter(items), deque[Future[int]]()
+    while chunk := list(itertools.islice(rest, _CHUNK)):
+        running.append(pool.submit(work, chunk))
+        if len(running) > 2 * loky.cpu_count():
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()
+
+
+def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[Item]:
+    """Yield items for :func:`decode_into`; row i is the file ``paths[i]`` of the tree."""
+
+    def reader(entry: Entry) -> Callable[[], bytes]:
+        def read() -> bytes:
+            try:
+                return tree.read(entry)
+            except UserError as error:  # the others are still decoded
+                name = tree.where(entry)
+                raise BadImage(str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)) from error
+
+        return read
+
+    for row, path in enumerate(paths):
+        entry = tree.by_path[path]
+        yield row, tree.where(entry), reader(entry)

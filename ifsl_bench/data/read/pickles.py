@@ -1,11 +1,9 @@
 """Pickles read without running anything in them.
 
-A pickle is a program for a stack machine, which may call any function that it names. The standard library's machine in
-Python runs it here with a list of the names that data files have, and of these only :class:`_Array` and :class:`_Dtype`
-are made. It reads protocols 0 to 5 as Python 2 and 3, old and new NumPy write them; Python 2's strings become bytes.
-
-Long strings are views of the file, so that of arrays nothing is in memory before it is used; not so in protocol 0, and
-where Python 3 wrote for Python 2.
+A pickle is a program for a stack machine that may call any function it names. The standard library's machine runs it
+here with an allow-list of the names in data files; it reads protocols 0 to 5 as Python 2 and 3, old and new NumPy write
+them, and returns Python 2's strings as bytes. Long arrays are views of the file, so they are in memory only when they
+are used; in protocol 0, and in files that Python 3 wrote for Python 2, they are in memory whole.
 """
 
 from __future__ import annotations
@@ -19,33 +17,55 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
-from ifsl_bench.data.read.file_tree import BAD_CONTENT, what_is
+from ifsl_bench.data.read.archive import BAD_CONTENT, what_is
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import PICKLE_BYTES, PICKLE_STEPS
 
 INLINE = 1 << 12  # bytes; longer strings stay in the file
-_STEPS = 30  # that an array in a list takes at the most; those beside long strings do not count
+_STEPS = 30  # of an array in a list; they do not count
 _PICKLE = re.compile(rb"\x80[\x02-\x05]|\([(\]}lditcSVIFLN]|[\]}][q(.apr)]|c[A-Za-z_][\w.]*\n[A-Za-z_]")
 _DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6}|\?)")
-_BAD = (*BAD_CONTENT, TypeError, AttributeError, pickle.UnpicklingError)
 
 
-class Refused(Exception):
-    """Well-formed, but not what a data file may hold."""
+class _RefusedError(Exception):
+    """Well-formed, but not allowed in a data file."""
 
 
 def described(value: object) -> str:
+    """Return the kind of a value; writing out a tuple nested deeply would exhaust the stack."""
     kind = "n array" if isinstance(value, np.ndarray) else " dict" if isinstance(value, dict) else ""
     return f"a{kind or f' {type(value).__name__}'}"
 
 
-def _quoted(value: object) -> str:
-    """A string as it is, anything else by its kind alone: writing out a tuple in tuples may exhaust the stack."""
-    return repr(value) if isinstance(value, str) else described(value)
+def load(content: mmap.mmap | bytes, name: str) -> Any:
+    """Return the value of a pickle; long arrays are read-only views of ``content``.
+
+    Args:
+        content: Of the file, as :meth:`ifsl_bench.data.read.archive.FileTree.mapped` returns it.
+        name: Name of the file in messages.
+
+    Returns:
+        Lists, tuples, dicts, strings, numbers, None and arrays. NumPy's scalars become Python's.
+
+    Raises:
+        UserError: It is no pickle, a damaged one, or holds or calls anything else.
+    """
+    head = content[:512]
+    if not _PICKLE.match(head):
+        raise UserError(f"{name} is no pickle but {what_is(head)}; download or copy it again")
+    reader = _Reader(content, name)
+    try:
+        return _with_arrays(_Unpickler(reader).load())
+    except _RefusedError as error:
+        raise UserError(f"{name} is refused: it holds {error}") from error
+    except EOFError as error:
+        raise UserError(f"{name} is cut short: it ends in the middle of a value") from error
+    except (*BAD_CONTENT, TypeError, AttributeError, pickle.UnpicklingError) as error:
+        raise UserError(f"{name} is damaged near byte {reader.at:,} ({type(error).__name__}: {error})") from error
 
 
 class _Reader:
-    """Hands out a pickle's bytes, up to a number of values and of bytes beside long strings."""
+    """The file of a pickle, within limits on the number of values and on the bytes of short strings."""
 
     def __init__(self, content: mmap.mmap | bytes, name: str) -> None:
         self.content, self.view, self.name = content, memoryview(content), name
@@ -60,56 +80,55 @@ class _Reader:
             self.steps -= _STEPS
             return piece
         self.steps += 1
+        self.bytes += count
         PICKLE_STEPS.check(self.steps, self.name)
-        self._count(count)
+        PICKLE_BYTES.check(self.bytes, self.name)
         return bytes(piece)
 
     def readline(self) -> bytes:
         end = self.content.find(b"\n", self.at) + 1
         if not end:
             raise EOFError
-        self._count(end - self.at)
+        self.bytes += end - self.at
+        PICKLE_BYTES.check(self.bytes, self.name)
         line, self.at = self.content[self.at : end], end
         return line
 
-    def _count(self, size: int) -> None:
-        self.bytes += size
-        PICKLE_BYTES.check(self.bytes, self.name)
-
 
 class _Dict(dict[Any, Any]):
-    """A dict of strings and whole numbers: a tuple may hold tuples to any depth, and hashing it exhausts the stack."""
+    """A dict with keys that can be hashed: the hash of a tuple nested deeply would exhaust the stack."""
 
     def __setitem__(self, key: object, value: object) -> None:
         if not isinstance(key, (str, bytes, int)):
-            raise Refused(f"{described(key)} among keys, which are strings and whole numbers in data files")
+            raise _RefusedError(f"{described(key)} among keys, which are strings and whole numbers in data files")
         super().__setitem__(key, value)
 
 
 class _Dtype:
-    """A NumPy type under construction: the byte order comes after the name."""
+    """A NumPy type under construction: its byte order follows its name."""
 
     def __init__(self, name: object, *_: object) -> None:
         text = name.decode("latin-1") if isinstance(name, bytes) else name
         if not (isinstance(text, str) and _DTYPE.fullmatch(text)):
-            raise Refused(f"an array of type {_quoted(text)}; only numbers and strings are read")
+            shown = repr(text) if isinstance(text, str) else described(text)
+            raise _RefusedError(f"an array of type {shown}; only numbers and strings are read")
         self.value = np.dtype(text)
 
     def set(self, state: tuple[Any, ...]) -> None:
         if any(part is not None for part in state[2:5]):
-            raise Refused("an array of records; only numbers and strings are read")
+            raise _RefusedError("an array of records; only numbers and strings are read")
         self.value = self.value.newbyteorder(">" if state[1] in (">", b">") else "<")
 
 
 class _Array:
-    """A NumPy array under construction: what it holds comes after it was made."""
+    """A NumPy array under construction: its content follows."""
 
     def __init__(self) -> None:
         self.value = np.empty(0, np.uint8)
 
     def set(self, shape: object, dtype: _Dtype, by_columns: object, raw: object, axes: Any = None) -> None:
         if not isinstance(raw, (bytes, memoryview)):
-            raise Refused("an array of Python objects")
+            raise _RefusedError("an array of Python objects")
         if not (isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)):
             raise ValueError("an array whose shape is no tuple of whole numbers")
         if math.prod(shape) * dtype.value.itemsize != len(raw) or not dtype.value.itemsize:
@@ -118,20 +137,14 @@ class _Array:
         self.value = array if axes is None else array.transpose(axes)
 
 
-# -- what a pickle may name; it is called where the pickle calls it
-
-
-def _encoded(text: object, encoding: object) -> bytes:
-    """Undoes the way in which Python 3 writes bytes for Python 2."""
+def _encode(text: object, encoding: object) -> bytes:
+    """Undo the way in which Python 3 writes bytes for Python 2."""
     if encoding not in ("latin1", "latin-1"):
-        raise Refused(f"text to be encoded as {_quoted(encoding)}")
+        shown = repr(encoding) if isinstance(encoding, str) else described(encoding)
+        raise _RefusedError(f"text to be encoded as {shown}")
     if not isinstance(text, str):
         raise ValueError(f"text expected, found {described(text)}")
     return text.encode("latin-1")
-
-
-def _scalar(dtype: _Dtype, raw: object) -> Any:
-    return np.frombuffer(cast(bytes, raw), dtype.value, 1).item()
 
 
 def _frombuffer(raw: object, dtype: _Dtype, shape: object, order: object, *axes: Any) -> _Array:
@@ -140,25 +153,23 @@ def _frombuffer(raw: object, dtype: _Dtype, shape: object, order: object, *axes:
     return array
 
 
-def _none(*arguments: object) -> NoReturn:
-    raise Refused(f"a call of numpy.ndarray with {len(arguments)} arguments")
+def _ndarray(*arguments: object) -> NoReturn:
+    raise _RefusedError(f"a call of numpy.ndarray with {len(arguments)} arguments")
 
 
-NAMES: dict[str, Callable[..., Any]] = {
-    "numpy.ndarray": _none,
-    "numpy.dtype": lambda *arguments: _Dtype(*arguments),  # no class, which a pickle might make without a call
+_ALLOWED: dict[str, Callable[..., Any]] = {  # functions, no classes: a pickle may make an instance without a call
+    "numpy.ndarray": _ndarray,
+    "numpy.dtype": lambda *arguments: _Dtype(*arguments),
     "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
-    "numpy.core.multiarray.scalar": _scalar,
+    "numpy.core.multiarray.scalar": lambda dtype, raw: np.frombuffer(cast(bytes, raw), dtype.value, 1).item(),
     "numpy.core.numeric._frombuffer": _frombuffer,
-    "_codecs.encode": _encoded,
+    "_codecs.encode": _encode,
     "builtins.bytes": lambda: b"",
 }
 _Machine: Any = pickle._Unpickler
 
 
 class _Unpickler(_Machine):
-    """Makes plain containers, strings, numbers and arrays."""
-
     dispatch: ClassVar[dict[int, Any]] = dict(_Machine.dispatch)
 
     def __init__(self, reader: _Reader) -> None:
@@ -167,18 +178,16 @@ class _Unpickler(_Machine):
 
     def find_class(self, module: str, name: str) -> Any:
         full = re.sub(r"^numpy\._core\.", "numpy.core.", f"{module}.{name}")
-        function = NAMES.get(re.sub(r"^__builtin__\.", "builtins.", full))
+        function = _ALLOWED.get(re.sub(r"^__builtin__\.", "builtins.", full))
         if function is None:
-            raise Refused(
+            raise _RefusedError(
                 f"the name {module}.{name}, which would run code or make an object when opened; data files hold "
                 "arrays, lists, dicts, strings and numbers"
             )
         return function
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise Refused("a reference to something outside the file")
-
-    # -- operations that differ
+        raise _RefusedError("a reference to something outside the file")
 
     def load_build(self) -> None:
         state = self.stack.pop()
@@ -186,12 +195,12 @@ class _Unpickler(_Machine):
         if isinstance(target, _Dtype):
             target.set(state)
         elif isinstance(target, _Array):
-            target.set(*state[-4:])  # before them a version, in all but the oldest
+            target.set(*state[-4:])  # a version comes first, in all but the oldest
         else:
-            raise Refused(f"a state for {described(target)}")
+            raise _RefusedError(f"a state for {described(target)}")
 
     def load_frame(self) -> None:
-        self.read(8)  # a frame is not read as a whole: what is long in it stays in the file
+        self.read(8)  # frames are not read whole, so that long arrays stay in the file
 
     def load_bytearray(self) -> None:
         self.append(self.read(int.from_bytes(self.read(8), "little")))
@@ -200,14 +209,13 @@ class _Unpickler(_Machine):
         self.append(_Dict())
 
     def load_dict(self) -> None:
-        items = self.pop_mark()
-        pairs = _Dict()
+        items, pairs = self.pop_mark(), _Dict()
         for key, value in zip(items[::2], items[1::2], strict=True):
             pairs[key] = value
         self.append(pairs)
 
     def load_set(self) -> NoReturn:
-        raise Refused("a set; data files hold arrays, lists, dicts, strings and numbers")
+        raise _RefusedError("a set; data files hold arrays, lists, dicts, strings and numbers")
 
     dispatch |= {
         pickle.BUILD[0]: load_build,
@@ -221,35 +229,8 @@ class _Unpickler(_Machine):
     }
 
 
-def load(content: mmap.mmap | bytes, name: str) -> Any:
-    """Reads the value of a pickle; long arrays are read-only views of its content.
-
-    Args:
-        content: of the file, as :meth:`ifsl_bench.data.read.file_tree.FileTree.mapped` gives it.
-        name: how errors call the file.
-
-    Returns:
-        Lists, tuples, dicts, strings, numbers, None and arrays. NumPy's scalars become Python's.
-
-    Raises:
-        UserError: no pickle, a damaged one, or one that holds or calls anything else.
-    """
-    head = content[:512]
-    if not _PICKLE.match(head):
-        raise UserError(f"{name} is no pickle but {what_is(head)}; download or copy it again")
-    reader = _Reader(content, name)
-    try:
-        return _with_arrays(_Unpickler(reader).load())
-    except Refused as error:
-        raise UserError(f"{name} is refused: it holds {error}") from error
-    except EOFError as error:
-        raise UserError(f"{name} is cut short: it ends in the middle of a value") from error
-    except _BAD as error:
-        raise UserError(f"{name} is damaged near byte {reader.at:,} ({type(error).__name__}: {error})") from error
-
-
 def _with_arrays(value: Any) -> Any:
-    """A value whose lists and dicts, at any depth, hold arrays in the place of those under construction."""
+    """Replace arrays under construction by arrays, in lists and dicts at any depth."""
     whole = [value]
     waiting: list[Any] = [whole]
     seen: set[int] = set()

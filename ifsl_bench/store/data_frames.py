@@ -10,10 +10,12 @@ import numpy as np
 
 from ifsl_bench.protocols.session_metrics import AFTER, SessionCounts
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, COUNTS, METRICS, MORE_COUNTS, SESSIONS
-from ifsl_bench.utils.errors import Lacking, one_line
+from ifsl_bench.utils.errors import MissingDependencyError, one_line
 
 if TYPE_CHECKING:
     import pandas
+
+    from ifsl_bench.store.schema import Result
 
 # The columns of a row for each episode.
 EPISODE = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")
@@ -22,7 +24,7 @@ NULLABLE = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn th
 
 
 def pandas_module() -> Any:
-    """Imports pandas.
+    """Import pandas and return it.
 
     Raises:
         Lacking: it is not installed, or does not fit the NumPy that is.
@@ -31,10 +33,12 @@ def pandas_module() -> Any:
         import pandas
     except ModuleNotFoundError as error:
         if error.name != "pandas":
-            raise Lacking(f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL}") from error
-        raise Lacking(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
+            raise MissingDependencyError(
+                f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL}"
+            ) from error
+        raise MissingDependencyError(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
     except Exception as error:  # compiled modules built for another NumPy raise more than ImportError
-        raise Lacking(
+        raise MissingDependencyError(
             f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
             f"to install it again: {INSTALL} --force-reinstall"
         ) from error
@@ -42,10 +46,14 @@ def pandas_module() -> Any:
 
 
 def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> pandas.DataFrame:
-    """A column for each of ``names`` and for each name that a record has, in the order of their first appearance.
+    """Return a data frame with a column for each name, in the order of their first appearance.
 
     Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types; what all
     records lack is NaN.
+
+    Args:
+        records: the rows.
+        names: columns to have in any case, before those that some record has.
     """
     pandas = pandas_module()
     names = dict.fromkeys([*names, *(name for record in records for name in record)])
@@ -56,42 +64,37 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
         if not kinds:
             frame[name] = np.full(len(values), np.nan)
         if None in values and len(kinds) == 1 and (kind := NULLABLE.get(kinds.pop())):
-            with suppress(OverflowError):  # a number from a stranger's file
+            with suppress(OverflowError):  # a number that no processor holds, from a file
                 frame[name] = pandas.array(values, dtype=kind)
     return frame
 
 
-def line(result: Any) -> str:
-    """A result in a line: what it is of, and its accuracy."""
+def with_interval(entry: Mapping[str, float]) -> str:
+    """Return a metric of a summary as text, mean ± half-width of its interval."""
+    mean = f"{entry['mean']:.2f}"
+    return f"{mean} ± {entry['interval']:.2f}" if "interval" in entry else mean
+
+
+def line(result: Result) -> str:
+    """Return a result in a line: its method and task, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
     unit = "sequences" if isinstance(result.counts(), SessionCounts) else "episodes"
     return one_line(f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} {unit}")
 
 
-def facts(result: Any) -> dict[str, Any]:
-    """A result as a row: what it is of, each metric and its interval in percent, seconds, and where it was made.
+def facts(result: Result) -> dict[str, Any]:
+    """Return a result as a row: its method and task, each metric and its interval in percent, seconds, and its origin.
 
     Every result has all of :data:`FACTS`; a metric that it lacks is None.
     """
     return {name: value(result) for name, value in FACTS.items()}
 
 
-def _sequences(result: Any, counts: SessionCounts) -> pandas.DataFrame:
-    """A row for each sequence and session t, with all that is measured after it, in percent; ``of_0`` to ``of_T`` are
-    the accuracy on the classes of each session so far, NaN for later ones."""
-    sequence, session = np.divmod(np.arange(len(counts) * (counts.sessions + 1)), counts.sessions + 1)
-    columns: dict[str, Any] = {"task": result.task, "method": result.label, "seed": result.seed, "sequence": sequence}
-    columns |= {"order": sequence // counts.supports, "session": session}
-    columns |= {name: counts.after(name).reshape(-1) for name in AFTER}
-    columns |= {f"of_{group}": counts.triangle()[:, :, group].reshape(-1) for group in range(counts.sessions + 1)}
-    return pandas_module().DataFrame(columns)
-
-
-def _metric(name: str, part: str) -> Callable[[Any], float | None]:
+def _metric(name: str, part: str) -> Callable[[Result], float | None]:
     return lambda result: result.summary.get(name, {}).get(part)
 
 
-FACTS: dict[str, Callable[[Any], Any]] = {
+FACTS: dict[str, Callable[[Result], Any]] = {
     "task": lambda result: result.task,
     "method": lambda result: result.label,
     "seed": lambda result: result.seed,
@@ -113,25 +116,26 @@ FACTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def episodes(result: Any) -> pandas.DataFrame:
-    """A row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
+def episodes(result: Result) -> pandas.DataFrame:
+    """Return a row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
 
     ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
     of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What
     the result lacks is NaN.
+
+    Of a result in sessions, a row for each sequence and session t, with every metric after it in percent; ``of_0`` to
+    ``of_T`` are the accuracy on the classes of each session so far, NaN for later ones.
     """
     counts = result.counts()
+    columns: dict[str, Any] = {"task": result.task, "method": result.label, "seed": result.seed}
     if isinstance(counts, SessionCounts):
-        return _sequences(result, counts)
-    count = len(counts)
-    fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
-    queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
-    columns = {name: counts.columns().get(name, np.nan) for name in (*COUNTS, *MORE_COUNTS)}
-    whole = {**fixed, **queries, **columns, "acc": counts.value("acc")}
-    return pandas_module().DataFrame({name: np.broadcast_to(values, count) for name, values in whole.items()})
-
-
-def with_interval(entry: Mapping[str, float]) -> str:
-    """A metric of a summary as text, mean ± half-width of its interval."""
-    mean = f"{entry['mean']:.2f}"
-    return f"{mean} ± {entry['interval']:.2f}" if "interval" in entry else mean
+        sequence, session = np.divmod(np.arange(len(counts) * (counts.sessions + 1)), counts.sessions + 1)
+        columns |= {"sequence": sequence, "order": sequence // counts.supports, "session": session}
+        columns |= {name: counts.after(name).reshape(-1) for name in AFTER}
+        columns |= {f"of_{group}": counts.triangle()[:, :, group].reshape(-1) for group in range(counts.sessions + 1)}
+        return pandas_module().DataFrame(columns)
+    columns |= {"episode": np.arange(len(counts))}
+    columns |= {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
+    columns |= {name: counts.columns().get(name, np.nan) for name in (*COUNTS, *MORE_COUNTS)}
+    columns |= {"acc": counts.value("acc")}
+    return pandas_module().DataFrame({name: np.broadcast_to(values, len(counts)) for name, values in columns.items()})

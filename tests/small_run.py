@@ -22,7 +22,7 @@ from ifsl_bench.experiments import api
 from ifsl_bench.utils import files
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.tempnames import what
+from ifsl_bench.utils.tempnames import strip_tag
 from tests.reporters import Messages
 
 TASKS = """
@@ -133,9 +133,9 @@ def _watch(event: Callable[[str], None]) -> None:
             path = arguments[which]
             if isinstance(path, int):
                 path = os.readlink(f"/proc/self/fd/{path}")
-            event(what(str(path)))
+            event(strip_tag(str(path)))
             value = call(*arguments, **more)
-            event(what(str(path)))
+            event(strip_tag(str(path)))
             return value
 
         return instead

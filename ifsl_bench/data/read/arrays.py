@@ -1,0 +1,144 @@
+"""Arrays and tensors of .npz, .safetensors and .pt files, read without running anything in them."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ifsl_bench.data.read.archive import first_few, open_member, open_zip, what_is
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import append, temporary_file
+
+
+@contextmanager
+def reading(failed: str, remedy: str = "") -> Iterator[None]:
+    """Convert any exception of a library into a :class:`UserError` of one line.
+
+    Args:
+        failed: What failed.
+        remedy: What to do, after the reason.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(f"{failed} ({type(error).__name__}: {reason:.200}){remedy}") from error
+
+
+def _reading_file(kind: str, where: str) -> AbstractContextManager[None]:
+    return reading(f"{where} is no readable {kind} file: it is damaged", "; download or copy it again")
+
+
+def _open_archive(kind: str, file: BinaryIO, where: str, hint: str = "download or copy it again") -> zipfile.ZipFile:
+    """Open a zip archive with another suffix; raise UserError if it is none, or two members have one name."""
+    head = file.read(512)
+    if not head.startswith(b"PK"):
+        raise UserError(f"{where} is no readable {kind} file but {what_is(head)}; {hint}")
+    archive = open_zip(file, where)
+    if len({info.filename for info in archive.infolist()}) < len(archive.infolist()):
+        raise UserError(f"{where} holds two arrays of one name; get it again")
+    return archive
+
+
+def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]:
+    """Return arrays of a .npz file, each mapped from a temporary copy.
+
+    Args:
+        file: Seekable.
+        where: Name of the file in messages.
+        *names: Names of the arrays.
+
+    Raises:
+        UserError: The file is damaged, or an array is missing, or neither of numbers nor of strings.
+    """
+    with _reading_file(".npz", where):
+        archive = _open_archive(".npz", file, where)
+        infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if missing := sorted(set(names) - infos.keys()):
+            has = first_few([info.filename[:40] for info in archive.infolist()], 6) or "nothing"
+            raise UserError(f"{where} lacks {', '.join(map(repr, missing))}; it has {has}")
+        arrays: dict[str, np.ndarray] = {}
+        for name in names:
+            # The copy's name is gone afterwards, its mapped content is not.
+            with open_member(archive, infos[name], f"{name!r} of {where}") as member, temporary_file() as copy:
+                while block := member.read(1 << 20):
+                    append(copy, block)
+                arrays[name] = np.lib.format.open_memmap(copy.name, mode="r")
+            if arrays[name].dtype.kind not in "biufcSU":
+                raise ValueError("an array of records or of Python objects; only numbers and strings are read")
+    return arrays
+
+
+def safetensors(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
+    """Return the tensors of a .safetensors file by name.
+
+    Args:
+        file: Read whole.
+        where: Name of the file in messages.
+
+    Raises:
+        UserError: The file is damaged, or of another kind.
+    """
+    from safetensors.torch import load
+
+    head = file.read(512)
+    if head[8:9] != b"{":
+        raise UserError(f"{where} is no readable .safetensors file: it is {what_is(head)}; download or copy it again")
+    with _reading_file(".safetensors", where):
+        return {name: _array(tensor) for name, tensor in load(head + file.read()).items()}
+
+
+def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
+    """Return the tensors, arrays and lists of a dict that ``torch.save`` wrote, by name.
+
+    Args:
+        file: Seekable.
+        where: Name of the file in messages.
+
+    Raises:
+        UserError: The file is damaged, or holds what ``torch.load(..., weights_only=True)`` refuses.
+    """
+    import torch
+
+    with _reading_file(".pt", where):
+        archive = _open_archive(".pt", file, where, "get it again, or save it again by torch 1.6 or later")
+        for info in archive.infolist():
+            open_member(archive, info, where).close()  # torch would expand it, whatever its size
+        file.seek(0)
+        # The names of NumPy's arrays of numbers and texts in a pickle.
+        types = {type(np.dtype(kind)) for kind in "?bhilqBHILQefdSU"}
+        names: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, *types]
+        try:
+            with torch.serialization.safe_globals(names):
+                value = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:  # its first lines advise to trust the file
+            reason = str(error).rpartition("WeightsUnpickler error: ")[2].partition(" was not")[0]
+            raise UserError(
+                f"{where} is refused by torch.load(..., weights_only=True): {reason.splitlines()[0]:.100}; save a dict "
+                f"of tensors, arrays, lists, texts and numbers"
+            ) from error
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where} holds a {type(value).__name__}, expected a dict of tensors")
+        return {
+            str(name): list(item) if isinstance(item, (list, tuple)) else _array(item)
+            for name, item in value.items()
+            if isinstance(item, (torch.Tensor, np.ndarray, list, tuple))
+        }
+
+
+def _array(value: Any) -> np.ndarray:
+    import torch
+
+    if isinstance(value, np.ndarray):
+        return value
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():  # written out it may fill the memory
+        raise ValueError(f"a tensor {list(value.shape)} in a storage of {value.untyped_storage().nbytes():,} bytes")
+    tensor = value.detach()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
