@@ -91,7 +91,7 @@ def test_a_plan_says_what_is_out_of_date_and_why(campaign, call):
     (campaign / "clusters.toml").write_text(text.replace("seed = 0", "").replace("episodes = 60", "episodes = 50"))
     document = planned(call, "--method", "protonet", "--seeds", "1")
     for job in document["jobs"]:
-        assert job["state"] == "to do"
+        assert job["state"] == "out of date"
         assert "changed: task" in job["why"]
     _, out, _ = call("plan", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu")
     assert "and 1 more: out of date: changed: task" in out
@@ -158,7 +158,7 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     log(paths[0], begun(platform.node(), process_id()), at(7, loss=2.0))
     log(paths[1], begun("elsewhere"), ("say", {"text": "the inner solve"}), ("failed", {"text": "it diverged"}))
     log(paths[2], begun(platform.node(), f"{machine}-999999999-1"), at(3))
-    log(paths[3], begun("elsewhere"), ("failed", {"text": "x"}), begun("node7"))
+    log(paths[3], begun("elsewhere"), ("failed", {"text": "x"}), begun("node7", title="another"))
     status, out, err = call("status", "c.toml", "--format", "json")
     assert (status, err) == (0, "")
     document = json.loads(out)
