@@ -29,16 +29,18 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
 
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
-    """Methods, and the labels of stored rows and of the user's, which the names of result files say."""
+    """Return the methods and the labels of stored rows that complete a word."""
     from ifsl_bench.utils.files import Paths
 
     folders = (resources.files("ifsl_bench.results"), Paths.locate(None, None).results)
     files = {
         file.name
-        for folder in folders if folder.is_dir()
-        for task in folder.iterdir() if task.is_dir()
+        for folder in folders
+        if folder.is_dir()
+        for task in folder.iterdir()
+        if task.is_dir()
         for file in task.iterdir()
-    }  # fmt: skip
+    }
     labels = sorted(unquote(name.partition(".seed-")[0]) for name in files if ".seed-" in name)
     return list(dict.fromkeys([*complete_methods(context, parameter, word), *_completed(word, labels)]))
 
@@ -63,7 +65,7 @@ def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]
 
 
 def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:
-    """The options of the methods that the command line has named so far; of all where it has named none."""
+    """Return the options of the methods that the command line has named so far; of all where it has named none."""
     from ifsl_bench.plugin.display_names import rows
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.options import options_of
@@ -78,6 +80,6 @@ def complete_options(context: click.Context, _: click.Parameter, word: str) -> l
 
 
 def _completed(word: str, names: Iterable[str]) -> list[str]:
-    """The names that begin like a word; behind a comma, like its last part."""
+    """Return the names that begin like a word; behind a comma, like its last part."""
     before, comma, last = word.rpartition(",")
     return [before + comma + name for name in dict.fromkeys(names) if name.startswith(last)]

@@ -20,15 +20,17 @@ TEXT = "text"
 
 
 def at_terminal(style: str = TEXT) -> bool:
-    """Returns whether a person at a terminal reads this; other formats are the same everywhere."""
+    """Return whether a person at a terminal reads this; other formats are the same everywhere."""
     return style == TEXT and sys.stdout.isatty()
 
 
 def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = "") -> None:
-    """Prints tables in a format; at a terminal, text is laid out for its width.
+    """Print tables in a format; at a terminal, text is laid out for its width.
 
     Args:
-        closing: said to readers below all tables.
+        tables: the tables.
+        style: one of :data:`ifsl_bench.reporting.render.FORMATS`.
+        closing: a line for readers below all tables.
     """
     from ifsl_bench.reporting.render import PROGRAMS, render
     from ifsl_bench.store.result_folder import LEFT_OUT
@@ -46,7 +48,7 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
 
 @contextmanager
 def prints_aside(style: str) -> Iterator[None]:
-    """Sends what methods print to standard error, where a program reads standard output."""
+    """Send what methods print to standard error, where a program reads standard output."""
     from ifsl_bench.reporting.render import PROGRAMS
 
     with redirect_stdout(sys.stderr) if style in PROGRAMS else nullcontext():
@@ -54,13 +56,18 @@ def prints_aside(style: str) -> Iterator[None]:
 
 
 def warn(notes: Iterable[str]) -> None:
-    """Prints each of these once on standard error, where no program takes it for what it reads."""
+    """Print each of these once on standard error, where no program takes it for what it reads."""
     for note in dict.fromkeys(notes):
         click.echo(one_line(f"warning: {note}"), err=True)
 
 
 def say(text: str = "", style: str = TEXT) -> None:
-    """Prints lines of text beside tables for readers; at a terminal, each is folded at its width."""
+    """Print lines of text next to tables for readers; at a terminal, each is folded at its width.
+
+    Args:
+        text: the lines.
+        style: the format of the tables.
+    """
     from ifsl_bench.reporting.render import prose
 
     for line in text.split("\n"):
@@ -79,7 +86,12 @@ def _console() -> Console:
 
 
 def document(text: str, style: str = TEXT) -> None:
-    """Prints a text of several paragraphs; at a terminal, all but what is indented or a formula is set anew."""
+    """Print a text of several paragraphs; at a terminal, all but what is indented or a formula is folded again.
+
+    Args:
+        text: the paragraphs.
+        style: the format of the tables.
+    """
     if not at_terminal(style):
         click.echo(text)
         return
@@ -93,6 +105,6 @@ def document(text: str, style: str = TEXT) -> None:
 
 
 def tell_lacking(lacking: Mapping[str, int]) -> None:
-    """Says which jobs cannot be run here before something is installed."""
+    """Print which jobs cannot be run here before something is installed."""
     for why, count in lacking.items():
         click.echo(f"ifsl-bench: {count:,} job{'s' * (count != 1)} cannot be run here: {why}", err=True)

@@ -48,7 +48,7 @@ def _out(_: click.Context, __: click.Parameter, value: str) -> Path:
     from ifsl_bench.reporting.figures.style import format_of
 
     path = Path(value).expanduser()
-    format_of(path)  # a wrong name is told before anything is computed
+    format_of(path)  # a wrong name is an error before anything is computed
     return path
 
 
@@ -102,19 +102,19 @@ def _of_models(usual: str = "") -> tuple[Callable[..., Any], ...]:
     )  # fmt: skip
 
 
-class Kind(NamedTuple):
+class FigureKind(NamedTuple):
     """A kind of figure."""
 
-    says: str  # the help of its command
-    examples: tuple[str, str]  # what two commands say after its name
+    help: str  # of its command
+    examples: tuple[str, str]  # arguments of two commands
     # those of its command, by the names of its function's arguments
     options: tuple[Callable[..., Any], ...] = OF_RESULTS
     several: bool = False  # whether it takes several tasks
 
 
 # The functions of these names in ifsl_bench.reporting.figures.plot draw them.
-KINDS: Mapping[str, Kind] = {
-    "tradeoff": Kind(
+KINDS: Mapping[str, FigureKind] = {
+    "tradeoff": FigureKind(
         """Base against novel accuracy, with bias curves.
 
         Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0 and a hollow
@@ -122,12 +122,12 @@ KINDS: Mapping[str, Kind] = {
         """,
         ("glyphs-5shot --out tradeoff.pdf", "glyphs-5shot --method lr,lr+a --out x.svg"),
     ),
-    "ranks": Kind(
+    "ranks": FigureKind(
         "The ranks that each method can have.",
         ("glyphs-5shot --out ranks.pdf", "glyphs-1shot glyphs-5shot --wide --out ranks.pdf"),
         several=True,
     ),
-    "pairs": Kind(
+    "pairs": FigureKind(
         """Paired differences of all methods, a heat map.
 
         What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods. Rows
@@ -135,22 +135,22 @@ KINDS: Mapping[str, Kind] = {
         """,
         ("glyphs-5shot --wide --out pairs.pdf", "glyphs-5shot --method lr,lr+s,lr+a --out x.pdf"),
     ),
-    "seeds": Kind(
+    "seeds": FigureKind(
         "The accuracy of every training seed.",
         ("glyphs-5shot --out seeds.pdf", "glyphs-5shot --method lr,lr+a --out seeds.svg"),
     ),
-    "validation": Kind(
+    "validation": FigureKind(
         "Validation accuracy while meta-training.",
         ("glyphs-5shot --out validation.pdf", "glyphs-5shot --method lr+a --out x.pdf"),
     ),
-    "base-classes": Kind(
+    "base-classes": FigureKind(
         """Accuracy by the number of base classes.
 
         From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
         """,
         ("glyphs-5shot --method lr --out x.pdf", "glyphs-5shot --method lr,lr+a --out x.pdf"),
     ),
-    "sessions": Kind(
+    "sessions": FigureKind(
         """Accuracy after each session.
 
         Mean over orders and seeds, in a band that holds 95% of the orders of the classes. Dotted lines are models with
@@ -159,14 +159,14 @@ KINDS: Mapping[str, Kind] = {
         """,
         ("tiny-features-sessions --out sessions.pdf", "glyphs-sessions --method ncm,lr --out x.pdf"),
     ),
-    "forgetting": Kind(
+    "forgetting": FigureKind(
         """What becomes of each session's classes.
 
         Accuracy on the classes of each session, after it and each later one: a triangle for each row.
         """,
         ("glyphs-sessions --wide --out forgetting.pdf", "glyphs-sessions --method ncm,lr --out x.pdf"),
     ),
-    "variance": Kind(
+    "variance": FigureKind(
         """What rows in sessions depend on.
 
         Shares of order, support set and training seed in the variance of a single value, of rows and of their
@@ -174,7 +174,7 @@ KINDS: Mapping[str, Kind] = {
         """,
         ("glyphs-sessions --out variance.pdf", "glyphs-sessions --method teen,protonet --out x.pdf"),
     ),
-    "inner-steps": Kind(
+    "inner-steps": FigureKind(
         """Accuracy by inner steps, of RBP and T-BPTT.
 
         Models trained with either are evaluated after a number of gradient steps on the inner problem, and at
@@ -184,7 +184,7 @@ KINDS: Mapping[str, Kind] = {
         (*OF_STEPS, *_of_models("lr+a")),
         several=True,
     ),
-    "episode-pca": Kind(
+    "episode-pca": FigureKind(
         """An episode before and after the fast weights.
 
         In the plane of its first two principal components, with the regions where the method answers with each class.
@@ -192,12 +192,12 @@ KINDS: Mapping[str, Kind] = {
         ("glyphs-5shot --train --out pca.pdf", "glyphs-5shot --index 3 --out pca.pdf"),
         (INDEX, *_of_models("lr+a")),
     ),
-    "attractors": Kind(
+    "attractors": FigureKind(
         "Base weights and the attractors they produce.",
         ("glyphs-5shot --train --out x.pdf", "glyphs-5shot --index 3 --out x.pdf"),
         (INDEX, *_of_models("lr+a")),
     ),
-    "episode": Kind(
+    "episode": FigureKind(
         """The contact sheet of an episode.
 
         Support images above, queries below, with what the methods predict: a tick is right, a cross wrong.
@@ -205,7 +205,7 @@ KINDS: Mapping[str, Kind] = {
         ("glyphs-5shot --method imprint --out x.pdf", "glyphs-5shot --index 3 --method lr --out x.pdf"),
         (INDEX, *_of_models()),
     ),
-    "confusions": Kind(
+    "confusions": FigureKind(
         """Which base classes take novel queries.
 
         The pairs with the largest shares of a novel class's queries that a base class takes; in sessions, after the
@@ -218,7 +218,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def _draw(name: str, out: Path, **arguments: Any) -> None:
-    """Draws a figure, writes it, and says so, and what else there is to say."""
+    """Draw a figure, write it, and print its notes."""
     from ifsl_bench.reporting.figures import plot as figures
 
     if "results_dir" in arguments:
@@ -239,11 +239,11 @@ def _draw(name: str, out: Path, **arguments: Any) -> None:
         click.echo(note)
 
 
-def _command(name: str, kind: Kind) -> click.Command:
+def _command(name: str, kind: FigureKind) -> click.Command:
     def draw(**arguments: Any) -> None:
         _draw(name, **arguments)
 
-    draw.__doc__ = kind.says
+    draw.__doc__ = kind.help
     for option in reversed(kind.options):
         draw = option(draw)
     if kind.several:

@@ -98,8 +98,9 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 
 @tasks.command("new", epilog=examples("tasks new mine --data glyphs", "tasks new mine --data glyphs --out mine.toml"))
 @click.argument("name")
-@click.option("--data", required=True, metavar="DATASET", shell_complete=complete_data,
-              help="The data set that the tasks are on.")  # fmt: skip
+@click.option(
+    "--data", required=True, metavar="DATASET", shell_complete=complete_data, help="The data set that the tasks are on."
+)
 @click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option

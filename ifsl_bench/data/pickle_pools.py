@@ -12,8 +12,8 @@ from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.images import Item, digest_of
 from ifsl_bench.data.read.pickles import described, load
 from ifsl_bench.data.source import BuildContext
-from ifsl_bench.utils.arrays import releasing
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.serialization import releasing
 
 SIZE = 84
 SHAPE = (SIZE, SIZE, 3)

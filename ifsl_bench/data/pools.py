@@ -23,10 +23,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ifsl_bench.utils.arrays import open_array
-from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import open_file, read_errors, sha256_file, sha256_json
+from ifsl_bench.utils.serialization import check_kinds, open_array, read_checksummed
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 # Where supports and queries of the novel test classes are apart: what supports are drawn from.

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.data.pools import EVERY_POOL, POOLS, SUPPORT, Dataset, fingerprint, open_dataset
-from ifsl_bench.utils.arrays import create_array, release
-from ifsl_bench.utils.atomic_dir import atomic_folder
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import sha256_file
+from ifsl_bench.utils.locks import atomic_folder
+from ifsl_bench.utils.serialization import create_array, read_checksummed, release, write_checksummed
 
 PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools that are complete
 

@@ -15,6 +15,7 @@ from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.runner import run_jobs
 from ifsl_bench.experiments.stages import PrepareData, backbone_of
 from ifsl_bench.experiments.trained_models import trained_facts
+from ifsl_bench.experiments.training_curves import curve_logs
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.experiments.workspace import workspace as workspace
 from ifsl_bench.plugin.method import Method
@@ -25,7 +26,6 @@ from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import in_notebook, progress_here
-from ifsl_bench.utils.training_curves import curve_logs
 
 Methods = str | type[Method] | Sequence[str | type[Method]]
 CALL = "ifsl_bench.run(...)"  # the command that results record of a call

@@ -19,8 +19,8 @@ import msgspec
 
 from ifsl_bench.utils.errors import UserError, format_error, one_line
 from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.locks import process_id
 from ifsl_bench.utils.progress import ProgressTask, Reporter, figures_in_words
-from ifsl_bench.utils.tempnames import process_id
 
 EVERY = 2.0  # seconds from one line of progress to the next
 BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
@@ -37,7 +37,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         done: units, those of an earlier run among them.
         figures: loss, accuracy in percent, ...
         seconds: that the work took.
-        host, writer: the machine and the process, see :func:`ifsl_bench.utils.tempnames.process_id`.
+        host, writer: the machine and the process, see :func:`ifsl_bench.utils.locks.process_id`.
     """
 
     time: datetime

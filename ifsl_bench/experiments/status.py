@@ -17,7 +17,7 @@ from ifsl_bench.experiments.runner import check_job, work_items
 from ifsl_bench.experiments.stored_results import kept_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.tempnames import is_alive
+from ifsl_bench.utils.locks import is_alive
 from ifsl_bench.utils.text_format import seeds_in_words
 
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"

@@ -34,17 +34,17 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import ensure_of
+from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler, task_stream, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
 from ifsl_bench.solvers import numba_code_cache as store
-from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.threads import cores, evaluating, share, threads
-from ifsl_bench.utils.training_curves import CurveLogs, Curves
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler

@@ -120,8 +120,8 @@ class EpisodeLoader:
 
     def _by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
-        from ifsl_bench.solvers import numba_gathering as gathering
-        from ifsl_bench.solvers import numba_threads as threads
+        from ifsl_bench.solvers import numba_episodes as gathering
+        from ifsl_bench.solvers import numba_episodes as threads
 
         ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
         out = np.empty((*rows.shape, ours.shape[1]), np.float32)
@@ -204,8 +204,8 @@ Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndar
 
 
 def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
-    """Counts in one pass over the logits, see `ifsl_bench.solvers.numba_counting`."""
-    from ifsl_bench.solvers import numba_counting as counting
+    """Counts in one pass over the logits, see `ifsl_bench.solvers.numba_episodes`."""
+    from ifsl_bench.solvers import numba_episodes as counting
 
     inputs = (prediction.logits, batch.masked, batch.labels, batch.novel)
     logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)

@@ -18,7 +18,7 @@ from ifsl_bench.reporting.table import Column
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class TableRow:
     """One row of a task's table.
 
     Attributes:
@@ -29,7 +29,7 @@ class Entry:
         marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.LETTERS`.
         source: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
             ones.
-        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        printed: the +- that a paper prints next to its accuracy, of unknown kind.
         seeds: how many training seeds.
         spread: standard deviation between the seeds' accuracies; NaN for fewer than two.
         partial: whether it was measured on a part of the data; None for published rows.
@@ -59,7 +59,7 @@ class Entry:
         return "measured" if self.measured else COMPUTED if self.source == COMPUTED else "published"
 
 
-def entries_of(board: TaskResults, rank: bool = False) -> list[Entry]:
+def entries_of(board: TaskResults, rank: bool = False) -> list[TableRow]:
     """Return comparable measured rows, lazy rows, other measured ones and published ones.
 
     Published rows in sessions have a table of their own, see :func:`ifsl_bench.reporting.leaderboard.published_tables`.
@@ -78,8 +78,8 @@ def entries_of(board: TaskResults, rank: bool = False) -> list[Entry]:
     return [*comparable, *_lazy(board), *others, *papers]
 
 
-def _measured(board: TaskResults, row: SeedAggregate, comparable: bool, place: Ranked | None = None) -> Entry:
-    return Entry(
+def _measured(board: TaskResults, row: SeedAggregate, comparable: bool, place: Ranked | None = None) -> TableRow:
+    return TableRow(
         board.task,
         comparable,
         row.label,
@@ -94,7 +94,7 @@ def _measured(board: TaskResults, row: SeedAggregate, comparable: bool, place: R
     )
 
 
-def _lazy(board: TaskResults) -> list[Entry]:
+def _lazy(board: TaskResults) -> list[TableRow]:
     """Return the rows, in sessions, of models that never answer with a novel class, each named after a row of its A_0.
 
     There is none in episodes.
@@ -106,17 +106,19 @@ def _lazy(board: TaskResults) -> list[Entry]:
         plainest = min(labels, key=lambda label: "." in label)
         name = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})"
         note, after = f"the A_0 of {', '.join(labels)}", lazy.after()
-        entry = Entry(board.task, True, name, lazy.summary(), COMPUTED, seeds=len(lazy.seeds), note=note, after=after)
+        entry = TableRow(
+            board.task, True, name, lazy.summary(), COMPUTED, seeds=len(lazy.seeds), note=note, after=after
+        )
         entries.append(entry)
     return entries
 
 
-def published_entries(board: TaskResults) -> list[Entry]:
+def published_entries(board: TaskResults) -> list[TableRow]:
     """Return the published rows of a task, whose numbers have no intervals."""
     entries = []
     for paper in board.papers:
         values = {name: Estimate(value, math.nan) for name, value in paper.values.items()}
-        entry = Entry(
+        entry = TableRow(
             board.task,
             not paper.protocol,
             paper.label,
@@ -195,7 +197,7 @@ def heading_of(metric: str, task: Task) -> Heading:
 
 def task_columns(
     task: Task, full: bool = False, ranked: bool = False, row_metrics: Collection[str] = METRICS
-) -> list[Column[Entry]]:
+) -> list[Column[TableRow]]:
     """Return the columns of a task's table.
 
     Args:
@@ -234,7 +236,7 @@ def task_columns(
 
 def paper_columns(
     task: Task, full: bool = False, ranked: bool = False, row_metrics: Collection[str] = METRICS
-) -> list[Column[Entry]]:
+) -> list[Column[TableRow]]:
     """Return the columns of a task's table in the layout of papers; arguments as :func:`task_columns`.
 
     Args:
@@ -280,24 +282,24 @@ def rounded(value: float, digits: int = 4) -> float | None:
     return None if math.isnan(value) else round(value, digits)
 
 
-def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[Entry]:
+def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[TableRow]:
     """Return the column of a metric in percent; for programs alone unless ``shown``."""
     heading = heading_of(name, task)
 
-    def text(entry: Entry) -> str:
+    def text(entry: TableRow) -> str:
         if name not in entry.values:
             return ""
         printed = f" ({entry.printed:.2f})" if name == "acc" and entry.printed is not None else ""
         return plus_minus(entry.values[name]) + printed
 
-    def fields(entry: Entry) -> dict[str, float | None]:
+    def fields(entry: TableRow) -> dict[str, float | None]:
         value = entry.values.get(name, UNKNOWN)
         return {name: rounded(value.mean), f"{name}_interval": rounded(value.interval)}
 
-    def bold(entry: Entry) -> bool:
+    def bold(entry: TableRow) -> bool:
         return ranked and name == "acc" and entry.place is not None and entry.place.top
 
-    def latex(entry: Entry, is_bold: bool) -> str:
+    def latex(entry: TableRow, is_bold: bool) -> str:
         """Return a number as papers print it: with its ± beside an accuracy only."""
         if name not in entry.values:
             return ""
@@ -320,10 +322,10 @@ def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[
     )
 
 
-def _after(t: int, shown: bool) -> Column[Entry]:
+def _after(t: int, shown: bool) -> Column[TableRow]:
     """Return the column of the accuracy after session t; for programs alone unless ``shown``."""
 
-    def fields(entry: Entry) -> dict[str, float | None]:
+    def fields(entry: TableRow) -> dict[str, float | None]:
         value = entry.after[t] if entry.after else UNKNOWN
         return {f"a_{t}": rounded(value.mean), f"a_{t}_interval": rounded(value.interval)}
 
@@ -336,18 +338,18 @@ def _after(t: int, shown: bool) -> Column[Entry]:
     )
 
 
-def _comparable_fields(entry: Entry) -> dict[str, str | bool | None]:
+def _comparable_fields(entry: TableRow) -> dict[str, str | bool | None]:
     return {"variant_of": entry.task.variant_of or None, "kind": entry.kind, "comparable": entry.comparable}
 
 
-def _rank(entry: Entry) -> str:
+def _rank(entry: TableRow) -> str:
     """Return the ranks that a row can have, "-" where it is provisional."""
     if entry.place is None:
         return ""
     return "-" if entry.place.ranks is None else str(entry.place.ranks)
 
 
-def _rank_fields(entry: Entry) -> dict[str, int | bool | None]:
+def _rank_fields(entry: TableRow) -> dict[str, int | bool | None]:
     ranks = entry.place.ranks if entry.place else None
     return {
         "rank_first": ranks.first if ranks else None,
@@ -356,24 +358,24 @@ def _rank_fields(entry: Entry) -> dict[str, int | bool | None]:
     }
 
 
-def _state(entry: Entry) -> float:
+def _state(entry: TableRow) -> float:
     """Return the bytes that a row carries on for each novel class; NaN where that is not known."""
     known = entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
     return math.nan if known is None else known
 
 
-def _state_text(entry: Entry) -> str:
+def _state_text(entry: TableRow) -> str:
     return "" if math.isnan(_state(entry)) else f"{_state(entry):,.0f}"
 
 
-RANK = Column[Entry](
+RANK = Column[TableRow](
     "rank",
     _rank,
     _rank_fields,
     latex_heading="rank",
     latex=lambda entry, _: _rank(entry).replace("-", "--"),  # an en dash
 )
-STATE = Column[Entry](
+STATE = Column[TableRow](
     "bytes/class",
     _state_text,
     lambda entry: {"state_bytes_per_class": rounded(_state(entry))},
@@ -384,17 +386,17 @@ STATE = Column[Entry](
 )
 
 
-def _spread(entry: Entry) -> str:
+def _spread(entry: TableRow) -> str:
     return "" if math.isnan(entry.spread) else f"{entry.spread:.2f}"
 
 
-def _trials(entry: Entry) -> str:
+def _trials(entry: TableRow) -> str:
     """Return how many settings the options were chosen from, and which of them are at an end of what was tried."""
     row = entry.measured
     return "" if row is None else f"{row.trials}" + (f", edge: {', '.join(row.edge)}" if row.edge else "")
 
 
-def _trials_fields(entry: Entry) -> dict[str, str | int | None]:
+def _trials_fields(entry: TableRow) -> dict[str, str | int | None]:
     row = entry.measured
     if row is None:
         return {"setting": None, "trials": None, "edge": None}
@@ -407,14 +409,14 @@ def remarks_of(row: SeedAggregate) -> list[str]:
     return [remark for remark in ("transductive" if row.transductive else "", keeps, MARKS[row.novel_seen]) if remark]
 
 
-def _source(ranked: bool) -> Column[Entry]:
+def _source(ranked: bool) -> Column[TableRow]:
     """Return the column of a row's source, with remarks; ranked tables have ``comparable`` for programs instead."""
 
-    def plain(entry: Entry) -> str:
+    def plain(entry: TableRow) -> str:
         marks = f" ({', '.join(entry.marks)})" if entry.marks else ""
         return f"published: {entry.source}{marks}" if entry.kind == "published" else entry.source
 
-    def text(entry: Entry) -> str:
+    def text(entry: TableRow) -> str:
         parts = [plain(entry), *(remarks_of(entry.measured) if entry.measured else [])]
         if not entry.comparable and (entry.measured or ranked):
             parts.append("not comparable" if entry.measured else "other protocol")
@@ -423,11 +425,11 @@ def _source(ranked: bool) -> Column[Entry]:
     return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, fold=11)
 
 
-def _data_fields(entry: Entry) -> dict[str, bool | str | None]:
+def _data_fields(entry: TableRow) -> dict[str, bool | str | None]:
     return {"partial_data": entry.partial, "novel_seen": entry.measured.novel_seen if entry.measured else None}
 
 
-def _to_best(entry: Entry) -> str:
+def _to_best(entry: TableRow) -> str:
     """Return the difference to the best row, with a mark where it is over episodes alone.
 
     :func:`ifsl_bench.reporting.notes.notes_of_ranks` explains the mark.
@@ -438,7 +440,7 @@ def _to_best(entry: Entry) -> str:
     return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if few else "")
 
 
-def _to_best_fields(entry: Entry) -> dict[str, float | str | None]:
+def _to_best_fields(entry: TableRow) -> dict[str, float | str | None]:
     """Return the difference to the best row, and what papers print with their numbers."""
     gap = entry.place.gap if entry.place else None
     return {

@@ -29,7 +29,7 @@ PERCENT = "In percent; intervals are over {}, trained models held fixed."
 
 
 def _metric(units: str) -> Column[str]:
-    """The name of a metric, whose intervals are over these units."""
+    """Return the column with the name of a metric, whose intervals are over these units."""
 
     def text(name: str) -> str:
         return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
@@ -38,7 +38,7 @@ def _metric(units: str) -> Column[str]:
 
 
 def _notes(row: SeedAggregate) -> list[str]:
-    """Says what the intervals of a row hold fixed."""
+    """Return what the intervals of a row hold fixed."""
     if row.single:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
@@ -50,13 +50,17 @@ def _notes(row: SeedAggregate) -> list[str]:
 
 
 def row_table(row: SeedAggregate) -> Table[str]:
-    """A line for each metric of a row: the mean over its seeds, and the mean of each seed; of a file the mean alone."""
+    """Return a line for each metric of a row: the mean over its seeds, and the mean of each seed.
+
+    Of a result file there is the mean alone.
+    """
     summary, first, of_file = row.summary(), row.results[0], row.origin == FILE
 
     def number(heading: str, field: str, value: Mapping[str, float], drop: int = 0) -> Column[str]:
         digits = 6 if of_file else 4
-        return Column(heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)},
-                      drop=drop)  # fmt: skip
+        return Column(
+            heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)}, drop=drop
+        )
 
     columns = [_metric(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
     if not row.single:
@@ -70,7 +74,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
 
 
 def session_tables(row: SeedAggregate) -> list[Table[int]]:
-    """Tables, in sessions, of all that is measured after each: plain, and with one bias where one was chosen."""
+    """Return tables, in sessions, of every metric after each: plain, and with one bias where one was chosen."""
     if row.units != "orders":
         return []
     tables = [_sessions(row, "after each session", "")]
@@ -95,18 +99,20 @@ def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
 
 
 def validated_on(task: Task) -> str:
-    """Says which classes options, bias and checkpoints were chosen on."""
+    """Return the pools of classes that options, bias and checkpoints were chosen on."""
     if task.hides("val"):
         return "base/val, with hidden base classes in place of novel ones"
     return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.kind.parts))
 
 
 def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Says what results of one row record beside their numbers, a line each: what they share once, the rest by seed.
+    """Return what results of one row record next to their numbers, a line each: what they share once, the rest by seed.
+
     What would steer a terminal is written out.
 
     Args:
-        more: what else to say of all of them.
+        results: the results of a row, by seed.
+        more: further names and texts of all of them.
     """
     each = [_facts(result) | {name: [text] for name, text in more.items()} for result in results]
     names = dict.fromkeys(name for facts in each for name, texts in facts.items() if any(texts))
@@ -122,7 +128,7 @@ def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyTy
 
 
 def _facts(result: Result) -> dict[str, list[str]]:
-    """Name and text, in one line or several, of everything that a result says beside its numbers."""
+    """Return name and text, in one line or several, of all that a result records next to its numbers."""
     training = dict(result.training)
     validation = training.pop("validation", None)
     if "solves" in training:  # what did not happen is not listed
@@ -159,7 +165,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
 
 
 def _statistic(values: Mapping[str, float], episodes: int) -> str:
-    """Summarises a number for each episode: its mean and maximum, and of how many episodes where not of all."""
+    """Return a number for each episode in words: mean and maximum, and of how many episodes where not of all."""
     of = values.get("episodes", episodes)
     unusual = {"episodes": of} if of != episodes else {}
     unusual |= {"not finite": values["not_finite"]} if values.get("not_finite") else {}
@@ -167,7 +173,7 @@ def _statistic(values: Mapping[str, float], episodes: int) -> str:
 
 
 def _words(value: object, write: Callable[[object], str] | None = None) -> str:
-    """A value in words: mappings as "name value, name value", numbers with as many digits as anybody reads."""
+    """Return a value in words: mappings as "name value, name value", numbers with six digits."""
     if isinstance(value, Mapping):
         return ", ".join(f"{str(key).replace('_', ' ')} {_words(part, write)}" for key, part in value.items())
     if write is not None:
@@ -196,24 +202,29 @@ def _calibration(result: Result, calibration: Calibration) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table[str]:
-    """A row for each metric: A - B, with the interval that claims about methods need first, and what it is over."""
+    """Return a row for each metric: A - B, first with the interval that claims about methods need."""
     several, units = len(comparison.seeds) > 1, comparison.units  # of one seed only these are left
 
     def record(name: str) -> dict[str, Any]:
         over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
         classes = comparison.over_classes.get(name, NONE).interval
         return {
-            "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6),
+            "difference": rounded(over.mean, 6),
+            "interval": rounded(over.interval, 6),
             "p": None if math.isnan(over.p) else over.p,
-            "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
+            "difference_of_seeds": rounded(seeds.mean, 6),
+            "interval_of_seeds": rounded(seeds.interval, 6),
             "interval_overall": rounded(both.interval, 6) if several else None,
             "p_overall": both.p if several and not math.isnan(both.p) else None,
             "interval_of_classes": rounded(classes, 6),
             "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
             "classes": comparison.classes or None,
             "each_seed": [round(float(value), 6) for value in comparison.by_seed[name]],
-            "seeds": list(comparison.seeds), "partial_data": comparison.partial, "a": comparison.a, "b": comparison.b,
-        }  # fmt: skip
+            "seeds": list(comparison.seeds),
+            "partial_data": comparison.partial,
+            "a": comparison.a,
+            "b": comparison.b,
+        }
 
     def main(name: str) -> Difference | Paired:
         return comparison.overall[name] if several else comparison.episodes[name]
@@ -255,7 +266,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
 
 
 def _of_classes(comparison: Comparison) -> list[str]:
-    """Explains the interval over classes, where there is one."""
+    """Return what explains the interval over classes, where there is one."""
     if not comparison.classes:
         return []
     note = (

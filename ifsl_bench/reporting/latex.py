@@ -14,7 +14,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.reporting.columns import (
     HEADINGS,
-    Entry,
+    TableRow,
     entries_of,
     heading_of,
     paper_columns,
@@ -39,7 +39,7 @@ ARROWS = (
 RANKS = "rank: the places by {} that a row can have, with 95% confidence for all rows at once; --: provisional, none."
 NOT_COMPARABLE = (3, "Measured, not comparable")  # a block of a table: its place and title
 
-Bold = set[tuple[Entry, str]]  # entries, each with a metric
+Bold = set[tuple[TableRow, str]]  # entries, each with a metric
 
 
 def paper_tables(boards: Sequence[TaskResults], full: bool = False, rank: bool = False) -> str:
@@ -81,7 +81,7 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     stored, own = ({row.label for row in measured if (row.origin == STORED) is here} for here in (True, False))
-    blocks: dict[tuple[int, str], dict[str, dict[str, Entry]]] = {}
+    blocks: dict[tuple[int, str], dict[str, dict[str, TableRow]]] = {}
     bold: Bold = set()
     for board in boards:
         entries = [*entries_of(board, rank), *(published_entries(board) if task.sessions else [])]
@@ -158,7 +158,7 @@ def _caption(boards: Sequence[TaskResults]) -> str:
     return "; ".join(parts)
 
 
-def _header(boards: Sequence[TaskResults], columns: Sequence[Column[Entry]]) -> list[str]:
+def _header(boards: Sequence[TaskResults], columns: Sequence[Column[TableRow]]) -> list[str]:
     shots = [f"{board.task.shots}-shot" for board in boards]
     if len(columns) == 1:
         return [" & ".join(["Model", *shots]) + r" \\"]
@@ -168,7 +168,7 @@ def _header(boards: Sequence[TaskResults], columns: Sequence[Column[Entry]]) -> 
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
 
 
-def _sessions_header(columns: Sequence[Column[Entry]]) -> list[str]:
+def _sessions_header(columns: Sequence[Column[TableRow]]) -> list[str]:
     """Return the header as papers on sessions have it: the accuracy after each, then what sums it up."""
     count = 1 + next(i for i, column in enumerate(columns) if column.name == "last")
     heads = [rf"\multirow{{2}}{{*}}{{{column.latex_heading}}}" for column in columns[count:]]
@@ -180,12 +180,12 @@ def _sessions_header(columns: Sequence[Column[Entry]]) -> list[str]:
     ]
 
 
-def _order(entries: Mapping[str, Entry]) -> tuple[int, float]:
+def _order(entries: Mapping[str, TableRow]) -> tuple[int, float]:
     """Return the key that orders lines: on how many of the tasks they are, then their mean accuracy there."""
     return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
 
 
-def _block(entry: Entry) -> tuple[int, str]:
+def _block(entry: TableRow) -> tuple[int, str]:
     """Return the place and the title of the block that an entry is in."""
     if entry.kind == COMPUTED or (entry.measured and entry.comparable):
         return 2, "Measured"
@@ -197,7 +197,7 @@ def _block(entry: Entry) -> tuple[int, str]:
     return (0, f"Published: {paper}") if entry.comparable else (1, f"Published, other protocol: {paper}")
 
 
-def _label(entry: Entry, twice: Collection[str]) -> str:
+def _label(entry: TableRow, twice: Collection[str]) -> str:
     parts = [printed(entry.label)]
     if entry.measured:
         parts += [entry.source] if entry.measured.origin != STORED and entry.label in twice else []
@@ -205,11 +205,11 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
     return ", ".join([*parts, *(["partial data"] if entry.partial and not entry.comparable else [])])
 
 
-def _cell(entry: Entry | None, column: Column[Entry], bold: Bold) -> str:
+def _cell(entry: TableRow | None, column: Column[TableRow], bold: Bold) -> str:
     return "" if entry is None else column.latex(entry, (entry, column.name) in bold)
 
 
-def _bold(board: TaskResults, entries: Sequence[Entry], names: Sequence[str]) -> Bold:
+def _bold(board: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> Bold:
     """Return the entries and metrics that may be the best of the ranked ones, or the highest of several of a paper."""
     bold = set()
     for name in set(names) - {"pd"}:  # of which the least is the best, where A_0 are alike

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
 from ifsl_bench.analysis.task_results import TaskResults, load_variants, nothing_stored, telling
-from ifsl_bench.reporting.columns import Entry, entries_of, heading_of, rounded, task_columns
+from ifsl_bench.reporting.columns import TableRow, entries_of, heading_of, rounded, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
@@ -45,7 +45,7 @@ PUBLISHED_NOTES = [
 
 def task_tables(
     board: TaskResults, full: bool = False, ranked: bool = False
-) -> list[Table[Entry] | Table[PublishedRow]]:
+) -> list[Table[TableRow] | Table[PublishedRow]]:
     """Return the table of a task, and for one in sessions the rows that papers print, in a table of their own.
 
     Args:
@@ -59,7 +59,7 @@ def task_tables(
     return [task_table(board, full, ranked), *printed]
 
 
-def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> Table[Entry]:
+def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> Table[TableRow]:
     """Return the table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
     Measured rows are placed as :meth:`ifsl_bench.analysis.ranking.Ranking.level` has it, by what they differ in on the
@@ -76,7 +76,7 @@ def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> 
     if board.empty and not ranked:
         raise nothing_stored(board)
 
-    def order(entry: Entry) -> tuple[int, float]:
+    def order(entry: TableRow) -> tuple[int, float]:
         row, place = entry.measured, entry.place
         if not entry.comparable and (row or ranked):
             return 1 if row else 2, 0.0
@@ -99,7 +99,7 @@ def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> 
 
 def ranked_tables(
     boards: Iterable[TaskResults], results: Path, full: bool = False, labels: Collection[str] = ()
-) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
+) -> tuple[list[Table[TableRow] | Table[PublishedRow]], str]:
     """Return the ranked tables of tasks and of their variants, and the notes below all of them.
 
     Args:
@@ -115,7 +115,7 @@ def ranked_tables(
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 
-def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[Entry]], str]:
+def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
     """Return the best three ranked rows of each task and the user's own in few columns, and where there is more.
 
     Lazy rows of these are shown too.
@@ -146,7 +146,7 @@ def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[Entry]], str]:
     return tables, closing
 
 
-def _mine(entry: Entry) -> bool:
+def _mine(entry: TableRow) -> bool:
     return entry.measured is not None and entry.measured.origin != STORED
 
 

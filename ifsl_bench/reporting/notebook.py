@@ -28,16 +28,23 @@ Folder = str | Path | None
 
 
 def table(
-    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    *tasks: str,
+    methods: Names = (),
+    setting: str | None = None,
+    full: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Frame:  # fmt: skip
-    """The stored and published rows of tasks, of all that have any where none is named.
+) -> Frame:
+    """Return the stored and published rows of tasks, of all that have any where none is named.
 
     Args:
+        *tasks: their names.
         methods: labels of the only rows to show.
         setting: "paper" for methods as published alone, "tuned-12" for the best of 12 trials; all rows by default.
         full: show more columns, as ``table --full``; data frames have all columns that ``--format json`` has.
         home, results: as ``--home`` and ``--results``.
+        home: the home folder, as ``--home``.
+        results: the folder of results, as ``--results``.
 
     Raises:
         UserError: an unknown task, row or setting, or nothing stored.
@@ -48,10 +55,22 @@ def table(
 
 
 def leaderboard(
-    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    *tasks: str,
+    methods: Names = (),
+    setting: str | None = None,
+    full: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Frame:  # fmt: skip
-    """The ranked rows of tasks, of all on which something is measured where none is named; arguments as :func:`table`.
+) -> Frame:
+    """Return the ranked rows of tasks, of all on which something is measured where none is named.
+
+    Args:
+        *tasks: their names.
+        methods: labels of the only rows to show.
+        setting: "paper" by default, "tuned-12" for the best of 12 trials.
+        full: show more columns, as ``leaderboard --full``.
+        home: the home folder, as ``--home``.
+        results: the folder of results, as ``--results``.
 
     Raises:
         UserError: an unknown task, row or setting, or nothing measured.
@@ -64,10 +83,15 @@ def leaderboard(
 def compare(
     a: str | Path, b: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None
 ) -> Frame:
-    """Paired differences A - B in percentage points, a row for each metric.
+    """Return paired differences A - B in percentage points, a row for each metric.
 
     Args:
         a, b: labels of rows of ``task``, or two result files.
+        a: a row's label, or a result file.
+        b: another one.
+        task: the task of the rows, where they are given by label.
+        home: the home folder, as ``--home``.
+        results: the folder of results, as ``--results``.
 
     Raises:
         UserError: no such row or file, or two that were not measured on the same episodes.
@@ -78,11 +102,14 @@ def compare(
 def variance(
     task: str, *, methods: Names = (), metric: str = "acc", home: Folder = None, results: Folder = None
 ) -> Frame:
-    """Tables of how rows of a task in sessions, and their differences, vary over orders, supports and seeds.
+    """Return tables of how rows of a task in sessions, and their differences, vary over orders, supports and seeds.
 
     Args:
+        task: its name.
         methods: labels of the only rows to split.
         metric: one that the rows have, as :func:`table` names it.
+        home: the home folder, as ``--home``.
+        results: the folder of results, as ``--results``.
 
     Raises:
         UserError: an unknown task or row, a task in episodes, or no row with the metric.
@@ -92,7 +119,13 @@ def variance(
 
 
 def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:
-    """A result file; or all seeds of a row, by its label and task.
+    """Return a result file; or all seeds of a row, by its label and task.
+
+    Args:
+        what: the file, or the label.
+        task: of the row.
+        home: the home folder, as ``--home``.
+        results: the folder of results, as ``--results``.
 
     Raises:
         UserError: no such file or row, or a file that is damaged.
@@ -101,18 +134,24 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         return Results(row_of(board_of(task, Paths.locate(home, results)), str(what)).results)
     path = Path(what).expanduser()
     if not os.path.isfile(path):
-        raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
-                        f"load('lr+a', 'glyphs-5shot')")  # fmt: skip
+        raise UserError(
+            f"there is no result file {path}; a row is loaded by its label and task, as in load('lr+a', 'glyphs-5shot')"
+        )
     return read(path)
 
 
 def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Results:
-    """All results of tasks, of all tasks where none is named: those that come with the package, and yours.
+    """Return all results of tasks, of all tasks where none is named: those that come with the package, and yours.
 
     Files that cannot be read are left out, each with a Python warning.
 
+    Args:
+        *tasks: their names.
+        home: the home folder, as ``--home``.
+        results: the folder of results, as ``--results``.
+
     Raises:
-        UserError: there are none, of a task that nobody knows.
+        UserError: there are none, of an unknown task.
     """
     results_here: list[Result] = []
     folders = Paths.locate(home, results)
@@ -123,11 +162,11 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
             warnings.warn(remark, stacklevel=2)
     for task in tasks:
         if not any(result.task == task for result in results_here):
-            find(task, home=folders)  # an unknown one is said
+            find(task, home=folders)  # raises for an unknown one
     return Results(results_here)
 
 
 def listed(names: Names) -> tuple[str, ...]:
-    """A name, several with commas between them as the command line takes them, or a list of either."""
+    """Return names as a tuple: of one name, of several with commas between them, or of a list of either."""
     texts = (names,) if isinstance(names, str) else tuple(names)
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())

@@ -38,7 +38,7 @@ HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 
 def of_calibration(task: Task) -> str:
-    """Says what calibrated numbers are."""
+    """Return what explains calibrated numbers."""
     return f"cal.: with one bias on all novel logits, found on validation {task.kind.drawn}."
 
 
@@ -54,9 +54,10 @@ def _what_is_measured(result: Result) -> str:
 def notes_of(
     board: TaskResults, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
 ) -> list[str]:
-    """The notes that a reader of the task's table needs, a line each.
+    """Return the notes that a reader of the task's table needs, a line each.
 
     Args:
+        board: the results of the task.
         plus_minus: where the table has the ± that papers print.
         shown: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
     """
@@ -130,7 +131,7 @@ def notes_of(
 
 
 def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Merges reasons for standing apart that differ in their brackets alone."""
+    """Return reasons for standing apart with their rows; reasons that differ in their brackets alone are one."""
     merged: dict[str, list[str]] = {}
     kinds = Counter(reason.partition(" (")[0] for reason in apart)
     for reason, names in apart.items():
@@ -140,7 +141,7 @@ def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def _overrun(row: SeedAggregate) -> bool:
-    """True if joint prediction loses nine tenths of the base queries that are right among the base classes."""
+    """Return whether joint prediction loses nine tenths of the base queries that are right among the base classes."""
     if "delta_a" not in row.metrics:
         return False
     joint, alone = (float(row.by_seed(metric).mean()) for metric in ("base_joint", "base_alone"))
@@ -148,7 +149,12 @@ def _overrun(row: SeedAggregate) -> bool:
 
 
 def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
-    """The further notes that a reader of the ranked table needs, with its column "to the best" or without."""
+    """Return the further notes that a reader of the ranked table needs.
+
+    Args:
+        board: the results of the task.
+        to_best: whether the table has the column "to the best".
+    """
     ranking, places = board.ranking, board.places
     notes = []
     if ranking.family:
@@ -177,18 +183,34 @@ def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
 
 
 def standings(board: TaskResults, labels: Sequence[str]) -> list[list[str]]:
-    """The :func:`standing` of each row; one line for several rows that nothing is ranked with."""
+    """Return the :func:`standing` of each row; one line for several rows that nothing is ranked with.
+
+    Args:
+        board: the results of the task.
+        labels: of the rows.
+    """
     reasons = {place.reason for place in board.ranking.places}
     if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
         reason = reasons.pop()
         needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
-        return [[one_line(f"All rows are provisional ({reason}){needs}. A difference: "
-                          f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}")]]  # fmt: skip
+        return [
+            [
+                one_line(
+                    f"All rows are provisional ({reason}){needs}. A difference: "
+                    f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}"
+                )
+            ]
+        ]
     return [standing(board, label) for label in labels]
 
 
 def standing(board: TaskResults, label: str) -> list[str]:
-    """A row's rank, and its paired differences to the best row, to the nearest, and to its namesake of elsewhere."""
+    """Return a row's rank, and its paired differences to the best row, to the nearest, and to its stored namesake.
+
+    Args:
+        board: the results of the task.
+        label: of the row.
+    """
     mine, ranking = board.row(label), board.ranking
     if mine is None or mine not in board.rows:
         return [f"{label} is not comparable with the stored rows."] if mine else []
@@ -212,7 +234,7 @@ def standing(board: TaskResults, label: str) -> list[str]:
 
 
 def _again(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
-    """The difference of a row to its namesake."""
+    """Return the difference of a row to its namesake in words."""
     gap, common = _paired(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
         return f"  {row.full_name} has the same accuracy in every {mine.units[:-1]} ({seeds_in_words(common)})"
@@ -220,13 +242,13 @@ def _again(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
 
 
 def _paired(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> tuple[Difference, tuple[int, ...]]:
-    """The difference of two rows and the seeds that it is over, in the ranking that they are in."""
+    """Return the difference of two rows and the seeds that it is over, in the ranking that they are in."""
     part = ranking.of(mine, row)
     return part.difference(mine, row), part.common(mine, row)
 
 
 def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
-    """The difference of two rows, with their numbers on its seeds where a table has other numbers."""
+    """Return the difference of two rows in words, with their numbers on its seeds where a table has other numbers."""
     gap, common = _paired(ranking, mine, row)
     ours, theirs = ranking.of(mine, row).means(mine, row)
     level = f"{theirs:.2f} on {seeds_in_words(common or row.seeds)}"

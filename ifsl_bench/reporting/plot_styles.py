@@ -1,4 +1,4 @@
-"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever is drawn beside them.
+"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever else is drawn.
 
 The colours are those of Okabe and Ito (2008, "Color Universal Design"), told apart with each of the usual colour
 vision deficiencies, with grey for their black, which a dark page would hide, and without their yellow, which a white
@@ -26,12 +26,12 @@ class PlotStyle:
     colour: str
     marker: str
     dash: str
-    # whether this is of a further row of the method beside another one, whose marks are drawn otherwise
+    # whether this is of a further row of the method in one figure, whose marks are drawn otherwise
     further: bool = False
 
 
 def look_of(label: str) -> PlotStyle:
-    """The look of a row by its label; options, tuning and calibration do not change it.
+    """Return the look of a row by its label; options, tuning and calibration do not change it.
 
     Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its
     name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
@@ -48,12 +48,13 @@ def look_of(label: str) -> PlotStyle:
 
 
 def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotStyle]:
-    """The looks of rows that are drawn beside each other, no two of one method alike.
+    """Return the looks of rows that stand in one figure, no two of one method alike.
 
     One row of each method has the method's own: the plain one, if it is there. Each of the others has its colour, and
     another marker and dash.
 
     Args:
+        labels: of the rows.
         second: which rows have the label of another one, which comes first; by default none.
     """
     plain = [not (second and second[i]) and label == method_of(label) for i, label in enumerate(labels)]
@@ -69,5 +70,5 @@ def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotSty
 
 
 def method_of(label: str) -> str:
-    """The method's part of a row's label, without options, tuning and calibration."""
+    """Return the method's part of a row's label, without options, tuning and calibration."""
     return re.split(r"[.@ ]|\+cal\b", label, maxsplit=1)[0]

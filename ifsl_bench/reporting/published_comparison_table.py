@@ -12,7 +12,7 @@ from ifsl_bench.reporting.table import Column, Table
 
 
 def beside_tables(boards: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
-    """A table for each task of which something was measured that a paper prints too."""
+    """Return a table for each task of which something was measured that a paper prints too."""
     return [_table(board, pairs) for board in boards if (pairs := pairs_of(board))]
 
 
@@ -33,8 +33,13 @@ def _table(board: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPai
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
     papers = [pair.paper for pair in pairs if pair.paper.remark]
     notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
-    return Table(COLUMNS, pairs, f"{board.name}, measured here beside what is printed", notes,
-                 mine=lambda pair: pair.row.origin != STORED)  # fmt: skip
+    return Table(
+        COLUMNS,
+        pairs,
+        f"{board.name}, measured here beside what is printed",
+        notes,
+        mine=lambda pair: pair.row.origin != STORED,
+    )
 
 
 def _order(board: TaskResults, pairs: list[PublishedPair]) -> list[str]:

@@ -20,15 +20,17 @@ SPECIAL = LATEX | {"~": r"\textasciitilde{}", "±": r"$\pm$"} | {character: f"\\
 
 
 def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
-    """Tables in one of :data:`FORMATS`; raises :class:`UserError` for another.
+    """Return tables in one of :data:`FORMATS`.
 
     For readers each has its title above and its notes below. Programs get one document with the rows of all tables,
     plain numbers, and neither titles nor notes; where a row lacks a field of others it is empty (CSV) or null (JSON).
-    Texts may come from files that nobody has looked at: what would steer a terminal is written out, and so is what the
+    Texts may come from files of unknown origin: what would steer a terminal is written out, and so is what the
     format takes for more than text.
 
     Args:
-        closing: said to readers below all tables.
+        tables: the tables.
+        style: the format.
+        closing: a line for readers below all tables.
     """
     if style in READERS:
         pages = [_page(table, READERS[style](table), style) for table in tables]
@@ -42,7 +44,12 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
 
 
 def prose(text: str, style: str) -> str:
-    """A line of text above or below a table, in a format for readers."""
+    """Return a line of text above or below a table, in a format for readers.
+
+    Args:
+        text: the line.
+        style: the format.
+    """
     line = one_line(text)
     if style == "markdown":
         return _no_links(_no_tags(line))
@@ -62,17 +69,17 @@ _CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|[`\\\[\]]")  # a span of co
 
 
 def _no_tags(text: str) -> str:
-    """Text in which Markdown sees no HTML; "< 1e-15", with a space, is none."""
+    """Return text in which Markdown sees no HTML; "< 1e-15", with a space, is none."""
     return re.sub(r"<(?! |$)", "&lt;", re.sub(r"(?<! )>", "&gt;", text.replace("&", "&amp;")))
 
 
 def _no_links(text: str) -> str:
-    """Text in which Markdown sees no link and no image; what is between equal runs of backticks it takes as it is."""
+    """Return text in which Markdown sees no link and no image; spans of code stay as they are."""
     return _CODE.sub(lambda match: match[0] if match[1] else f"\\{match[0]}", text)
 
 
 def _markdown_cell(text: str) -> str:
-    """Text that neither ends a cell of a Markdown table nor becomes code, a link or HTML."""
+    """Return text that neither ends a cell of a Markdown table nor becomes code, a link or HTML."""
     return _no_tags(re.sub(r"[\\|`\[\]]", lambda match: f"\\{match[0]}", text))
 
 
@@ -93,12 +100,12 @@ _DELTA = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b
 
 
 def escaped(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Return text that LaTeX prints as it is."""
     return "".join(SPECIAL.get(character, character) for character in one_line(text))
 
 
 def _latex(table: Table[Any]) -> str:
-    """A plain ``tabular``; :mod:`ifsl_bench.reporting.latex` has the layout of papers."""
+    """Return a plain ``tabular``; :mod:`ifsl_bench.reporting.latex` has the layout of papers."""
     rows = [table.headings(), *([cell.text for cell in row] for row in table.cells())]
     head, *body = (" & ".join(map(_latex_cell, row)) + r" \\" for row in rows)
     begin = rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"
@@ -131,7 +138,7 @@ def _csv(names: Sequence[str], records: Records) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """A value as spreadsheets show it: text that they would take for a formula gets an apostrophe, numbers do not."""
+    """Return a value as spreadsheets show it: text that they would take for a formula gets an apostrophe."""
     if isinstance(value, list):
         text = " ".join(map(str, value))
         return _csv_cell(text) if any(isinstance(entry, str) for entry in value) else text

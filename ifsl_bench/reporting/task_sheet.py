@@ -21,7 +21,12 @@ PROTOCOLS = {
 
 
 def task_facts(task: Task, folders: Paths) -> dict[str, str]:
-    """Names and texts: the data, what an episode is, the three stages, and what is measured on it."""
+    """Return names and texts: the data, what an episode is, the three stages, and the results.
+
+    Args:
+        task: the task.
+        folders: where data and results are.
+    """
     return {name: text for name, text in _facts(task, folders) if text}
 
 

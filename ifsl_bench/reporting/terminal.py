@@ -49,10 +49,15 @@ class _Shown:
 
 
 def fold(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Folds a text into lines of at most so many columns, all but the first indented by ``hanging``.
+    """Return a text as lines of at most so many columns, all but the first indented.
 
     Its own indentation is kept. A word that is too long ends before an option or behind a slash, and only where it has
     none of these before a value or anywhere else. (The standard library's textwrap counts characters, not columns.)
+
+    Args:
+        text: the text.
+        width: columns of a line.
+        hanging: columns that all lines but the first are indented by.
     """
     start = len(text) - len(text.lstrip(" "))
     lines: list[str] = []
@@ -76,7 +81,7 @@ def fold(text: str, width: int, hanging: int = 0) -> list[str]:
 
 
 def _broken(word: str, width: int) -> list[str]:
-    """A word in parts of at most so many columns."""
+    """Return a word in parts of at most so many columns."""
     if cell_len(word) <= width:
         return [word]
     parts, part = [], ""
@@ -94,7 +99,7 @@ def _broken(word: str, width: int) -> list[str]:
 
 
 def _widest(texts: Iterable[str], pieces: bool = False) -> int:
-    """The widest of what a line never ends in; with ``pieces``, of what folding keeps whole."""
+    """Return the widest of what a line never ends in; with ``pieces``, of what folding keeps whole."""
     words = (word for text in texts for word in GLUED.sub(JOINED, text).split(" "))
     return max((cell_len(part) for word in words for part in (PIECES.split(word) if pieces else [word])), default=0)
 
@@ -109,7 +114,7 @@ def _columns(table: Table[Any]) -> list[_Shown]:
         natural, least = max(map(cell_len, (heading, *texts))), max(_widest([heading]), *map(cell_len, ("", *texts)))
         if column.fold:
             least = min(natural, max(column.fold, min(LONG, _widest(texts, pieces=True)), _widest([heading])))
-        if not rows or any(texts):  # what is empty throughout says nothing
+        if not rows or any(texts):  # not what is empty throughout
             shown.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
     return shown
 
@@ -119,7 +124,7 @@ def _needed(columns: Sequence[_Shown]) -> int:
 
 
 def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]]:
-    """The columns that there is room for, and the headings of the others."""
+    """Return the columns that there is room for, and the headings of the others."""
     shown = list(columns)
     while _needed(shown) > width and (candidates := [c for c in shown if c.drop]):
         first = max(column.drop for column in candidates)
@@ -133,7 +138,7 @@ def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]
 
 
 def _widths(columns: Sequence[_Shown], width: int) -> list[int]:
-    """The width of each column: that of its cells, or folded where there is no room for that."""
+    """Return the width of each column: that of its cells, or folded where there is no room for that."""
     room = width - GAP * (len(columns) - 1)
     widths = [column.least for column in columns]
     while sum(widths) < room:
@@ -151,7 +156,7 @@ def _widths(columns: Sequence[_Shown], width: int) -> list[int]:
 
 
 def _blocks(columns: list[_Shown], width: int) -> list[list[_Shown]]:
-    """All columns, in as many blocks as they need, the ones that name a row first in each."""
+    """Return all columns, in as many blocks as they need, the ones that name a row first in each."""
     names = [column for column in columns if not column.drop and column.fold][:1]
     rest = [column for column in columns if column not in names]
     blocks: list[list[_Shown]] = []
@@ -163,10 +168,12 @@ def _blocks(columns: list[_Shown], width: int) -> list[list[_Shown]]:
 
 
 def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = "") -> None:
-    """Prints tables for readers at a terminal, each with its title above and its notes below.
+    """Print tables for readers at a terminal, each with its title above and its notes below.
 
     Args:
-        closing: said below all tables.
+        tables: the tables.
+        console: the terminal.
+        closing: a line below all tables.
     """
     width = max(LEAST, console.width)
     gone: dict[str, None] = {}
@@ -220,8 +227,14 @@ def _lines(
 
 
 def print_text(text: str, console: Console, style: str = "") -> None:
-    """Prints a paragraph, folded at the width of the terminal; what would steer it is written out."""
-    hanging = len(match[0]) if (match := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then what is said of it
+    """Print a paragraph, folded at the width of the terminal; what would steer it is written out.
+
+    Args:
+        text: the paragraph.
+        console: the terminal.
+        style: of rich.
+    """
+    hanging = len(match[0]) if (match := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then its text
     start = len(text) - len(text.lstrip(" "))
     for line in fold(one_line(text), max(LEAST, console.width), max(0, hanging - start)):
         _line(console, Text(line, style))

@@ -36,7 +36,7 @@ NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class VarianceSplit:
     """A row, or the difference a - b of two, with the variance of its parts."""
 
     a: SeedAggregate
@@ -47,8 +47,12 @@ class Split:
     sign: WrongSign | None = None  # of a difference that is not 0
 
 
-def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[Split]]:
-    """Tables of how rows vary, the best first; and of how their differences do, the better one first.
+def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[VarianceSplit]]:
+    """Return tables of how rows vary, the best first; and of how their differences do, the better one first.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
 
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.
@@ -71,12 +75,17 @@ def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[Split
     return tables
 
 
-def _empty(splits: Sequence[Split]) -> list[str]:
+def _empty(splits: Sequence[VarianceSplit]) -> list[str]:
     return [EMPTY] if any(part not in entry.parts for entry in splits for part in PARTS) else []
 
 
-def splits_of_rows(board: TaskResults, metric: str) -> list[Split]:
-    """The split of each row, the best first; raises as :func:`variance_tables`."""
+def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
+    """Return the split of each row, the best first; raise as :func:`variance_tables`.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
+    """
     if not board.task.sessions:
         raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
     if not board.rows:
@@ -88,14 +97,24 @@ def splits_of_rows(board: TaskResults, metric: str) -> list[Split]:
     return [split_of(row, metric) for row in rows]
 
 
-def split_of(row: SeedAggregate, metric: str) -> Split:
-    """The split of a row; raises :class:`UserError` where there is one order of the classes."""
+def split_of(row: SeedAggregate, metric: str) -> VarianceSplit:
+    """Return the split of a row; raise :class:`UserError` where there is one order of the classes.
+
+    Args:
+        row: the row.
+        metric: the metric that is split.
+    """
     x = _values(row, metric, row.seeds, row.fixed)
-    return Split(row, None, row.summary()[metric], split(x), len(x))
+    return VarianceSplit(row, None, row.summary()[metric], split(x), len(x))
 
 
-def splits_of_differences(board: TaskResults, metric: str) -> list[Split]:
-    """The split of the difference of every two rows that have a seed in common, the better one first."""
+def splits_of_differences(board: TaskResults, metric: str) -> list[VarianceSplit]:
+    """Return the split of the difference of every two rows that have a seed in common, the better one first.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
+    """
     rows = having((place.row for place in board.places), metric)
     splits = []
     for a, b in itertools.combinations(rows, 2):
@@ -103,59 +122,66 @@ def splits_of_differences(board: TaskResults, metric: str) -> list[Split]:
             fixed = a.fixed and b.fixed
             x = _values(a, metric, seeds, fixed) - _values(b, metric, seeds, fixed)
             gap = overall(a, b, board.compared, metric)
-            splits.append(Split(a, b, gap, split(x), len(x), wrong_sign(x)))
+            splits.append(VarianceSplit(a, b, gap, split(x), len(x), wrong_sign(x)))
     return splits
 
 
 def _values(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
-    """[seeds, orders, supports] of a row; of the first seed where all are the same."""
+    """Return [seeds, orders, supports] of a row; of the first seed where all are the same."""
     return row.by_sequence(metric, seeds[:1] if fixed else seeds)
 
 
-def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[Split]]:
-    def name(entry: Split) -> str:
+def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[VarianceSplit]]:
+    def name(entry: VarianceSplit) -> str:
         row = entry.a if which == "a" else entry.b
         return names[row] if row else ""
 
     return [Column(heading, name, lambda entry: {heading.lower(): name(entry)}, fold=14)]
 
 
-def _columns(board: TaskResults, heading: str) -> list[Column[Split]]:
-    def deviation(part: str) -> Column[Split]:
-        def text(entry: Split) -> str:
+def _columns(board: TaskResults, heading: str) -> list[Column[VarianceSplit]]:
+    def deviation(part: str) -> Column[VarianceSplit]:
+        def text(entry: VarianceSplit) -> str:
             if part not in entry.parts:
                 return ""
             value, low, high = _deviations(entry.parts[part])
             return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
-        def fields(entry: Split) -> dict[str, float | None]:
+        def fields(entry: VarianceSplit) -> dict[str, float | None]:
             name = f"sd_{'single' if part == ONE else part.replace(' ', '_')}"
             values = _deviations(entry.parts[part]) if part in entry.parts else (math.nan,) * 3
             return {name + end: rounded(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
 
         return Column("a single one" if part == ONE else part, text, fields, drop=(*PARTS, ONE)[::-1].index(part))
 
-    def mean(entry: Split) -> dict[str, float | int | str | None]:
-        return {"task": board.name, "mean": rounded(entry.mean.mean), "interval": rounded(entry.mean.interval),
-                "seeds": entry.seeds}  # fmt: skip
+    def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
+        return {
+            "task": board.name,
+            "mean": rounded(entry.mean.mean),
+            "interval": rounded(entry.mean.interval),
+            "seeds": entry.seeds,
+        }
 
     sign = "+" if " - " in heading else ""
-    return [Column(heading, lambda entry: plus_minus(entry.mean, sign), mean), *map(deviation, (ONE, *PARTS)),
-            Column("seeds", lambda entry: str(entry.seeds))]  # fmt: skip
+    return [
+        Column(heading, lambda entry: plus_minus(entry.mean, sign), mean),
+        *map(deviation, (ONE, *PARTS)),
+        Column("seeds", lambda entry: str(entry.seeds)),
+    ]
 
 
 def _deviations(variance: Variance) -> tuple[float, float, float]:
     return math.sqrt(variance.value), math.sqrt(variance.low), math.sqrt(variance.high)
 
 
-def _sign() -> list[Column[Split]]:
-    def text(entry: Split) -> str:
+def _sign() -> list[Column[VarianceSplit]]:
+    def text(entry: VarianceSplit) -> str:
         if entry.sign is None:
             return ""
         chance, low, high = (100 * value for value in (entry.sign.chance, entry.sign.low, entry.sign.high))
         return f"{chance:.0f}% ({low:.0f}-{high:.0f}%)"
 
-    def fields(entry: Split) -> dict[str, float | None]:
+    def fields(entry: VarianceSplit) -> dict[str, float | None]:
         sign = entry.sign or WrongSign(math.nan, math.nan, math.nan, math.nan)
         return {
             "wrong_sign": rounded(sign.chance),

@@ -32,14 +32,11 @@ Names are imported when first used: linear methods need no networks, and compile
 
 import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ifsl_bench.utils.cosine import unit as unit
 
-    from .adjoint import Adjoint as Adjoint
-    from .adjoint import Implicit as Implicit
-    from .adjoint import Unroll as Unroll
     from .attractor_prior import AttractorMLP as AttractorMLP
     from .attractor_prior import QuadraticPrior as QuadraticPrior
     from .attractor_prior import attention as attention
@@ -56,7 +53,6 @@ if TYPE_CHECKING:
     from .episode_problems import Unrolled as Unrolled
     from .episode_problems import WeightGroup as WeightGroup
     from .episode_problems import fixed_class as fixed_class
-    from .episode_problems import learner_of as learner_of
     from .episode_problems import statistics as statistics
     from .gradient_descent import GradientDescent as GradientDescent
     from .gradient_descent import largest_curvature as largest_curvature
@@ -67,8 +63,8 @@ if TYPE_CHECKING:
     from .linear import LinearSolver as LinearSolver
     from .linear import Neumann as Neumann
     from .linear import Operator as Operator
+    from .network import NetworkLearner as NetworkLearner
     from .network import TanhNetwork as TanhNetwork
-    from .network_learner import NetworkLearner as NetworkLearner
     from .network_space import Network as Network
     from .network_space import NetworkArgs as NetworkArgs
     from .objective import FunctionObjective as FunctionObjective
@@ -80,34 +76,35 @@ if TYPE_CHECKING:
     from .regression import DualNewton as DualNewton
     from .regression import SoftmaxRegression as SoftmaxRegression
     from .softmax import Regression as Regression
+    from .solve import Adjoint as Adjoint
+    from .solve import Implicit as Implicit
+    from .solve import Unroll as Unroll
     from .solve import minimise as minimise
 
 _MODULES = {
-    "adjoint": ("Adjoint", "Implicit", "Unroll"),
     "attractor_prior": ("AttractorMLP", "QuadraticPrior", "attention", "ridge_prior", "to_prior"),
     "coordinates": ("Space",),
     "episode_problems": (
         *("STRONG_WEIGHT_DECAYS", "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "Learner", "LinearLearner", "Meta"),
-        *("Unrolled", "WeightGroup", "fixed_class", "learner_of", "statistics"),
+        *("Unrolled", "WeightGroup", "fixed_class", "statistics"),
     ),
+    "gradient_descent": ("GradientDescent", "largest_curvature"),
     "lbfgs": ("LBFGS",),
     "linear": ("AdjointReport", "ConjugateGradient", "LinearOutcome", "LinearSolver", "Neumann", "Operator"),
-    "solve": ("minimise",),
-    "network": ("TanhNetwork",),
-    "network_learner": ("NetworkLearner",),
+    "network": ("NetworkLearner", "TanhNetwork"),
     "network_space": ("Network", "NetworkArgs"),
     "objective": ("FunctionObjective", "Objective"),
     "outcome": ("Outcome", "Solution", "Solver", "measured"),
     "regression": ("DualNewton", "SoftmaxRegression"),
     "softmax": ("Regression",),
-    "gradient_descent": ("GradientDescent", "largest_curvature"),
+    "solve": ("Adjoint", "Implicit", "Unroll", "minimise"),
     "ifsl_bench.utils.cosine": ("unit",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 _RENAMED = {"Memory": "AttractorMLP", "Part": "WeightGroup", "fold": "to_prior", "ridge": "ridge_prior"}
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted([*_MODULE_OF, "learner_of"])
 
 
 def __getattr__(name: str) -> Any:
@@ -125,3 +122,20 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(module if "." in module else f"{__name__}.{module}"), name)
     globals()[name] = value  # a submodule of the same name, such as minimise, must not replace it
     return value
+
+
+def learner_of(name: Literal["lr", "mlp"], ways: int, features: int) -> "Learner":
+    """Return the learner that an option names.
+
+    Args:
+        name: ``lr``, linear and convex, or ``mlp``, the tanh network.
+        ways: N, the novel classes of an episode.
+        features: D, the size of a feature.
+    """
+    if name == "lr":
+        from .episode_problems import LinearLearner
+
+        return LinearLearner(ways, features)
+    from .network import NetworkLearner
+
+    return NetworkLearner(ways, features)

@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.iterate import State, chosen, iterate, patience
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (  # fmt: skip
     Regression,
@@ -26,7 +25,7 @@ from ifsl_bench.solvers.softmax import (  # fmt: skip
     residual,
     scores,
 )
-from ifsl_bench.solvers.tree import column, dot, doubled
+from ifsl_bench.solvers.tree import State, chosen, column, dot, doubled, iterate, patience
 
 FORCING = 1e-2  # what is left of a Newton step's system, where there are enough steps for that
 LOOK = 4  # Newton steps before the first look at how far the episodes have come

@@ -12,16 +12,14 @@ Shapes: E episodes at once, S support rows, Q queries, D features, K base classe
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.adjoint import Implicit, Unroll
 from ifsl_bench.solvers.attractor_prior import QuadraticPrior
 from ifsl_bench.solvers.gradient_descent import GradientDescent, largest_curvature
 from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
@@ -29,9 +27,10 @@ from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Solution, Solver
 from ifsl_bench.solvers.regression import DualNewton, SoftmaxRegression
 from ifsl_bench.solvers.softmax import Regression
-from ifsl_bench.solvers.solve import minimise
+from ifsl_bench.solvers.solve import Implicit, Unroll, minimise
 from ifsl_bench.solvers.tree import Tree, tree_map
 from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.deprecated import RenamedAttribute
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, -1))  # 1e-13 ... 1e-1, to choose from
@@ -75,6 +74,7 @@ class Learner(ABC):
     """The model learned in an episode: its objective, a solver that suits it, and the parts of the fast weights."""
 
     groups: tuple[WeightGroup, ...]
+    parts = RenamedAttribute("groups")
     objective: Objective
     convex: bool
 
@@ -92,12 +92,6 @@ class Learner(ABC):
         What is convex has one minimum, wherever they led.
         """
         return self.objective, self.solver(args.features.dtype)
-
-    @property
-    def parts(self) -> tuple[WeightGroup, ...]:
-        """Return `groups`, under its former name."""
-        warnings.warn("Learner.parts is now Learner.groups", DeprecationWarning, stacklevel=2)
-        return self.groups
 
     @abstractmethod
     def join(self, parts: Sequence[Tensor]) -> Tree:
@@ -221,12 +215,3 @@ def statistics(solution: Solution) -> dict[str, Tensor]:
         "solver_unconverged": (~solution.converged).to(norm.dtype),
         "gradient_norm": norm,
     }
-
-
-def learner_of(name: Literal["lr", "mlp"], ways: int, features: int) -> Learner:
-    """Return the learner that an option names: ``lr``, convex, or ``mlp``, the tanh network."""
-    if name == "lr":
-        return LinearLearner(ways, features)
-    from ifsl_bench.solvers.network_learner import NetworkLearner
-
-    return NetworkLearner(ways, features)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ifsl_bench.solvers.linear import check_options
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
-from ifsl_bench.solvers.option_ranges import check_options
 from ifsl_bench.solvers.outcome import Outcome, measured
 from ifsl_bench.solvers.tree import Tree, dot, pack, tensors, tree_map
 

@@ -1,4 +1,10 @@
-"""Batched L-BFGS: every episode with its own line search, history and end.
+"""Quasi-Newton directions from a few past steps, each episode with its own.
+
+----
+Line searches, every episode with its own step t [E]: how far to go along a direction.
+
+----
+Batched L-BFGS: every episode with its own line search, history and end.
 
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
 whose step is not gets a shorter or longer one. A turn is some fifty operations, however many episodes there are, and
@@ -14,15 +20,116 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.coordinates import Space, Whitened, coordinates
-from ifsl_bench.solvers.history import History
-from ifsl_bench.solvers.iterate import State, chosen, iterate
-from ifsl_bench.solvers.line_search import aside, falls, first_step, rounding, weak_wolfe
+from ifsl_bench.solvers.coordinates import Space, Whitened, below, coordinates
+from ifsl_bench.solvers.linear import check_options
 from ifsl_bench.solvers.objective import Objective
-from ifsl_bench.solvers.option_ranges import check_options
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
-from ifsl_bench.solvers.saddle_escape import below
-from ifsl_bench.solvers.tree import Tree, dot
+from ifsl_bench.solvers.tree import State, Tree, chosen, dot, iterate
+
+
+@dataclass
+class History(State):
+    """The latest pairs (s, y), differences of points and of gradients, oldest first.
+
+    All episodes write in the same turn; one whose step was not good writes zeros, which say nothing. The pairs are a
+    window that slides along a longer memory.
+    """
+
+    common: ClassVar = ("large", "size", "end")
+
+    pairs: Tensor  # [E, 4m, 2, P]
+    scale: Tensor  # [E, 1] the inverse Hessian before the pairs have their say
+    noise: Tensor  # [E, 1] a pair with <s, y> below so much of <y, y> is rounding
+    large: Tensor  # [] the curvature of a pair that plays no part
+    size: int  # m
+    end: int  # the window ends before this slot
+
+    @staticmethod
+    def empty(z: Tensor, m: int, unit: Tensor) -> History:
+        """The history of a search at points z [E, P]; unit [E] is what the inverse Hessian is measured in."""
+        noise = torch.finfo(z.dtype).eps * unit[:, None]
+        pairs = z.new_zeros(len(z), 4 * m, 2, z.shape[1])
+        return History(pairs, torch.ones_like(noise), noise, noise.new_full((), 1e30), m, 2 * m)
+
+    def remember(self, new: Tensor, old: Tensor) -> None:
+        """Takes points and gradients side by side, [E, 2P]: now, and before the latest step."""
+        if self.end == 4 * self.size:
+            self.end = 2 * self.size
+            self.pairs[:, : self.end] = self.pairs[:, self.end :]
+        torch.sub(new, old, out=self.pairs[:, self.end].flatten(1))
+        self.end += 1
+
+    def direction(self, g: Tensor, longer: bool = False) -> tuple[Tensor, Tensor]:
+        """-H g for gradients g [E, P], with H in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1) of the m
+        latest pairs, or of twice as many; and whether the latest of them is one [E]."""
+        m = self.size * (1 + longer)
+        window = self.pairs[:, self.end - m : self.end].flatten(1, 2)  # [E, 2m, P], s and y in turns
+        products, q = window @ window.mT, window @ g[:, :, None]  # [E, 2m, 2m], [E, 2m, 1]
+        r, yy = products[:, ::2, 1::2], products[:, 1::2, 1::2]  # [E, m, m]; r is read above its diagonal alone
+        curvature = r.diagonal(dim1=1, dim2=2)  # [E, m]
+        ratio = curvature / yy.diagonal(dim1=1, dim2=2)
+        sound = ratio > self.noise
+        curvature.copy_(torch.where(sound, curvature, self.large))
+        self.scale = torch.where(sound[:, -1:], ratio[:, -1:], self.scale)
+        k = self.scale[:, :, None]
+        a = torch.linalg.solve_triangular(r, q[:, ::2], upper=True)  # [E, m, 1]
+        b = torch.addcmul(k * torch.baddbmm(q[:, 1::2], yy, a, alpha=-1), curvature[:, :, None], a, value=-1)
+        b = torch.linalg.solve_triangular(r.mT, b, upper=False)
+        weights = torch.stack([b, k * a], 2).view(-1, 1, 2 * m)
+        return torch.baddbmm((self.scale * g)[:, None], weights, window, beta=-1)[:, 0], sound[:, -1]
+
+
+LEAST = 1e-4  # a good step takes off so much of what the slope promised
+
+
+def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
+    """The first step along -g, |g| = length [E] in the metric, and the unit of such steps, [E].
+
+    No further than a length of 1, and then the unit is 1. But an objective that is nowhere negative cannot fall by more
+    than its value [E]: where a step of length 1 would have to, to be good (`weak_wolfe`), it says nothing of the scale
+    of the problem, and the unit is the step to the minimum of a parabola that touches zero.
+    """
+    t = 1 / length.clamp_min(1)
+    square = length.square()
+    far = (value > 0) & (value < LEAST * t * square) & nonnegative
+    unit = torch.where(far, 2 * value / square, 1)
+    return torch.where(far, unit, t), unit
+
+
+def rounding(value: Tensor) -> Tensor:
+    """The rise [E] of a value [E] that may be rounding."""
+    return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
+
+
+def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor) -> Tensor:
+    """Marks steps t [E] that take off enough of the value, or miss that by no more than rounding; NaN never does."""
+    return there <= torch.addcmul(value, t, slope, value=LEAST) + slack
+
+
+def weak_wolfe(
+    t: Tensor, low: Tensor, high: Tensor, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor,
+    slack: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Marks the good trial steps t [E], and returns the next ones and their brackets, by bisection and interpolation.
+
+    low, high: the bracket of t; value, slope: at t = 0; there, slope_there: at the trial; slack: see `rounding`. A step
+    of 0 stays one.
+    """
+    low_enough = falls(t, value, slope, there, slack)
+    good = low_enough & (slope_there >= 0.9 * slope)
+    # Too high: interpolate a parabola, away from the ends; still steep: go further.
+    high, low = torch.where(low_enough, high, t), torch.where(low_enough, t, low)
+    linear, width = t * slope, high - low
+    parabola = 0.5 * t * linear / (value + linear - there)
+    inside = torch.fmin(torch.fmax(parabola, low + 0.1 * width), low + 0.6 * width)
+    return good, torch.where(high.isinf(), 3 * t, torch.where(low_enough, low + 0.5 * width, inside)), low, high
+
+
+def aside(z: Tensor) -> Tensor:
+    """Small steps [E, P] off z, the same for equal z: off a saddle."""
+    draw = torch.randn(z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z)
+    return 1e-3 * (1 + z.abs().amax(1, keepdim=True)) * draw
+
 
 FIRST_LOOK, LOOK = 20, 10  # turns before the first look at how far the episodes have come, and between two
 LATE = 60  # turns after which few episodes are left, for whom twice as many pairs are kept

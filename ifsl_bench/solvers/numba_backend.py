@@ -51,7 +51,7 @@ def batched(every: bool = True) -> Iterator[None]:
 
 def each(kernel: Any, count: int, *arguments: Any) -> None:
     """Calls kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
-    from ifsl_bench.solvers import numba_threads as threads
+    from ifsl_bench.solvers import numba_episodes as threads
 
     threads.each(kernel, count, kernel_threads(), *arguments)
 
@@ -129,7 +129,7 @@ class Problems:
 
 
 def single_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The words in which kernels take numbers of either precision, see `ifsl_bench.solvers.numba_vectors.doubled`."""
+    """The words in which kernels take numbers of either precision, see `ifsl_bench.solvers.numba_softmax.doubled`."""
     return array if array.dtype == np.float32 else array.astype(np.float64, copy=False).view(np.float32)
 
 

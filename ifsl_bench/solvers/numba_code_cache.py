@@ -1,116 +1,121 @@
-"""The store of compiled code: a folder of the home, named after the source it was made from.
+"""The cache of compiled kernels: a file for each kernel, types of its arguments and processor, with a checksum.
 
-Numba writes the files and knows by itself for which processor and which version of itself they are. Here they get
-checksums: machine code with a flipped bit would be run. What does not hold is removed, and compiled again.
+Numba's own cache (`cache=True` and NUMBA_CACHE_DIR) would do for processes that compile at once and for one that is
+killed meanwhile: it writes each file by a rename, and with 25 processes killed within 0.3 s of compiling all later ones
+found or made what they needed. It is not used, for three other reasons. With an index cut in half every later process
+ended with an UnpicklingError, until somebody deletes the file. Machine code has no checksum: one with a flipped bit is
+run. And it looks at the time stamp of a kernel's own file, while a kernel is made of functions from six. It also counts
+machine code from 1 in each process, so that of two which compile one kernel for different processors in a shared home,
+one's index may name the other's code.
 
-Processes that compile at once share the folder. Numba writes each file by one rename, and each machine code gets a name
-of its own, so that an index names only what was compiled for it; of two indices written at once one may be lost, and
-what it named is compiled again.
+Here a folder is named after the source of all kernels, and a file after what was compiled. What is damaged, or cannot
+be read, is compiled again and replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import shutil
+import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
-from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, mark_used, own_code, sha256_file
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Paths, mark_used, own_code, write_bytes
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import unique_name
 
-SUMS = "checksums.json"
-_wanted: Path | None = None
+CHECKSUM = 32  # bytes in front of the code
+_folder: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
 _announced = False
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
-    """Keeps compiled code from now on; too late for what is loaded already. ``say`` is told of a compilation."""
-    global _wanted, _say
-    _wanted, _say = folder, say
+    """Keep compiled code in a folder from now on; too late for kernels that are loaded already.
+
+    Args:
+        folder: of the code of all versions; NUMBA_CACHE_DIR comes first.
+        say: is called with a line of text when something is compiled.
+    """
+    global _folder, _say
+    _folder, _say = folder, say
 
 
 def code_folder() -> Path | None:
-    """The folder, made and looked through; None where it cannot be, or cannot be written: every process compiles."""
+    """Return the folder of today's kernels, which is made; None where it cannot be written: every process compiles."""
     try:
-        folder = _place()
+        chosen = os.environ.get("NUMBA_CACHE_DIR")
+        folder = (Path(chosen) if chosen else _folder or Paths.locate().cache / "compiled") / sources_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / unique_name(".writable")
-        probe.touch()
-        probe.unlink()
-        with alone(folder):  # else what another process has compiled, and not recorded yet, would go
-            _remove_damaged(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return None
     except (OSError, UserError):
         return None
-    mark_used(folder / SUMS)
+    mark_used(folder)
     return folder
 
 
 def sources_folder() -> str:
-    """The name of the folder of today's kernels: numba looks at the file of the function called, not at its parts'."""
+    """Return the name of the folder of today's kernels, made from the source of all of them."""
     return own_code(Path(__file__).parent)[:16]
 
 
-def _place() -> Path:
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    return (Path(chosen) if chosen else _wanted or Paths.locate().cache / "compiled") / sources_folder()
+class KernelCache:
+    """The cache of one kernel, in the place of Numba's `FunctionCache`.
 
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.nb[ic]"))
-
-
-def _sums(folder: Path) -> dict[str, str]:
-    try:
-        sums = read_checksummed(folder / SUMS).get("files")
-    except (CorruptFile, FileNotFoundError):
-        return {}
-    return sums if isinstance(sums, dict) else {}
-
-
-def _remove_damaged(folder: Path) -> None:
-    sums = _sums(folder)
-    for path in _files(folder):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-            continue
-        with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            if not path.is_file() or sums.get(str(path.relative_to(folder))) != sha256_file(path):
-                path.unlink()
-
-
-def record(folder: Path) -> None:
-    """Notes the checksums of what is there.
-
-    Of two processes that do so at once one may lose; its code is then made again.
+    Args:
+        folder: where its files are.
+        name: of the kernel, unlike that of any other.
     """
-    sums = {}
-    for path in _files(folder):
-        with contextlib.suppress(OSError, UserError):  # another process may have removed it
-            sums[str(path.relative_to(folder))] = sha256_file(path)
-    with contextlib.suppress(OSError, UserError):
-        write_checksummed(folder / SUMS, {"files": sums})
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.cache_path, self._name = folder, name
+
+    def load_overload(self, signature: Any, context: Any) -> Any | None:
+        """Return what was compiled for these types and this processor; None where it is missing or damaged."""
+        from numba.core.compiler import CompileResult
+
+        context.refresh()
+        path = self._path(signature, context.codegen())
+        with contextlib.suppress(OSError):
+            content = path.read_bytes() if path.is_file() else b""  # a pipe would be waited for
+            if hashlib.sha256(content[CHECKSUM:]).digest() == content[:CHECKSUM]:
+                return CompileResult._rebuild(context, *pickle.loads(content[CHECKSUM:]))
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Store what was compiled; a full disk is no reason to stop, since this process has it."""
+        from numba.core.serialize import dumps
+
+        content = dumps(result._reduce())
+        with contextlib.suppress(OSError, UserError):
+            write_bytes(self._path(signature, result.codegen), hashlib.sha256(content).digest() + content)
+
+    def _path(self, signature: Any, codegen: Any) -> Path:
+        import numba
+
+        made_for = repr((numba.__version__, sys.implementation.cache_tag, signature, codegen.magic_tuple()))
+        return self.cache_path / f"{self._name}.{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.code"
 
 
 @contextlib.contextmanager
 def alone(folder: Path | None) -> Iterator[None]:
-    """Inside, no other process compiles what is kept in the folder, as far as there are locks: it would do it twice."""
-    with contextlib.ExitStack() as held:
+    """Let no other process compile meanwhile what is kept in the folder, if there are locks: it would do it twice."""
+    with contextlib.ExitStack() as stack:
         if folder is not None:
             with contextlib.suppress(OSError, UserError):
-                held.enter_context(locked(folder))
+                stack.enter_context(locked(folder))
         yield
 
 
 def announce(on_disk: bool) -> None:
-    """Says, once, that kernels are being compiled, and whether the machine code is kept."""
+    """Report, once, that kernels are being compiled, and whether the machine code is kept."""
     global _announced
     if not _announced:
         _announced = True
         often = "once" if on_disk else "and again in every process, for the home folder cannot be written"
-        with contextlib.suppress(ValueError):  # who was to be told may have closed the stream since
+        with contextlib.suppress(ValueError):  # the stream may have been closed since
             _say(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")

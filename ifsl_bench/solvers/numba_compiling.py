@@ -1,23 +1,17 @@
-"""Compilation of Python functions of arrays, and the place of their machine code.
-
-Importing this imports numba. Machine code goes to the folder that
-`ifsl_bench.solvers.numba_code_cache` has prepared, if any.
-"""
+"""Compilation of Python functions of arrays. Importing this imports numba."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import event
 from numba.extending import intrinsic
 
-from ifsl_bench.solvers.numba_code_cache import announce, code_folder
-from ifsl_bench.utils.tempnames import unique_name
+from ifsl_bench.solvers.numba_code_cache import KernelCache, announce, code_folder
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
@@ -44,25 +38,18 @@ Decorator = Callable[[F], F]
 _exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, "no_cfunc_wrapper": True}
 
 
-def _name_apart(dispatcher: Any) -> None:
-    """Gives machine code a name that no other process gives: numba counts from 1, so that of two processes which
-    compile one function for other arguments, or other processors, one's index would name the other's code."""
-    file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if (numbered := getattr(file, "_data_name", None)) is not None:
-        file._data_name = lambda number: unique_name(numbered(number).removesuffix(".nbc"), ".nbc")
+def compiled(function: F, name: str = "") -> F:
+    """Compile what is called from outside: its machine code is kept.
 
-
-def compiled(function: F) -> F:
-    """Compiles what is called from outside: its machine code is kept."""
-    settings = vars(numba.config)
-    before = settings["CACHE_DIR"]
-    settings["CACHE_DIR"] = str(FOLDER or "")
-    try:
-        dispatcher = njit(cache=FOLDER is not None, **_exact)(function)
-        _name_apart(dispatcher)
-        return cast(F, dispatcher)
-    finally:
-        settings["CACHE_DIR"] = before  # functions that others compile are kept where they want
+    Args:
+        function: a Python function of arrays and numbers.
+        name: unlike that of any other kernel; by default the names of its module and its own.
+    """
+    kernel = njit(**_exact)(function)
+    if FOLDER is not None:
+        name = name or f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        kernel._cache = KernelCache(FOLDER, name)  # in the place where `njit(cache=True)` puts Numba's
+    return cast(F, kernel)
 
 
 # For parts of compiled functions. Operations stay in their order; only a product and a sum may become one.

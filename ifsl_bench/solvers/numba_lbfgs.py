@@ -11,14 +11,14 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import EPS, Array, Kernel, part
-from ifsl_bench.solvers.numba_vectors import add, inner
+from ifsl_bench.solvers.numba_softmax import add, inner
 
 LEAST = 1e-4  # a good step takes off so much of what the slope promised
 
 
 @part
 def first_step(value: float, square: float) -> tuple[float, float]:
-    """`ifsl_bench.solvers.line_search.first_step` for a gradient of that squared length: the step, and its unit."""
+    """`ifsl_bench.solvers.lbfgs.first_step` for a gradient of that squared length: the step, and its unit."""
     t = 1 / max(math.sqrt(max(square, 0.0)), 1.0)
     if 0 < value < LEAST * t * square:
         return 2 * value / square, 2 * value / square

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import TINY, Array, compiled, part
+from ifsl_bench.solvers.numba_linear import ascent, descent, neumann, power_iteration
 from ifsl_bench.solvers.numba_network_space import (
     add_stacked,
     begin_at,
@@ -26,9 +27,7 @@ from ifsl_bench.solvers.numba_network_space import (
     stacked,
     width_of,
 )
-from ifsl_bench.solvers.numba_newton import ascent, descent, neumann, power_iteration
-from ifsl_bench.solvers.numba_softmax import add_base_gradient_of, rows_of
-from ifsl_bench.solvers.numba_vectors import add, doubled, put
+from ifsl_bench.solvers.numba_softmax import add, add_base_gradient_of, doubled, put, rows_of
 
 
 @compiled

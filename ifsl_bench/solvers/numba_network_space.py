@@ -12,12 +12,11 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import TINY, Array, part
-from ifsl_bench.solvers.numba_krylov import conjugate_gradient, minres
 from ifsl_bench.solvers.numba_lbfgs import lbfgs
-from ifsl_bench.solvers.numba_softmax import cross_entropy, misfit, scaled, softmax, weigh
-from ifsl_bench.solvers.numba_vectors import add, inner, put, tanh
+from ifsl_bench.solvers.numba_linear import conjugate_gradient, minres
+from ifsl_bench.solvers.numba_softmax import add, cross_entropy, inner, misfit, put, scaled, softmax, tanh, weigh
 
-LENGTHS = (4.0, 1.0, 0.25, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-10, 2.0**-12)  # as in `ifsl_bench.solvers.saddle_escape`
+LENGTHS = (4.0, 1.0, 0.25, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-10, 2.0**-12)  # as in `ifsl_bench.solvers.coordinates`
 PRODUCTS = 200
 
 
@@ -262,7 +261,7 @@ def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Ar
 @part
 def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: Array) -> bool:
     """Moves z to where the objective is lower, if it curves downwards at this stationary point; whether it did. See
-    `ifsl_bench.solvers.saddle_escape.below`; room [9, P]."""
+    `ifsl_bench.solvers.coordinates.below`; room [9, P]."""
     z_image, b, b_image, x, x_image, best = room[0], room[1], room[2], room[3], room[4], room[5]
     n = z.shape[0]
     metric(space, z, z_image)

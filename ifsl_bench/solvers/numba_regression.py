@@ -7,7 +7,7 @@ stay in the cache, no episode waits for another, and none is changed by its neig
 An episode's arguments are x [S, D], labels [S], base_logsumexp [S], centres [P] and precisions [P] of the unknowns
 V [N, D+1], a flat array of P = N (D+1) numbers. Functions of many episodes have them with a leading dimension E, which
 is 1 where all share the centres, and write to their last arguments. There x, base_logsumexp and centres are of either
-precision, as `numba_vectors.doubled` reads them.
+precision, as `numba_softmax.doubled` reads them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, compiled, part
-from ifsl_bench.solvers.numba_krylov import conjugate_gradient
-from ifsl_bench.solvers.numba_newton import ascent, descent, neumann, power_iteration
+from ifsl_bench.solvers.numba_linear import ascent, conjugate_gradient, descent, neumann, power_iteration
 from ifsl_bench.solvers.numba_softmax import (
+    add,
     add_base_gradient_of,
     cross_entropy,
+    doubled,
+    inner,
+    largest,
     misfit,
+    put,
     rows_of,
     scaled,
     softmax,
+    total,
     weigh,
 )
-from ifsl_bench.solvers.numba_vectors import add, doubled, inner, largest, put, total
 
 NEAR = 1e-6  # a tenth of how far a support score may be from its value at the minimum
 
@@ -68,7 +72,7 @@ def search(
     spare: Array,
 ) -> float:
     """A step length where the slope has fallen to a tenth; p and the scores `moved` are left there. See
-    `ifsl_bench.solvers.line_search.root_of_slope`; gains [N+1, S] and spare [2, S] are room to compute in."""
+    `ifsl_bench.solvers.lbfgs.root_of_slope`; gains [N+1, S] and spare [2, S] are room to compute in."""
     ways, size = f.shape
     room, sums = spare[0], spare[1]
     reach = 0.0

@@ -1,4 +1,7 @@
-"""Support rows, and the softmax over novel classes beside the fixed one; the formulas are those of docs/solve.md.
+"""Elementary functions of arrays, in loops that a compiler makes vector instructions of.
+
+----
+Support rows, and the softmax over novel classes beside the fixed one; the formulas are those of docs/solve.md.
 
 S support rows, N novel classes, D features. Probabilities p [N+1, S] have the fixed class last. `spare` [S] is room to
 compute in.
@@ -10,8 +13,103 @@ import math
 
 import numpy as np
 
-from ifsl_bench.solvers.numba_compiling import Array, inlined
-from ifsl_bench.solvers.numba_vectors import doubled, exponential
+from ifsl_bench.solvers.numba_compiling import Array, inlined, power_of_two, summing
+
+ROUND = 6755399441055744.0  # 1.5 * 2^52: a small number added to it is rounded to a whole one
+LOG2E = 1.4426950408889634
+LN2_HIGH, LN2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6
+
+
+@inlined
+def put(x: Array, out: Array) -> None:
+    """x into out, both flat. `out[:] = x` would do the same, and have Numba compile the text of an error for arrays of
+    different shapes, which takes it four seconds."""
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+
+
+@inlined
+def doubled(words: Array, out: Array) -> None:
+    """Numbers of either precision into out, in double precision; all flat.
+
+    Those of double precision come as twice as many words of single precision, so that kernels are compiled once and not
+    for each kind of numbers.
+    """
+    if words.shape[0] == out.shape[0]:
+        put(words, out)
+    else:
+        put(words.view(np.float64), out)
+
+
+@inlined
+def exponential(x: float) -> float:
+    """e^x, to two units in the last place; below -708 it stays at e^-708, above 709 at e^709.
+
+    2^k e^r with |r| <= ln(2) / 2 and the Taylor series of e^r, whose first term left out is below 5e-18.
+    """
+    if x > 709.0:
+        x = 709.0
+    if x < -708.0:
+        x = -708.0
+    shifted = x * LOG2E + ROUND
+    k = shifted - ROUND
+    r = (x - k * LN2_HIGH) - k * LN2_LOW
+    p = 1.6059043836821613e-10  # 1 / 13!
+    p = p * r + 2.08767569878681e-09
+    p = p * r + 2.505210838544172e-08
+    p = p * r + 2.755731922398589e-07
+    p = p * r + 2.7557319223985893e-06
+    p = p * r + 2.48015873015873e-05
+    p = p * r + 0.0001984126984126984
+    p = p * r + 0.001388888888888889
+    p = p * r + 0.008333333333333333
+    p = p * r + 0.041666666666666664
+    p = p * r + 0.16666666666666666
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p * power_of_two(shifted)
+
+
+@inlined
+def tanh(x: Array, out: Array) -> None:
+    """The hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
+    for i in range(x.shape[0]):
+        out[i] = 1.0 - 2.0 / (exponential(2.0 * x[i]) + 1.0)
+
+
+@summing
+def inner(a: Array, b: Array) -> float:
+    """The inner product of flat arrays."""
+    total = 0.0
+    for i in range(a.shape[0]):
+        total += a[i] * b[i]
+    return total
+
+
+@summing
+def total(a: Array) -> float:
+    """The sum of a flat array."""
+    value = 0.0
+    for i in range(a.shape[0]):
+        value += a[i]
+    return value
+
+
+@summing
+def largest(a: Array) -> float:
+    """The largest absolute value in a flat array; NaN does not count."""
+    value = 0.0
+    for i in range(a.shape[0]):
+        value = max(value, abs(a[i]))
+    return value
+
+
+@inlined
+def add(a: Array, factor: float, b: Array) -> None:
+    """a += factor * b, for flat arrays."""
+    for i in range(a.shape[0]):
+        a[i] += factor * b[i]
 
 
 @inlined

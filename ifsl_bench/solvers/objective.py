@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.iterate import iterate
 from ifsl_bench.solvers.linear import Operator
-from ifsl_bench.solvers.tree import Tree, column, leaves, rebuild, tensors, tree_map
+from ifsl_bench.solvers.tree import Tree, column, iterate, leaves, rebuild, tensors, tree_map
 
 
 class Objective(ABC):

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers import numba_backend as compiled
-from ifsl_bench.solvers.iterate import patience
-from ifsl_bench.solvers.linear import ACCURATE, LinearOutcome, Operator
+from ifsl_bench.solvers.linear import ACCURATE, LinearOutcome, Operator, check_options
 from ifsl_bench.solvers.objective import Objective
-from ifsl_bench.solvers.option_ranges import check_options
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
     TINY,
@@ -35,7 +33,7 @@ from ifsl_bench.solvers.softmax import (
     weigh,
 )  # fmt: skip
 from ifsl_bench.solvers.support_checks import NamedPrior, check_arguments
-from ifsl_bench.solvers.tree import Tree, doubled
+from ifsl_bench.solvers.tree import Tree, doubled, patience
 
 FACTORISED = 256  # dual numbers up to which a device factorises a system
 

@@ -1,19 +1,116 @@
-"""One entry point: solver x adjoint x linear solver."""
+"""Gradients through a solve: through the minimum, or through the steps that led there.
+
+----
+One entry point: solver x adjoint x linear solver."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.adjoint import Adjoint, Implicit
+from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver
 from ifsl_bench.solvers.objective import FunctionObjective, Objective
-from ifsl_bench.solvers.outcome import Solution, Solver
-from ifsl_bench.solvers.tree import Tree, tensors, tree_map
+from ifsl_bench.solvers.outcome import Outcome, Solution, Solver
+from ifsl_bench.solvers.tree import Tree, leaves, rebuild, tensors, tree_map
+
+
+class Adjoint(Protocol):
+    """A way to differentiate a solve in its arguments."""
+
+    def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
+        """Solves, with v0 detached and args that may need gradients."""
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """Differentiates the optimality condition: -u^T d(dL/dv)/dargs with u = H^-1 v from a linear solver.
+
+    With the default it is exact, with `Neumann()` it is recurrent back-propagation. Costs no memory for the iterations.
+    """
+
+    linear: LinearSolver = field(default_factory=ConjugateGradient)
+
+    def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
+        flat = leaves(args)
+        run = _Run(objective, solver, self.linear, v0, tree_map(Tensor.detach, args))
+        if not (torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in flat)):
+            with torch.no_grad():
+                return _solution(run.solve(), run.report)
+        if getattr(solver, "unrolls", False) and getattr(solver, "tolerance", None) is None:
+            raise ValueError(
+                f"Implicit() needs a stationary point, and {type(solver).__name__} stops after its steps wherever it "
+                f"is: give it a tolerance, or use Unroll()"
+            )
+        minimum = _Minimum.apply(run, *flat)
+        assert run.outcome is not None
+        return _solution(replace(run.outcome, v=rebuild(run.outcome.v, minimum)), run.report)
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """Differentiates through the iterations of a solver with a fixed number of them (truncated back-propagation)."""
+
+    def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
+        if not getattr(solver, "unrolls", False):
+            raise TypeError(
+                f"Unroll() needs a solver with a fixed number of differentiable steps, such as GradientDescent, and "
+                f"{type(solver).__name__} is none: use Implicit()"
+            )
+        return _solution(solver.run(objective, v0, args), AdjointReport())
+
+
+def _solution(outcome: Outcome, report: AdjointReport) -> Solution:
+    norm, value = outcome.gradient_norm.detach(), outcome.objective.detach()
+    return Solution(outcome.v, outcome.converged, outcome.steps, norm, value, report)
+
+
+@dataclass
+class _Run:
+    """The state that forward and backward share besides tensors."""
+
+    objective: Objective
+    solver: Solver
+    linear: LinearSolver
+    v0: Tree
+    args: Tree
+    report: AdjointReport = field(default_factory=AdjointReport)
+    outcome: Outcome | None = None
+
+    def solve(self) -> Outcome:
+        self.outcome = self.solver.run(self.objective, self.v0, self.args)
+        if (never := self.objective.unbounded(self.args)) is not False:
+            self.outcome = replace(self.outcome, converged=self.outcome.converged & ~torch.as_tensor(never))
+        return self.outcome
+
+
+class _Minimum(torch.autograd.Function):
+    """The map from args to the minimiser, with the implicit function theorem for a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, *flat: Tensor | None) -> tuple[Tensor, ...]:
+        minimum = tensors(run.solve().v)
+        ctx.run = run
+        ctx.save_for_backward(*minimum)
+        # What is returned gets this node as its history. The outcome, which the node holds, must not: a ring of the two
+        # would never be freed.
+        return tuple(part.detach() for part in minimum)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        run: _Run = ctx.run
+        assert run.outcome is not None
+        v = rebuild(run.outcome.v, ctx.saved_tensors)
+        u = run.linear.solve(run.objective.hessian(v, run.args), rebuild(v, cotangents), run.report)
+        run.report.count_all_failed(run.objective.unbounded(run.args))
+        return (None, *run.objective.pullback(v, run.args, u, list(ctx.needs_input_grad[1:])))
+
 
 _replaced: ContextVar[Callable[[Solver], Solver] | None] = ContextVar("replaced", default=None)
 

@@ -17,9 +17,9 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.checksummed_json import write_checksummed
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Reporter
+from ifsl_bench.utils.serialization import write_checksummed
 
 CPU = torch.device("cpu")
 

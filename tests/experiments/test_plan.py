@@ -19,7 +19,7 @@ from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.runner import result_key, work_items
 from ifsl_bench.experiments.status import SILENT, read_log
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.utils.tempnames import is_alive, process_id
+from ifsl_bench.utils.locks import is_alive, process_id
 
 CAMPAIGN = """
 [[run]]

@@ -19,8 +19,8 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 
 FILE = """
 import torch

@@ -28,7 +28,7 @@ from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.runner import work_items
-from ifsl_bench.solvers import numba_threads as kernel_threads
+from ifsl_bench.solvers import numba_episodes as kernel_threads
 from ifsl_bench.utils import threads as processor
 from ifsl_bench.utils.progress import Reporter
 from tests.experiments.test_local import counts

@@ -22,10 +22,18 @@ from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.experiments.api import run
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.reporting.figures import base_classes, pairs, ranks, seed_dots, sessions, tradeoff, validation
-from ifsl_bench.reporting.figures.rows import shown
-from ifsl_bench.reporting.figures.style import COLUMN, PAGE, SMALLEST, as_bytes, save
-from ifsl_bench.reporting.figures.texts import short_names, width_of, wrapped
+from ifsl_bench.reporting.figures import base_classes, pairs, ranks, seeds, sessions, tradeoff
+from ifsl_bench.reporting.figures.style import (
+    COLUMN,
+    PAGE,
+    SMALLEST,
+    as_bytes,
+    save,
+    short_names,
+    shown,
+    width_of,
+    wrapped,
+)
 from ifsl_bench.reporting.plot_styles import look_of
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
@@ -33,7 +41,10 @@ from ifsl_bench.utils.files import Paths
 
 ROUNDING = 1e-10  # of percents, which are sums over thousands of episodes
 METHODS = ("imprint", "protonet", "castle", "acastle")
-KINDS = {"tradeoff": tradeoff, "ranks": ranks, "pairs": pairs, "seeds": seed_dots, "validation": validation}
+KINDS = {
+    "tradeoff": tradeoff.draw, "ranks": ranks.draw, "pairs": pairs.draw, "seeds": seeds.draw_seeds,
+    "validation": seeds.draw_validation,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +75,7 @@ def board(measured, task) -> TaskResults:
 
 
 def drawing(kind: str, board: TaskResults, wide: bool = False):
-    return KINDS[kind].draw([board] if kind == "ranks" else board, wide=wide)
+    return KINDS[kind]([board] if kind == "ranks" else board, wide=wide)
 
 
 def lines(figure) -> dict[str, np.ndarray]:
@@ -161,7 +172,7 @@ def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ran
 
 
 def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):
-    figure, _ = seed_dots.draw(board)
+    figure, _ = seeds.draw_seeds(board)
     coordinates = lines(figure)
     bars = {patch.get_gid(): patch for patch in figure.axes[0].patches}
     for row in board.rows:
@@ -172,7 +183,7 @@ def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):
 
 
 def test_validation_draws_what_training_recorded(board):
-    figure, _ = validation.draw(board)
+    figure, _ = seeds.draw_validation(board)
     coordinates = lines(figure)
     trained = [row for row in board.rows if row.results[0].training]
     assert {row.label for row in trained} == {"castle", "acastle"}
@@ -184,7 +195,7 @@ def test_validation_draws_what_training_recorded(board):
         mean = {str(int(x)): y for x, y in coordinates[f"mean of {row.label}"]}
         assert mean == pytest.approx({step: np.mean([values[step] for values in history]) for step in history[0]})
     with pytest.raises(UserError, match="no row of these is meta-trained"):
-        validation.draw(board.only(["imprint"]))
+        seeds.draw_validation(board.only(["imprint"]))
 
 
 def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task):

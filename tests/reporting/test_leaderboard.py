@@ -20,8 +20,8 @@ from ifsl_bench.reporting.detail_tables import row_table
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import SHARED, overview, task_table
 from ifsl_bench.reporting.notes import notes_of, standing, standings
-from ifsl_bench.reporting.page.gather import gather
-from ifsl_bench.reporting.page.html import page_html
+from ifsl_bench.reporting.page.data import gather
+from ifsl_bench.reporting.page.page import page_html
 from ifsl_bench.reporting.render import PROGRAMS
 from ifsl_bench.store.published import published
 from ifsl_bench.store.result_folder import packaged_root

@@ -19,8 +19,7 @@ from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.reporting.figures import attractors, confusions, episode_pca, episode_sheet, inner_steps
 from ifsl_bench.reporting.figures.models import check_trained, dataset_of, episode_of, jobs_of, open_model
-from ifsl_bench.reporting.figures.style import SMALLEST, as_bytes, styled
-from ifsl_bench.reporting.figures.texts import short_names
+from ifsl_bench.reporting.figures.style import SMALLEST, as_bytes, short_names, styled
 from ifsl_bench.solvers.attractor_prior import attention
 from ifsl_bench.utils.errors import UserError
 

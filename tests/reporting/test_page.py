@@ -26,10 +26,10 @@ from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.reporting import claims as module_of_claims
 from ifsl_bench.reporting.claims import Claim, judge, judged
-from ifsl_bench.reporting.columns import Entry, plus_minus
+from ifsl_bench.reporting.columns import TableRow, plus_minus
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.page.gather import FINEST, _row, boards_with_variants, gather
-from ifsl_bench.reporting.page.html import SCRIPTS, page_html, script_json
+from ifsl_bench.reporting.page.data import FINEST, _row, boards_with_variants, gather
+from ifsl_bench.reporting.page.page import SCRIPTS, page_html, script_json
 from ifsl_bench.reporting.render import render
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, write
@@ -391,5 +391,5 @@ def test_a_number_is_rounded_once():
     """0.37496 is 0.37 in a table; of 0.375, which four digits make of it, a browser makes 0.38; or 1.3 of 1.24996."""
     (task,) = find(TASK)
     for numbers in ((60.37496, 0.37496), (12.49996, 1.24996)):
-        entry = Entry(task, True, "x", {"acc": Estimate(*numbers)}, "stored")
+        entry = TableRow(task, True, "x", {"acc": Estimate(*numbers)}, "stored")
         assert _row(entry, False, {}, {}).values["acc"] == numbers

@@ -14,8 +14,8 @@ import pytest
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.claims import judged
-from ifsl_bench.reporting.page.gather import boards_with_variants, gather
-from ifsl_bench.reporting.page.html import page_html
+from ifsl_bench.reporting.page.data import boards_with_variants, gather
+from ifsl_bench.reporting.page.page import page_html
 from ifsl_bench.store.published import published as published_rows
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import read, write

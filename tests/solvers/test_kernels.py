@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +21,10 @@ from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, minimise
 from ifsl_bench.solvers import numba_backend as compiled
 from ifsl_bench.solvers import numba_code_cache as store
-from ifsl_bench.solvers import numba_krylov as krylov
-from ifsl_bench.solvers import numba_network as network
+from ifsl_bench.solvers import numba_linear as krylov
 from ifsl_bench.solvers import numba_regression as regression_kernels
-from ifsl_bench.solvers import numba_threads as threads
-from ifsl_bench.solvers import numba_vectors as vectors
-from ifsl_bench.solvers.numba_compiling import FOLDER, inlined
-from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.tempnames import strip_tag
+from ifsl_bench.solvers import numba_softmax as vectors
+from ifsl_bench.solvers.numba_compiling import inlined
 from tests.tolerances import rounding
 
 
@@ -127,67 +122,90 @@ def test_numbers_of_either_precision_are_solved_by_one_code():
     assert 1e-14 < (results[2] - results[1]).abs().max() < 1e-9  # inputs that differ by 1e-12, which float32 would lose
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*.nb?"))
+def kernel_in(folder: Path):
+    """Returns a new kernel whose machine code is kept in a folder."""
+
+    def double(x):
+        return 2 * x
+
+    kernel = njit(double)
+    kernel._cache = store.KernelCache(folder, "tests.double")
+    return kernel
 
 
-def test_machine_code_is_used_where_its_checksum_holds(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    folder = store.code_folder()
-    inside = folder / "kernels_0123"
-    inside.mkdir()
-    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
-        (inside / name).write_bytes(name.encode() * 100)
-    assert files(store.code_folder()) == [], "nobody vouches for these"
-    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
-        (inside / name).write_bytes(name.encode() * 100)
-    store.record(folder)
-    assert files(store.code_folder()) == ["a.1.nbc", "a.nbi", "b.nbi"]
-    (inside / "a.1.nbc").write_bytes(b"b" + (inside / "a.1.nbc").read_bytes()[1:])
-    assert files(store.code_folder()) == ["a.nbi", "b.nbi"]
-    (folder / store.SUMS).write_text("{}")
-    assert files(store.code_folder()) == []
+def loads(folder: Path, value=3) -> bool:
+    """Returns whether the kernel is loaded, rather than compiled; what it computes is right in any case."""
+    kernel = kernel_in(folder)
+    assert kernel(value) == 2 * value
+    return bool(kernel.stats.cache_hits)
 
 
-def test_machine_code_that_is_not_recorded_yet_is_left_to_its_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    folder = store.code_folder()
-    with store.alone(folder):
-        (folder / "a.nbi").touch()
-        other = subprocess.Popen(
-            [sys.executable, "-c", "from ifsl_bench.solvers import numba_code_cache as store; store.code_folder()"]
-        )
-        with pytest.raises(subprocess.TimeoutExpired):  # it waits
-            other.wait(5)
-        store.record(folder)
-    assert other.wait() == 0
-    assert files(folder) == ["a.nbi"]
+def test_machine_code_is_used_where_its_checksum_holds(tmp_path):
+    assert not loads(tmp_path)
+    assert loads(tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    flipped = [whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in (0, 40, len(whole) // 2, -9)]
+    for content in (*flipped, whole[: len(whole) // 2], b""):
+        path.write_bytes(content)
+        assert not loads(tmp_path)
+        assert loads(tmp_path), "the damaged file was replaced"
+
+
+def test_a_file_has_code_for_one_processor_and_one_kind_of_arguments(tmp_path):
+    loads(tmp_path, 3)
+    loads(tmp_path, 3.0)
+    assert len([*tmp_path.iterdir()]) == 2, "numba's index of one process would name the code of another"
+    cache = store.KernelCache(tmp_path, "tests.double")
+    mine, other = (SimpleNamespace(magic_tuple=lambda name=name: ("x86_64", name, "")) for name in ("zen4", "haswell"))
+    assert (
+        cache._path((), mine) != cache._path((), other) != store.KernelCache(tmp_path, "tests.triple")._path((), mine)
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
-def test_what_is_no_file_is_removed_before_numba_opens_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    folder = store.code_folder()
-    (folder / "kernels_0123" / "a.nbi").mkdir(parents=True)
-    (folder / "kernels_0123" / "a.nbi" / "inside").touch()
-    os.mkfifo(folder / "kernels_0123" / "b.nbi")  # who opens it waits for ever
-    (folder / "kernels_0123" / "c.1.nbc").symlink_to("c.1.nbc")
-    assert store.code_folder() == folder
-    assert not [*(folder / "kernels_0123").iterdir()]
+def test_what_is_no_file_is_not_opened(tmp_path):
+    loads(tmp_path)
+    (path,) = tmp_path.iterdir()
+    for make in (lambda: path.mkdir(), lambda: os.mkfifo(path), lambda: path.symlink_to(path.name)):
+        path.unlink()
+        make()
+        assert not loads(tmp_path)
+        if path.is_dir():
+            path.rmdir()
+            path.touch()
 
 
-@pytest.mark.parametrize("failing", ["read_sealed", "sha256_file"])
-def test_machine_code_that_cannot_be_checked_is_not_used(tmp_path, monkeypatch, failing):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    folder = store.code_folder()
-    (folder / "a.nbi").touch()
-    store.record(folder)
+def test_what_cannot_be_stored_stops_no_solve(tmp_path, monkeypatch):
+    def refuse(path, content):
+        raise OSError(28, "No space left on device")
 
-    def refuse(path):
-        raise UserError(f"cannot read {path}: the disk fails")
+    monkeypatch.setattr(store, "write_bytes", refuse)
+    assert not loads(tmp_path)
+    assert not loads(tmp_path / "missing")
 
-    monkeypatch.setattr(store, failing, refuse)
-    assert store.code_folder() is None
+
+@pytest.mark.slow("starts processes")
+def test_processes_that_compile_at_once_and_one_that_is_killed(tmp_path):
+    program = "\n".join([
+        "import ast, sys; sys.path.insert(0, 'tests/solvers')",
+        "import pathlib, test_kernels as t",
+        f"print([t.loads(pathlib.Path({str(tmp_path)!r}), ast.literal_eval(value)) for value in sys.argv[1:]])",
+    ])  # fmt: skip
+    start = {"cwd": Path(__file__).parents[2]}
+    many = [subprocess.Popen([sys.executable, "-c", program, value], **start) for value in ("3", "3", "3.0", "5.0")]
+    many[1].kill()
+    assert [process.wait() for process in many] == [0, -9, 0, 0]
+    assert subprocess.check_output([sys.executable, "-c", program, "7", "7.0"], **start, text=True) == "[True, True]\n"
+
+
+def test_code_is_kept_in_the_home(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    monkeypatch.setattr(store, "_folder", None)
+    assert store.code_folder() == tmp_path / "compiled" / store.sources_folder()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "chosen"))
+    assert store.code_folder() == tmp_path / "chosen" / store.sources_folder()
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
@@ -236,44 +254,11 @@ def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
     assert not (here / "home" / "compiled").exists()
 
 
-def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
-    code = "\n".join([
-        "import numba; before = numba.config.CACHE_DIR",
-        "from ifsl_bench.solvers import numba_regression as regression",
-        "assert numba.config.CACHE_DIR == before != str(regression.solve._cache.cache_path)",
-    ])  # fmt: skip
-    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"IFSL_BENCH_HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    assert [*tmp_path.glob("compiled/*/solvers_*")]
-
-
-def test_each_machine_code_has_a_name_of_its_own():
-    """numba counts from 1 in every process: one's index would name another's code."""
-    files = [kernel._cache._cache_file for kernel in (network.inverse, network.inverse, network.solve)]
-    names = {file._data_name(1) for file in files}
-    assert len(names) == 3
-    assert all(strip_tag(name).endswith(".1.nbc") for name in names)
-
-
 def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(store, "_wanted", None)
+    monkeypatch.setattr(store, "_folder", None)
     monkeypatch.setenv("IFSL_BENCH_HOME", "~nosuchuser/home")
     assert store.code_folder() is None
-
-
-def test_a_full_disk_stops_no_solve(monkeypatch):
-    indices = []
-
-    def kernel(begin, end):
-        if not kernel.overloads:
-            kernel.overloads[()] = None
-            raise OSError(28, "No space left on device")
-        indices.extend(range(begin, end))
-
-    kernel.overloads, kernel.stats = {}, SimpleNamespace(cache_misses={})
-    threads.each(kernel, 100, 1)
-    assert indices == [*range(100)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -328,29 +313,6 @@ def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
     torch.testing.assert_close(by_func(centres.detach()), first.detach(), rtol=UNROLLED, atol=UNROLLED)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         first.sum().backward()
-
-
-@pytest.mark.slow("compiles a kernel again")
-def test_damaged_machine_code_is_compiled_again(tmp_path):
-    assert FOLDER is not None
-    hits("x", *_answers(), 6)  # compiled by now
-    shutil.copytree(FOLDER, tmp_path / FOLDER.name)
-    damaged = {}
-    for code in (tmp_path / FOLDER.name).rglob("counting.count-*.nbc"):  # one for each kind of arguments and process
-        content = bytearray(code.read_bytes())
-        content[len(content) // 2] ^= 16
-        code.write_bytes(content)
-        damaged[code] = bytes(content)
-    assert damaged
-    program = "\n".join([
-        "import sys; sys.path.insert(0, 'tests/solvers')",
-        "import test_kernels as t",
-        "t.test_hits_of_the_kernel_are_those_of_numpy(t.torch.float32, 6)",
-    ])  # fmt: skip
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[2])
-    compiled_again = {code.read_bytes() for code in (tmp_path / FOLDER.name).rglob("counting.count-*.nbc")}
-    assert compiled_again - set(damaged.values())
 
 
 def test_the_kernels_can_be_switched_off():

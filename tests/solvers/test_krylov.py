@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.sparse.linalg import minres as scipy_minres
 
-from ifsl_bench.solvers.krylov import conjugate_gradient, minres, self_adjoint_solve
+from ifsl_bench.solvers.linear import conjugate_gradient, minres, self_adjoint_solve
 
 SAME = 1e-8  # the residual asked for, 1e-12, or rounding after 60 steps, through matrices of a condition up to 1e4
 

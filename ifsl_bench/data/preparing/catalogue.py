@@ -22,12 +22,10 @@ from ifsl_bench.data.sets.glyphs.fonts import font_directory
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
-from ifsl_bench.utils.atomic_dir import remove, unfinished
 from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.utils.files import Paths, check_out, disk_errors, write_bytes
-from ifsl_bench.utils.locks import is_locked, locked
+from ifsl_bench.utils.files import PARTIAL, Paths, check_out, disk_errors, write_bytes
+from ifsl_bench.utils.locks import is_locked, locked, remove, unfinished
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.tempnames import PARTIAL
 from ifsl_bench.utils.toml import read_user_file
 
 MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it

@@ -11,12 +11,10 @@ from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import command
 from ifsl_bench.data.source import Downloadable
 from ifsl_bench.plugin import registry
-from ifsl_bench.utils.atomic_dir import remove
 from ifsl_bench.utils.errors import UserError, one_line, unknown
-from ifsl_bench.utils.files import Paths, disk_errors
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.files import DOWNLOAD, Paths, disk_errors
+from ifsl_bench.utils.locks import locked, remove
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.tempnames import DOWNLOAD
 
 
 def downloadable(name: str) -> Downloadable:

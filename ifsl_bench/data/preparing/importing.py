@@ -11,9 +11,9 @@ from pathlib import Path
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.source import BuildContext, DatasetSource
 from ifsl_bench.data.writer import Writer, build
-from ifsl_bench.utils.atomic_dir import unfinished
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
+from ifsl_bench.utils.locks import unfinished
 
 
 def run(

@@ -43,7 +43,7 @@ STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "co
 
 
 @dataclass(frozen=True)
-class Weights:
+class AttractorWeights:
     """A method's weights in the space of the base weights: D numbers each, biases left out.
 
     Attributes:
@@ -85,10 +85,15 @@ class _Watched:
 
 
 @torch.no_grad()
-def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Weights:
-    """The attractors and fast weights of a test episode, and the attractors of its classes in others.
+def weights_of(ready: EvaluationContext, index: int, label: str = "") -> AttractorWeights:
+    """Return the attractors and fast weights of a test episode, and the attractors of its classes in others.
 
     LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.
+
+    Args:
+        ready: the trained model.
+        index: the number of the test episode.
+        label: in place of the job's label.
 
     Raises:
         UserError: a method without attractors; or T-BPTT's that stops early, which finds no minimum.
@@ -123,7 +128,7 @@ def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Weights
     full = pad_sequence([torch.stack(rows) for rows in by_way], batch_first=True, padding_value=torch.nan)
     names = novel_names(dataset, job.task)
     produced = _produced(method, part)
-    return Weights(
+    return AttractorWeights(
         label or job.label,
         _array(method.base.weight),
         None if produced is None else _array(produced[:, :size]),
@@ -139,7 +144,7 @@ def _array(values: Tensor) -> np.ndarray:
 
 
 def _produced(method: AttractorMethod, part: int) -> Tensor | None:
-    """f_phi of each base weight, and U_0, [K, size]; None where no base weight is attended to."""
+    """Return f_phi of each base weight, and U_0, [K, size]; None where no base weight is attended to."""
     memory = next((module for module in method.children() if isinstance(module, AttractorMLP)), None)
     if memory is None:
         return None
@@ -148,14 +153,18 @@ def _produced(method: AttractorMethod, part: int) -> Tensor | None:
 
 
 @styled()
-def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
-    """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
+def draw(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figure, list[str]]:
+    """Draw a row for each method that attends to base classes: where base weights lead, and an episode.
 
     Left: base weights (rings), and the attractor that each produces where all attention is on it (crosses). Right: the
     attractors of the episode's classes (large points) and of the same classes in other episodes (small ones), and lines
     to the fast weights that support images pull from there (plus signs). A black star is the one attractor of a static
     method. A panel is the plane of the first two principal components of what it shows; the t-SNE of Ren et al. (2019)
     keeps no distances.
+
+    Args:
+        methods: the weights of each method.
+        wide: two columns of a paper wide.
 
     Raises:
         UserError: methods that start from different base weights.
@@ -183,8 +192,8 @@ def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[s
     return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
 
 
-def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
-    """Legend entries of symbols that every class has, in white; lines join the symbols on either side of them."""
+def _marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[Mark]:
+    """Return legend entries of symbols that every class has, in white; lines join symbols on either side."""
     white: dict[str, Any] = {"marker": "s", "linestyle": "none", "color": "white", "markeredgecolor": "black",
                              "markeredgewidth": 0.4}  # fmt: skip
     line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
@@ -199,7 +208,7 @@ def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
     return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
 
 
-def _base(axes: Axes, weights: Weights) -> None:
+def _base(axes: Axes, weights: AttractorWeights) -> None:
     assert weights.produced is not None
     centre, across, share = plane(weights.base, weights.produced)
     base, produced = ((cloud - centre) @ across.T for cloud in (weights.base, weights.produced))
@@ -213,12 +222,12 @@ def _base(axes: Axes, weights: Weights) -> None:
 
 
 def _within(points: np.ndarray, across: tuple[float, float], up: tuple[float, float]) -> np.ndarray:
-    """The points [n, 2] whose symbols lie wholly within a panel: none is cut by its frame."""
+    """Return the points [n, 2] whose symbols lie wholly within a panel: none is cut by its frame."""
     (low, high), edge = np.transpose([across, up]), EDGE * np.abs(np.ptp([across, up], axis=1))
     return points[((points > low + edge) & (points < high - edge)).all(1)]
 
 
-def _episode(axes: Axes, weights: Weights, stars: Sequence[np.ndarray]) -> None:
+def _episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndarray]) -> None:
     shown = weights.centres[np.isfinite(weights.centres).all(-1)]
     centre, across, share = plane(shown, weights.fast)
 

@@ -12,17 +12,20 @@ from ifsl_bench.analysis.task_results import TaskResults, load_board, load_varia
 from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
-from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks, shown
-from ifsl_bench.reporting.figures.style import grid, legend_below, new_figure, styled
+from ifsl_bench.reporting.figures.style import by_accuracy, grid, legend_below, named_looks, new_figure, shown, styled
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
 
 def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
-    """Number of base classes -> the board of the task with so many; the task itself has all of them.
+    """Return the results of the task by the number of base classes; the task itself has all of them.
+
+    Args:
+        task: the task with all base classes.
+        home: the folders.
 
     Raises:
-        UserError: nothing is stored of the task with fewer, or nobody knows how many it has.
+        UserError: nothing is stored of the task with fewer, or the number that it has is not known.
     """
     few = {
         change["base-classes"]: board
@@ -46,9 +49,15 @@ def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
 def draw(
     boards: dict[int, TaskResults], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
 ) -> tuple[Figure, list[str]]:
-    """A row of each board becomes a line, with the 95% interval over episodes that its table has (Ren et al. 2019).
+    """Draw a line for each row, with the 95% interval over episodes that its table has (Ren et al. 2019).
 
     Each number of base classes has its own backbone. Rows known for one number alone are left out.
+
+    Args:
+        boards: number of base classes -> the results of the task with as many.
+        labels: of the only rows to draw.
+        setting: see :func:`ifsl_bench.reporting.figures.style.shown`.
+        wide: two columns of a paper wide.
 
     Raises:
         UserError: no row is stored for two numbers of base classes.
@@ -81,7 +90,7 @@ def draw(
 
 
 def _uneven(names: Sequence[str], lines: Sequence[dict[int, SeedAggregate]]) -> list[str]:
-    """A note on lines whose points are means over different numbers of seeds."""
+    """Return a note on lines whose points are means over different numbers of seeds."""
     names_by_seeds: dict[str, list[str]] = {}
     for name, line in zip(names, lines, strict=True):
         seeds = {count: len(line[count].seeds) for count in sorted(line)}

@@ -28,10 +28,10 @@ from ifsl_bench.reporting.figures.style import (
     legend_below,
     lines_of_rows,
     new_figure,
+    short_names,
     styled,
     text_of,
 )
-from ifsl_bench.reporting.figures.texts import short_names
 from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.notebook import Names, listed
 from ifsl_bench.reporting.table import Column, Table
@@ -75,11 +75,15 @@ class Confusions:
     answer_squares: np.ndarray
 
     def share(self, of: int, answer: int) -> Estimate:
-        """The share of a class's queries that are answered so, in percent, with the 95% interval over units.
+        """Return the share of a class's queries with an answer, in percent, with the 95% interval over units.
 
         The interval is that of a ratio of two means, which has t s / sqrt(n) where q is always the same, t being
         Student's quantile for n - 1 degrees of freedom: a class may have few units. It is NaN for fewer than two, as
         the mean is for none.
+
+        Args:
+            of: the class of the queries.
+            answer: the class that is answered, or one of the last two columns of ``answers``.
         """
         from scipy.special import stdtrit
 
@@ -94,7 +98,7 @@ class Confusions:
 
     @property
     def shares(self) -> np.ndarray:
-        """[C, K] of each novel class's queries the percentage that each base class takes; 0 for classes without any."""
+        """Return for each novel class and base class [C, K] the percentage of queries that the latter takes."""
         queries = np.maximum(self.queries[self.base :, None], 1)
         return 100 * self.answers[self.base :, : self.base] / queries
 
@@ -108,10 +112,14 @@ def confusions(
     options: Mapping[str, Any] | None = None,
     train: bool = False,
 ) -> list[Confusions]:
-    """Has the models of methods answer the first test episodes of a task, or sequences; nothing is stored.
+    """Let the models of methods answer the first test episodes of a task, or sequences; nothing is stored.
 
     Args:
+        methods: their names.
+        task: the name of the task.
+        work: the workspace.
         episodes: :data:`EPISODES` or :data:`SEQUENCES` by default, or all where these are fewer.
+        options: options of the methods.
         train: train what is not there yet, as ``run`` does.
 
     Raises:
@@ -124,7 +132,7 @@ def confusions(
     count = min(SEQUENCES if kind.sessions else EPISODES, most) if episodes is None else episodes
     if not 1 <= count <= most:
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
-    if not train:  # all that is missing is told before anything is computed
+    if not train:  # what is missing is an error before anything is computed
         check_trained(jobs, work.home)
     return [_confusions(job.label, open_model(job, work), count, work) for job in jobs]
 
@@ -167,7 +175,7 @@ def _of_sequences(sessions: Sessions, method: Method, start: int, count: int) ->
 def _numbered(
     unit: torch.Tensor, labels: torch.Tensor, answer: torch.Tensor, drawn: torch.Tensor, base: int, there: torch.Tensor
 ) -> Answered:
-    """Joint labels [E, Q], in which novel classes have their number in the episode, by their number in the pool."""
+    """Return joint labels [E, Q], with novel classes by their number in the pool."""
     every = torch.arange(base, device=drawn.device).expand(len(drawn), -1)
     of_pool = torch.cat([every, base + drawn], 1)  # [E, K + N]
     columns = (unit, of_pool.gather(1, labels), of_pool.gather(1, answer))
@@ -177,7 +185,17 @@ def _numbered(
 def summed(
     label: str, task: str, names: Sequence[str], base: int, unit: np.ndarray, truth: np.ndarray, answered: np.ndarray
 ) -> Confusions:
-    """The sums over units; of each query the unit, the class and the class that is answered, [queries] each."""
+    """Return the sums over units.
+
+    Args:
+        label: of the method.
+        task: its name.
+        names: of all classes, base ones first.
+        base: how many base classes there are.
+        unit: the unit of each query, [queries].
+        truth: the class of each query, [queries].
+        answered: the class that is answered to each query, [queries].
+    """
     classes, columns, wrong = len(names), len(names) + 2, answered != truth
     of_class = unit * classes + truth  # numbers a class of a unit
     every = np.concatenate([of_class * columns + answered, (of_class * columns + classes + (answered >= base))[wrong]])
@@ -198,14 +216,18 @@ def class_accuracy(
     task: str, methods: Names, *, options: Mapping[str, Any] | None = None, episodes: int | None = None,
     train: bool = False, work: Workspace | None = None,
 ) -> Frame:  # fmt: skip
-    """The accuracy of each class and what is answered instead, in percent of its queries. Novel classes
-    come before base ones, the worst first.
+    """Return the accuracy of each class and what is answered instead, in percent of its queries.
+
+    Novel classes come before base ones, the worst first.
 
     Args:
-        methods, options: as :func:`ifsl_bench.run` takes them.
+        task: the name of the task.
+        methods: as :func:`ifsl_bench.run` takes them.
+        options: as :func:`ifsl_bench.run` takes them.
         episodes: the first so many test episodes, 500 by default; or sequences, 100 by default, of which the answers
             after the last session count.
         train: train what is not trained yet.
+        work: the workspace; the usual one by default.
 
     Returns:
         A table for each method, with a row for each class that has queries: ``class``, whether it is ``novel``,
@@ -255,10 +277,14 @@ def _share(name: str, heading: str) -> Column[dict[str, Any]]:
 
 @styled()
 def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, list[str]]:
-    """The pairs of a novel and a base class in which the base class takes most of the novel one's queries.
+    """Draw the pairs of a novel and a base class in which the base class takes most of the novel one's queries.
 
     These are the :data:`PAIRS` with the largest shares, the mean over methods, in the episodes that are drawn.
     Bars are 95% intervals over episodes, or orders.
+
+    Args:
+        of_methods: the counts of each method.
+        wide: two columns of a paper wide.
 
     Raises:
         UserError: no query of a novel class is answered with a base class.

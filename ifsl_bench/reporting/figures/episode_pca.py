@@ -62,9 +62,14 @@ class Plane:
 
 @torch.no_grad()
 def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
-    """A test episode as a method sees it, in the plane along which its features vary most.
+    """Return a test episode as a method sees it, in the plane along which its features vary most.
 
-    Points of the plane are answered by the method itself, as queries beside the episode's support.
+    Points of the plane are answered by the method itself, as queries of the episode.
+
+    Args:
+        ready: the trained model.
+        index: the number of the test episode.
+        label: in place of the job's label.
 
     Raises:
         UserError: a transductive method, whose answer to a point depends on the others; regular few-shot learning.
@@ -91,7 +96,7 @@ def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
 
 
 def plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The mean of clouds of points [n, D], two directions [2, D], and the shares of the variance along them."""
+    """Return the mean of clouds of points [n, D], two directions [2, D], and the shares of the variance along them."""
     every = np.concatenate(clouds).astype(np.float64)
     centre = every.mean(0)
     _, values, axes = np.linalg.svd(every - centre, full_matrices=False)
@@ -101,7 +106,7 @@ def plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -> torch.Tensor:
-    """Joint logits of points [P, D] in the space of features, [P, K + N]."""
+    """Return joint logits of points [P, D] in the space of features, [P, K + N]."""
     base, logits = ready.method.base, []
     for some in points.to(base.weight).split(AT_ONCE):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
@@ -112,12 +117,16 @@ def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -
 
 @styled()
 def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]]:
-    """A row a method, before on the left and after on the right.
+    """Draw a row a method, before on the left and after on the right.
 
     Regions are what the method answers on the plane: grey for base classes, coloured for novel ones. Before, it chooses
     among the base classes alone, as it weighs them in this episode; after, among all. Points are projections: what lies
     off the plane counts too, so that a point may stand in the region of another class and be right. Follows the figure
     "Visualization of a 5-shot 64+5-way episode using PCA" of Ren et al. (2019).
+
+    Args:
+        planes: the episode as each method sees it.
+        wide: two columns of a paper wide.
     """
     episode = planes[0].episode
     names, handles = ways_legend(episode.classes)
@@ -136,19 +145,24 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
 
 
 def way_look(way: int) -> dict[str, Any]:
-    """Colour and marker of the points of a novel class, by its place in the episode."""
+    """Return colour and marker of the points of a novel class, by its place in the episode."""
     return {"color": COLOURS[way % len(COLOURS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
             "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip
 
 
 def ways_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
-    """Legend entries of an episode's novel classes: N1 with its name, and its points."""
+    """Return legend entries of an episode's novel classes: N1 with its name, and its points."""
     names = [f"N{way + 1} {name}" for way, name in enumerate(classes)]
     return names, [Line2D([], [], **way_look(way), markersize=5) for way in range(len(classes))]
 
 
 def name_plane(axes: Axes, share: Sequence[float] | np.ndarray) -> None:
-    """Names the two axes of a plane of principal components, with their shares of the variance."""
+    """Name the two axes of a plane of principal components, with their shares of the variance.
+
+    Args:
+        axes: of the panel.
+        share: of the variance along both axes, 0 to 1.
+    """
     axes.set(xlabel=f"PC 1 ({100 * share[0]:.0f}%)", ylabel=f"PC 2 ({100 * share[1]:.0f}%)", xticks=[], yticks=[])
 
 
@@ -183,7 +197,7 @@ def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
 
 
 def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:
-    """N1, N2 and so on where a region has room: colours may repeat, and not everyone tells them apart."""
+    """Write N1, N2 and so on where a region has room: colours may repeat, and not everyone tells them apart."""
     from scipy.ndimage import distance_transform_edt
 
     points = np.concatenate([plane.support, plane.query])

@@ -15,8 +15,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.figures.models import Episode
-from ifsl_bench.reporting.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of
-from ifsl_bench.reporting.figures.texts import width_of, wrapped
+from ifsl_bench.reporting.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of, width_of, wrapped
 from ifsl_bench.utils.errors import UserError
 
 TEXT, TITLE = 6.0, 8.0  # points: a sheet has more text than other figures, and the same columns
@@ -25,9 +24,9 @@ NARROW, ROOMY, BETWEEN = 0.19, 0.24, 0.015  # a support image in one column, in 
 LINE, GAP, LABEL, EDGE = 0.094, 0.06, 0.15, 0.04  # a line of text, what is between parts, a heading, the margin
 CAPITAL = 0.73 * TEXT / 72  # the height of a letter
 BLOCK = 1.05  # of a class's support, at least: for its name
-MARK = 0.08  # of a method's mark before what it says
+MARK = 0.08  # of a method's mark before its answer
 MOST_LINES = 3  # of a name
-MOST_BESIDE = 10  # support images of a class beside each other
+MOST_ACROSS = 10  # support images of a class next to each other
 RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
 BLUE, ORANGE = "#0072B2", "#BF4C00"  # of what is right and wrong, told apart with colour vision deficiencies
 FRAMES: dict[str, dict[str, Any]] = {  # around an image
@@ -38,20 +37,31 @@ FRAMES: dict[str, dict[str, Any]] = {  # around an image
 
 
 def check_images(dataset: Dataset, task: Task) -> None:
-    """Raises :class:`UserError` where a task has features and no images to show."""
+    """Raise :class:`UserError` where a task has features and no images to show.
+
+    Args:
+        dataset: the data set of the task.
+        task: the task.
+    """
     if not dataset.pictures:
         raise UserError(f"task {task.name} has features and no images, so there is no contact sheet of an episode")
 
 
 @styled()
 def draw(answers: Sequence[Episode], dataset: Dataset, task: Task, wide: bool = False) -> tuple[Figure, list[str]]:
-    """Draws the support images by class, then the queries, novel ones first, each by class.
+    """Draw the support images by class, then the queries, novel ones first, each by class.
+
+    Next to a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A
+    query that every method gets wrong has a frame, one that some get wrong a dashed one.
 
     Beside a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A query
     that every method gets wrong has a frame, one that some get wrong a dashed one.
 
     Args:
         answers: of the same episode, one a method.
+        dataset: the data set of the task.
+        task: the task.
+        wide: two columns of a paper wide.
     """
     episode, width = answers[0], PAGE if wide else COLUMN
     figure = Figure(figsize=(width, PAGE))
@@ -98,7 +108,7 @@ class _Sheet:
         self.axes.add_patch(Rectangle((x, y), size, size, fill=False, **FRAMES[kind], gid=gid))
 
     def text(self, x: float, y: float, words: str, **more: Any) -> None:
-        """Writes one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
+        """Write one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
         self.axes.text(
             x,
             y + CAPITAL / 2 + LINE * words.count("\n"),
@@ -114,14 +124,14 @@ class _Sheet:
         return y + LABEL
 
     def name(self, x: float, y: float, label: int, width: float, **more: Any) -> float:
-        """Writes the name of a class; returns its height."""
+        """Write the name of a class; return its height."""
         words = wrapped(self.names[label], width, TEXT, MOST_LINES)
         self.text(x, y, words, **more)
         return LINE * (words.count("\n") + 1)
 
 
 def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Episode], width: float) -> float:
-    """Draws a query and what is said of it; returns the height below it."""
+    """Draw a query and the answers to it; return the height below it."""
     episode = answers[0]
     by_label: dict[int, list[str]] = {}  # what methods say instead of its class, and which
     for answer in answers:
@@ -148,28 +158,28 @@ def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Epis
 
 
 def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: float) -> float:
-    """Draws the support images, a block for each class, side by side and below each other; returns the height below."""
+    """Draw the support images, a block for each class, next to and below each other; return the height below."""
     ways = len(episode.classes)
     shots, each = episode.drawn.support.shape[1] // ways, size + BETWEEN
-    beside = min(shots, MOST_BESIDE, max(1, int((width - 2 * EDGE) / each)))
-    blocks = max(1, min(ways, int((width - EDGE) / max(beside * each + EDGE, BLOCK))))
+    across = min(shots, MOST_ACROSS, max(1, int((width - 2 * EDGE) / each)))
+    blocks = max(1, min(ways, int((width - EDGE) / max(across * each + EDGE, BLOCK))))
     block = (width - EDGE) / blocks
     titles = [wrapped(f"N{way + 1} {text_of(name)}", block - EDGE, TEXT) for way, name in enumerate(episode.classes)]
     head = LINE * max(title.count("\n") + 1 for title in titles) + 0.01  # of the longest, so that images stand in lines
-    deep = head + math.ceil(shots / beside) * each + 0.04
+    deep = head + math.ceil(shots / across) * each + 0.04
     y = sheet.heading(y, f"support: {ways} ways, {shots} shot{'s' * (shots > 1)}")
     for way, title in enumerate(titles):
         x, top = EDGE + way % blocks * block, y + way // blocks * deep
         sheet.text(x, top + LINE / 2, title)
         for shot in range(shots):
-            row, column = divmod(shot, beside)
+            row, column = divmod(shot, across)
             image = sheet.novel[int(episode.drawn.support[0, way * shots + shot])]
             sheet.image(image, x + column * each, top + head + row * each, size)
     return y + math.ceil(ways / blocks) * deep
 
 
 def _small(label: str) -> dict[str, Any]:
-    """The look of a method's mark beside a text."""
+    """Return the look of a method's mark next to a text."""
     return dots(label) | {"markersize": 3}
 
 
@@ -180,16 +190,16 @@ def _entry(answer: Episode) -> str:
 
 def _legend(axes: Axes, answers: Sequence[Episode], width: float, title: str) -> float:
     axes.text(EDGE, LABEL / 2, title, va="center", fontsize=TITLE)
-    beside = max(1, int(width / (max(width_of(_entry(answer)) for answer in answers) + 0.3)))
+    across = max(1, int(width / (max(width_of(_entry(answer)) for answer in answers) + 0.3)))
     for i, answer in enumerate(answers):
-        x, y = i % beside * width / beside + 0.1, LABEL * (1 + i // beside) + LABEL / 2
+        x, y = i % across * width / across + 0.1, LABEL * (1 + i // across) + LABEL / 2
         axes.plot(x, y, **dots(answer.label), clip_on=False)
         axes.text(x + 0.1, y, _entry(answer), va="center")
-    return LABEL * (1 + math.ceil(len(answers) / beside))
+    return LABEL * (1 + math.ceil(len(answers) / across))
 
 
 def _key(sheet: _Sheet, y: float, methods: int) -> float:
-    """Draws the key of frames and orange names; returns the height below it."""
+    """Draw the key of frames and orange names; return the height below it."""
     x, middle, size = EDGE, y + LABEL / 2, 0.1
     entries = [("all", "wrong by all" if methods > 1 else "wrong")] + [("some", "wrong by some")] * (methods > 1)
     for kind, meaning in entries:

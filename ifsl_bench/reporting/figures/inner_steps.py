@@ -58,14 +58,20 @@ def courses(
     options: Mapping[str, Any] | None = None,
     train: bool = False,
 ) -> list[StepCurve]:
-    """Evaluates the models of a method on the first test episodes of a task.
+    """Return accuracies on the first test episodes of a task by the number of inner steps.
 
     All of them search alike here, whatever they were trained with: gradient steps from the fixed start, as T-BPTT takes
     them (``Unrolled`` in :mod:`ifsl_bench.solvers.episode_problems`); "converged" is each model's own evaluation.
 
     Args:
         methods: with an option ``gradient``; a line each for RBP and each of ``unrolled``, T-BPTT's steps in training.
+        task: the name of the task.
+        work: the workspace.
+        steps: after which gradient steps to stop.
+        unrolled: how many steps T-BPTT is trained with.
+        seeds: the training seeds to average over.
         episodes: the first so many test episodes; :data:`EPISODES` by default, or all where these are fewer.
+        options: options of the methods.
         train: train what is not there yet, as ``run`` does.
 
     Raises:
@@ -78,7 +84,7 @@ def courses(
         raise UserError("--steps and --unrolled take numbers of steps from 1")
     if not 2 <= episodes <= most:
         raise UserError(f"--episodes must be 2 to {most:,} for task {rows[0][0].task.name}, not {episodes}")
-    if not train:  # all that is missing is told before anything is computed
+    if not train:  # what is missing is an error before anything is computed
         check_trained([job for jobs in rows for job in jobs], work.home)
     finished = []
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
@@ -91,7 +97,7 @@ def courses(
 def _jobs(
     method: str, task: str, work: Workspace, unrolled: Sequence[int], seeds: Sequence[int], options: Mapping[str, Any]
 ) -> list[list[Job]]:
-    """The jobs of each row of models, by seed: RBP's, then T-BPTT's."""
+    """Return the jobs of each row of models, by seed: RBP's, then T-BPTT's."""
     if clash := sorted({"gradient", "steps", "converge"} & {*options}):
         raise UserError(f"--set {clash[0]}: inner-steps sets this itself; see --unrolled and --steps")
     if not issubclass(find_method(method)[0].method, AttractorMethod):
@@ -103,7 +109,7 @@ def _jobs(
 
 
 def _label(job: Job) -> str:
-    """A label of the method with the options that a user set."""
+    """Return a label of the method with the options that a user set."""
     shown = {key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVING}
     return ".".join(format_label(job.method, job.name, shown, job.task))
 
@@ -111,7 +117,7 @@ def _label(job: Job) -> str:
 def _accuracies(
     ready: EvaluationContext, steps: Sequence[int], episodes: int, work: Workspace
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Number of steps, and the accuracy of each episode [n], in percent."""
+    """Yield a number of steps, and the accuracy of each episode [n], in percent."""
     loader, job = ready.loader("test"), ready.job
     for n in (*steps, CONVERGED):
         method = ready.method if n == CONVERGED else stopped(ready, n, work)
@@ -121,7 +127,13 @@ def _accuracies(
 
 
 def stopped(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
-    """The method with the parameters that were trained, whose search ends after so many gradient steps."""
+    """Return the method with the parameters that were trained, whose search ends after so many gradient steps.
+
+    Args:
+        ready: the trained model.
+        steps: the number of gradient steps.
+        work: the workspace.
+    """
     own = ready.job.set_options
     options = {key: value for key, value in own.items() if key not in SOLVING}
     if own.get("gradient") == "t-bptt" and "rate" in own:  # RBP's rate is of its series
@@ -134,10 +146,14 @@ def stopped(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
 
 @styled()
 def draw(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tuple[Figure, list[str]]:
-    """A panel a task, a line a row of models; at the right end the search has converged.
+    """Draw a panel a task, a line a row of models; at the right end the search has converged.
 
     Follows the figure on truncated BPTT and RBP of Ren et al. (2019), who do not say how long a step is. A dotted line
     marks the steps that T-BPTT was trained with. Bars are 95% intervals over episodes.
+
+    Args:
+        by_task: task -> the accuracies of its models.
+        wide: two columns of a paper wide.
     """
     rows = list(next(iter(by_task.values())))
     names = [course.name for course in rows]
@@ -154,7 +170,7 @@ def draw(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tupl
 
 
 def _look(course: StepCurve, row: int) -> dict[str, Any]:
-    """The method's own for RBP; hollow and broken in its colour for T-BPTT."""
+    """Return the method's own look for RBP; hollow and broken in its colour for T-BPTT."""
     look = drawn(course.label)
     if not course.unrolled:
         return look

@@ -24,14 +24,26 @@ from ifsl_bench.protocols.episode_loader import Batch
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Task
 from ifsl_bench.protocols.tasks.task_files import find_one
-from ifsl_bench.reporting.figures.texts import short_names
+from ifsl_bench.reporting.figures.style import short_names
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
 
-def jobs_of(methods: Sequence[str], task: str, home: Paths, seeds: Sequence[int] = (0,),
-            options: Mapping[str, Any] | None = None) -> list[Job]:  # fmt: skip
-    """The jobs whose models are wanted, by seed, then method, as ``run`` makes them.
+def jobs_of(
+    methods: Sequence[str],
+    task: str,
+    home: Paths,
+    seeds: Sequence[int] = (0,),
+    options: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """Return the jobs of methods on a task, by seed, then method, as ``run`` makes them.
+
+    Args:
+        methods: their names.
+        task: the name of the task.
+        home: the folders.
+        seeds: the training seeds.
+        options: options of the methods.
 
     Raises:
         UserError: an unknown method or task, an impossible option, or a file with several tasks.
@@ -41,29 +53,52 @@ def jobs_of(methods: Sequence[str], task: str, home: Paths, seeds: Sequence[int]
 
 
 def check_trained(jobs: Sequence[Job], home: Paths) -> None:
-    """Raises :class:`UserError` where a job's model is not in the home folder, with the command that trains it."""
+    """Raise :class:`UserError` where a job's model is not in the home folder, with the command that trains it.
+
+    Args:
+        jobs: the jobs.
+        home: the folders.
+    """
     lacking = [job for job in jobs if not is_trained(job, home)]
     if lacking:
         more = f" ({len(lacking)} of {len(jobs)} models are missing)" if len(jobs) > 1 else ""
-        raise UserError(f"{lacking[0]} is not trained in {home.cache}: {command_of(lacking[0], home)} trains it and "
-                        f"stores its result, or add --train here, train=True in Python{more}")  # fmt: skip
+        raise UserError(
+            f"{lacking[0]} is not trained in {home.cache}: {command_of(lacking[0], home)} trains it and "
+            f"stores its result, or add --train here, train=True in Python{more}"
+        )
 
 
 def open_model(job: Job, work: Workspace) -> EvaluationContext:
-    """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
-    home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
+    """Return the job's method as it is evaluated, with what was chosen and trained for ``run``, or is now.
+
+    What is trained stays in the home folder. The ``job`` of what is returned has the options that were chosen.
+
+    Args:
+        job: the job.
+        work: the workspace.
+    """
     data_stage_of(job).check(metadata_of(job.task, work.home))
     data_stage_of(job).compute(work)
     return Evaluate(job).open(work)
 
 
 def dataset_of(job: Job, work: Workspace) -> Dataset:
-    """The data set of a job's task, made where it needs no files; raises :class:`UserError` where it is not there."""
+    """Return the data set of a job's task, made where it needs no files.
+
+    Args:
+        job: the job.
+        work: the workspace.
+    """
     return PreparedTask(job.task, job.method.head, job.seed, work).dataset
 
 
 def is_trained(job: Job, home: Paths) -> bool:
-    """True if nothing has to be trained for a job: no backbone, no trial, no method."""
+    """Return whether nothing has to be trained for a job: no backbone, no trial, no method.
+
+    Args:
+        job: the job.
+        home: the folders.
+    """
     stage = backbone_of(job)
     backbone = stage.linear or stage  # a head on its features takes seconds
     if job.task.pretraining.backbone != NO_BACKBONE and not (
@@ -77,7 +112,12 @@ def is_trained(job: Job, home: Paths) -> bool:
 
 
 def command_of(job: Job, home: Paths) -> str:
-    """The command that trains a job's model."""
+    """Return the command that trains a job's model.
+
+    Args:
+        job: the job.
+        home: the folders.
+    """
     typed = job.row._replace(name=job.chosen.file or job.row.name).typed
     words = ["ifsl-bench", "run", *typed[:2], "--task", job.task.name, *typed[2:]]
     words += ["--seed", str(job.seed)] if job.seed else []
@@ -86,7 +126,12 @@ def command_of(job: Job, home: Paths) -> str:
 
 
 def check_index(task: Task, index: int) -> None:
-    """Raises :class:`UserError` for an episode that the task's stream of test episodes does not count."""
+    """Raise :class:`UserError` for an episode that the task's stream of test episodes does not count.
+
+    Args:
+        task: the task.
+        index: the number of the episode.
+    """
     if not 0 <= index < task.evaluation.episodes:
         most = task.evaluation.episodes - 1
         raise UserError(f"{task.name} has test episodes 0 to {most:,} to show (--index), not {index}")
@@ -105,23 +150,29 @@ class Episode:
 
     @property
     def predicted(self) -> torch.Tensor:
-        """[Q] joint labels; a tie goes to the lower, a base class before a novel one, as in evaluation."""
+        """Return joint labels [Q]; a tie goes to the lower, a base class before a novel one, as in evaluation."""
         return self.logits.argmax(-1)
 
     @property
     def labels(self) -> torch.Tensor:
-        """[Q] joint labels."""
+        """Return joint labels [Q]."""
         return self.batch.labels[0].cpu()
 
     @property
     def right(self) -> torch.Tensor:
-        """[Q] bool."""
+        """Return whether each query is answered with its class, [Q] bool."""
         return self.predicted == self.labels
 
 
 @torch.no_grad()
 def episode_of(ready: EvaluationContext, index: int, label: str = "") -> Episode:
-    """A test episode with a method's answer."""
+    """Return a test episode with a method's answer.
+
+    Args:
+        ready: the trained model.
+        index: the number of the episode.
+        label: in place of the job's label.
+    """
     loader, dataset, task = ready.episodes(), ready.prepared.dataset, ready.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
     answer = predict(ready.method.eval(), ready.job.name, batch)
@@ -132,5 +183,10 @@ def episode_of(ready: EvaluationContext, index: int, label: str = "") -> Episode
 
 
 def novel_names(dataset: Dataset, task: Task) -> list[str]:
-    """Short names of all novel classes that test episodes draw from."""
+    """Return short names of all novel classes that test episodes draw from.
+
+    Args:
+        dataset: the data set of the task.
+        task: the task.
+    """
     return short_names(dataset.pool(task.pool("test", "novel")).classes)

@@ -14,8 +14,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.analysis.aggregate import SeedAggregate, names_of
 from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of, told_apart
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.rows import by_accuracy
-from ifsl_bench.reporting.figures.style import COLUMN, PAGE, new_figure, styled, text_of
+from ifsl_bench.reporting.figures.style import COLUMN, PAGE, by_accuracy, new_figure, styled, text_of
 from ifsl_bench.utils.errors import UserError
 
 # From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
@@ -33,8 +32,10 @@ def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[F
     for ranks); the others are hatched. Numbers stand where there is room for them.
 
     Args:
-        named: whether somebody has asked for these very rows. Else those with fewer than three seeds are left out where
-            two others are: they are compared over episodes alone, which is another question.
+        board: the results of the task.
+        wide: two columns of a paper wide.
+        named: whether the user named these very rows. Else those with fewer than three seeds are left out where two
+            others are: they are compared over episodes alone, which is another question.
 
     Raises:
         UserError: fewer than two rows.
@@ -84,9 +85,13 @@ def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[F
 
 
 def differences(board: TaskResults, rows: list[SeedAggregate]) -> tuple[np.ndarray, np.ndarray]:
-    """Row minus column [n, n], as ``compare`` has it over episodes and all seeds of both; and which differ from 0.
+    """Return row minus column [n, n], as ``compare`` has it, and which differ from 0.
 
     By Holm's procedure over all one-sided hypotheses.
+
+    Args:
+        board: the results of the task.
+        rows: the rows, in the order of the figure.
     """
     ranking_in = functools.cache(lambda setting: Ranking(board.compared, setting=setting))
     pairs = list(itertools.combinations(range(len(rows)), 2))

@@ -23,12 +23,10 @@ from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.reporting.figures import base_classes as _base_classes
 from ifsl_bench.reporting.figures import pairs as _pairs
 from ifsl_bench.reporting.figures import ranks as _ranks
-from ifsl_bench.reporting.figures import seed_dots as _seeds
+from ifsl_bench.reporting.figures import seeds as _seeds
 from ifsl_bench.reporting.figures import sessions as _sessions
 from ifsl_bench.reporting.figures import tradeoff as _tradeoff
-from ifsl_bench.reporting.figures import validation as _validation
-from ifsl_bench.reporting.figures.rows import shown
-from ifsl_bench.reporting.figures.style import as_bytes, save
+from ifsl_bench.reporting.figures.style import as_bytes, save, shown
 from ifsl_bench.reporting.notebook import Folder, Names, listed
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -60,7 +58,10 @@ class Drawing:
     notes: tuple[str, ...] = ()
 
     def save(self, path: str | Path) -> None:
-        """Writes it as the name's ending says, .pdf, .svg or .png; raises UserError where that cannot be done."""
+        """Write the figure as the name's ending says, .pdf, .svg or .png.
+
+        Raises UserError where that cannot be done.
+        """
         save(self.figure, Path(path).expanduser())
 
     def __repr__(self) -> str:
@@ -68,7 +69,7 @@ class Drawing:
         return "\n".join([f"a figure of {width:.1f} x {height:.1f} inches; save('x.pdf') writes it", *self.notes])
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        """The PNG, and its size on a screen in pixels, at which text of 7 points is legible."""
+        """Return the PNG, and its size on a screen in pixels, at which text of 7 points is legible."""
         width, height = (round(DOTS * side) for side in self.figure.get_size_inches())
         return as_bytes(self.figure, "png"), {"width": width, "height": height}
 
@@ -76,7 +77,7 @@ class Drawing:
 def _of_results(
     name: str, draw: Callable[..., tuple[Figure, Sequence[str]]], about: str, named: bool = False, papers: bool = False
 ) -> Callable[..., Drawing]:
-    """Makes the function that draws the board of a task; ``draw`` is told if rows are ``named``, where it asks."""
+    """Return the function that draws the results of a task; ``named`` passes on whether the user named the rows."""
 
     def figure(
         task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
@@ -90,7 +91,7 @@ def _of_results(
 
 
 def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
-    """Makes the function that draws, by the module of that name, what trained models make of a test episode."""
+    """Return the function that draws, by the module of that name, what trained models make of a test episode."""
 
     def figure(
         task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
@@ -108,8 +109,8 @@ def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
 tradeoff = _of_results(
     "tradeoff", _tradeoff.draw, "Base against novel accuracy, with the curves that one bias on all novel logits traces."
 )
-seeds = _of_results("seeds", _seeds.draw, "The accuracy of each training seed.")
-validation = _of_results("validation", _validation.draw, "Validation accuracy over the course of meta-training.")
+seeds = _of_results("seeds", _seeds.draw_seeds, "The accuracy of each training seed.")
+validation = _of_results("validation", _seeds.draw_validation, "Validation accuracy over the course of meta-training.")
 pairs = _of_results("pairs", _pairs.draw, "Paired differences of all rows, a heat map.", named=True)
 sessions = _of_results(
     "sessions",
@@ -142,7 +143,10 @@ def ranks(
     *tasks: str, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
-    """The ranks that each row can have, a panel for each task."""
+    """Draw the ranks that each row can have, a panel for each task.
+
+    Arguments are explained above, as of all figures from results.
+    """
     if not tasks:
         raise UserError("ranks takes the name of a task, or several")
     boards = [_board(task, methods, setting, home, results) for task in tasks]
@@ -153,7 +157,7 @@ def base_classes(
     task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
-    """Accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
+    """Draw accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
     folders = Paths.locate(home, results)
     boards = _base_classes.boards_by_count(find_one(task, folders), folders)
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
@@ -164,13 +168,19 @@ def inner_steps(
     steps: Sequence[int] = STEPS, unrolled: Sequence[int] = UNROLLED, seeds: int = 1, episodes: int | None = None,
     train: bool = False, wide: bool = False, work: Workspace | None = None,
 ) -> Drawing:  # fmt: skip
-    """Accuracy against the number of gradient steps on the inner problem, for models trained by RBP and by T-BPTT.
+    """Draw accuracy against the number of gradient steps on the inner problem, for models trained by RBP and by T-BPTT.
 
     Args:
+        tasks: their names.
+        methods: see the module; those with attractors.
+        options: see the module.
         steps: after which gradient steps to stop.
         unrolled: how many steps T-BPTT is trained with; a line each.
         seeds: how many training seeds to average over.
         episodes: only the first so many test episodes, 500 by default.
+        train: see the module.
+        wide: see the module.
+        work: see the module.
     """
     from ifsl_bench.experiments.workspace import workspace
     from ifsl_bench.reporting.figures.inner_steps import courses, draw
@@ -190,7 +200,7 @@ def episode(
     task: str, *, methods: Names, index: int = 0, options: Mapping[str, Any] | None = None, train: bool = False,
     wide: bool = False, work: Workspace | None = None,
 ) -> Drawing:  # fmt: skip
-    """The contact sheet of test episode ``index``: its support above, its queries with the predictions below."""
+    """Draw the contact sheet of test episode ``index``: support above, queries with the predictions below."""
     from ifsl_bench.reporting.figures.episode_sheet import check_images, draw
     from ifsl_bench.reporting.figures.models import dataset_of, episode_of
 
@@ -205,10 +215,16 @@ def confusions(
     task: str, *, methods: Names, options: Mapping[str, Any] | None = None, episodes: int | None = None,
     train: bool = False, wide: bool = False, work: Workspace | None = None,
 ) -> Drawing:  # fmt: skip
-    """The base classes that take most of novel classes' queries; in sessions, after the last one.
+    """Draw the base classes that take most of novel classes' queries; in sessions, after the last one.
 
     Args:
+        task: its name.
+        methods: see the module.
+        options: see the module.
         episodes: only the first so many test episodes, 500 by default, or sequences, 100 by default.
+        train: see the module.
+        wide: see the module.
+        work: see the module.
     """
     from ifsl_bench.experiments.workspace import workspace
     from ifsl_bench.reporting.figures.confusions import confusions, draw
@@ -218,7 +234,7 @@ def confusions(
 
 
 def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: TaskResults) -> Drawing:
-    """A figure with its notes, and with the remarks on files and rows that its boards leave out."""
+    """Return a figure with its notes, and with the remarks on files and rows that its tasks leave out."""
     figure, notes = drawn
     return Drawing(figure, (*notes, *dict.fromkeys(remark for board in boards for remark in board.left_out)))
 
@@ -226,7 +242,7 @@ def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: TaskResults) -> Drawi
 def _board(
     name: str, methods: Names, setting: str | None, home: Folder, results: Folder, papers: bool = False
 ) -> TaskResults:
-    """The rows of a task that are to be drawn."""
+    """Return the rows of a task that are to be drawn."""
     folders = Paths.locate(home, results)
     return shown(load_board(find_one(name, folders), folders.results), listed(methods), setting, papers)
 
@@ -234,7 +250,7 @@ def _board(
 def _jobs(
     task: str, index: int, methods: Names, options: Mapping[str, Any] | None, work: Workspace | None
 ) -> tuple[list[Job], Workspace]:
-    """The jobs of methods on a task, of which one test episode is drawn, and the workspace."""
+    """Return the jobs of methods on a task, of which one test episode is drawn, and the workspace."""
     from ifsl_bench.experiments.workspace import workspace
     from ifsl_bench.reporting.figures.models import check_index, jobs_of
 
@@ -245,7 +261,7 @@ def _jobs(
 
 
 def _opened(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, EvaluationContext]]:
-    """Labels and models, one after the other; where one is not trained and is not to be, an error before any."""
+    """Yield labels and models; where one is not trained and is not to be, raise an error before any."""
     from ifsl_bench.reporting.figures.models import check_trained, open_model
 
     if not train:

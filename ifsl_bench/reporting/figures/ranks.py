@@ -29,11 +29,15 @@ KEY = ("place by Acc.", "ranks it can have")
 
 @styled()
 def draw(boards: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, list[str]]:
-    """A panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
+    """Draw a panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
 
     Two rows whose bars share no rank are significantly apart, all pairs at once, at a chance of 5% of any mistake. A
     diagram of critical differences (Demsar 2006, JMLR 7:1) joins methods that cannot be told apart; bars say the same
-    where that is not transitive. Behind a name is its accuracy. Provisional rows are left out, and said.
+    where that is not transitive. Behind a name is its accuracy. Provisional rows are left out, which a note names.
+
+    Args:
+        boards: the results of each task.
+        wide: two columns of a paper wide.
 
     Raises:
         UserError: a task without ranked rows.
@@ -82,7 +86,7 @@ def _panel(axes: Axes, board: TaskResults, ranked: Sequence[Ranked]) -> None:
 
 
 def _place(place: Ranked, board: TaskResults) -> int:
-    """The place of a row by accuracy, among the rows that it is ranked among."""
+    """Return the place of a row by accuracy, among the rows that it is ranked among."""
     family = board.ranking.of(place.row).family
     before = itertools.takewhile(lambda better: better is not place, board.ranking.places)
     return 1 + sum(better.row in family for better in before)

@@ -14,15 +14,16 @@ from matplotlib.ticker import MaxNLocator
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
 from ifsl_bench.analysis.session_variance import PARTS
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
+    by_accuracy,
     drawn_beside,
     grid,
     heights,
     legend_below,
     lines_of_rows,
+    named_looks,
     new_figure,
     new_panels,
     styled,
@@ -42,19 +43,21 @@ COLOUR_OF = dict(zip(PARTS, COLOURS, strict=False))
 
 
 def require_sessions(board: TaskResults) -> None:
-    """Raises :class:`UserError` for a task in episodes."""
+    """Raise :class:`UserError` for a task in episodes."""
     if not board.task.sessions:
         raise UserError(f"{board.name} is in episodes; this figure is of tasks in sessions")
 
 
 @styled()
 def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
-    """The accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
+    """Draw the accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
     Dotted lines are the models with the rows' A_0 that never answer with a novel class. Published rows that were asked
     for by name are dashed with hollow marks; else all are drawn, faint and dashed.
 
     Args:
+        board: the results of the task.
+        wide: two columns of a paper wide.
         named: whether rows were asked for by name.
     """
     require_sessions(board)
@@ -74,15 +77,20 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
     axes = figure.add_subplot(xlabel="session", ylabel="Acc. over all classes so far (%)")
     for paper in papers:
         look = keys[f"{paper.label}, published" if named else "published"]
-        axes.plot(paper.sequence.after if paper.sequence else [], **look | {"markersize": 2.5}, zorder=1,
-                  gid=f"published {paper.label}")  # fmt: skip
+        axes.plot(
+            paper.sequence.after if paper.sequence else [],
+            **look | {"markersize": 2.5},
+            zorder=1,
+            gid=f"published {paper.label}",
+        )
     for lazy_row in lazy:
         axes.plot([value.mean for value in lazy_row.after()], **keys["lazy"], zorder=1.5, gid="lazy")
     for row, name, look in zip(rows, names, looks, strict=True):
         low, high = np.percentile(row.orders_after(), BAND, axis=0)
         sessions = np.arange(len(low))
-        axes.fill_between(sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2,
-                          gid=f"orders of {name}")  # fmt: skip
+        axes.fill_between(
+            sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2, gid=f"orders of {name}"
+        )
         means = [value.mean for value in row.after()]
         axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -93,10 +101,14 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
 
 @styled()
 def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
-    """A triangle for each row: its accuracy on the classes of each session, after that session and each later one.
+    """Draw a triangle for each row: its accuracy on the classes of each session, after that session and each later one.
 
     Followed down a column, one session's classes are forgotten; the first column has the base classes. One scale for
     all rows.
+
+    Args:
+        board: the results of the task.
+        wide: two columns of a paper wide.
     """
     require_sessions(board)
     rows = by_accuracy(board)
@@ -124,10 +136,14 @@ def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
 
 @styled()
 def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
-    """Shares of the variance of a single value of the average that are due to order, support set and training seed.
+    """Draw the shares of the variance of a single value that are due to order, support set and training seed.
 
     Above rows, below their differences to the best one. At the right is the standard deviation of a single value, and
     for a difference how likely a single one has the wrong sign.
+
+    Args:
+        board: the results of the task.
+        wide: two columns of a paper wide.
     """
     rows = splits_of_rows(board, "acc")
     names: dict[SeedAggregate, str] = dict(zip([row.a for row in rows], names_of([row.a for row in rows]), strict=True))

@@ -1,8 +1,8 @@
-"""The style of every figure, and how it becomes a file: sizes, fonts, formats.
+"""The style of every figure, the rows and names that they share, and how a figure becomes a file.
 
-Widths are those of a two-column paper, to be included as they are (``\\includegraphics{x.pdf}``). No text is smaller
-than :data:`SMALLEST`, but on contact sheets of episodes. In PDF and SVG text is text. Nobody's settings of Matplotlib
-are read, no display is needed, and no state of pyplot is touched. The same input gives the same bytes with one version
+Widths are those of a two-column paper, in which figures are included as they are. No text is smaller than
+:data:`SMALLEST`, but on contact sheets of episodes. In PDF and SVG text is text. A user's settings of Matplotlib are
+not read, no display is needed, and no state of pyplot is touched. The same input gives the same bytes with one version
 of Matplotlib: files hold no date.
 """
 
@@ -12,22 +12,29 @@ import functools
 import io
 import itertools
 import math
+import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
+from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
+from ifsl_bench.analysis.task_results import TaskResults, in_setting, only
 from ifsl_bench.reporting.plot_styles import PlotStyle, look_of, looks_of
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import check_out, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
-FAINT, DARK = "#B0B0B0", "#404040"  # guides, and what is said of them
+FAINT, DARK = "#B0B0B0", "#404040"  # guides, and their texts
 # Metadata that would say when or by which version a file was made.
 FORMATS: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -60,7 +67,7 @@ RULES: Any = {  # Matplotlib's names
     "hatch.linewidth": 0.4,
     "figure.constrained_layout.h_pad": 0.03,
     "figure.constrained_layout.w_pad": 0.03,
-    "text.parse_math": False,  # a method's name is somebody else's text
+    "text.parse_math": False,  # a method's name is text of unknown origin
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
@@ -70,17 +77,30 @@ RULES: Any = {  # Matplotlib's names
 Mark = tuple[Any, str]  # what stands in a legend, and what it means
 
 
-# Our settings, and nobody else's, for a `with` block or for the function that it decorates.
+# Our settings alone, for a `with` block or for the function that it decorates.
 styled = functools.partial(matplotlib.style.context, RULES, after_reset=True)
 
 
 def new_figure(height: float, wide: bool = False) -> Figure:
-    """An empty figure of one column's width, or of two; ``height`` in inches."""
+    """Return an empty figure of one column's width, or of two.
+
+    Args:
+        height: in inches.
+        wide: two columns wide.
+    """
     return Figure(figsize=(PAGE if wide else COLUMN, height), layout="constrained")
 
 
 def new_panels(count: int, across: int, each: float, wide: bool, more: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, ``across`` beside each other: ``each`` inches high, and ``more`` for all together."""
+    """Return a figure of several panels, and its panels.
+
+    Args:
+        count: how many panels.
+        across: how many next to each other.
+        each: inches that each is high.
+        wide: two columns wide.
+        more: inches for all panels together.
+    """
     down = -(-count // across)
     figure = new_figure(down * each + more, wide)
     panels = list(figure.subplots(down, across, squeeze=False).flat)
@@ -90,7 +110,7 @@ def new_panels(count: int, across: int, each: float, wide: bool, more: float = 0
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name asks for.
+    """Return the format that a file's name asks for.
 
     Raises:
         UserError: another one than those of :data:`FORMATS`; or a folder that is not there or cannot be written, before
@@ -105,7 +125,12 @@ def format_of(path: Path) -> str:
 
 @styled()
 def as_bytes(figure: Figure, kind: str) -> bytes:
-    """A figure as a file of a format, one of :data:`FORMATS`."""
+    """Return a figure as the content of a file.
+
+    Args:
+        figure: the figure.
+        kind: one of :data:`FORMATS`.
+    """
     out = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # names are of any script; an empty box stands in
@@ -114,31 +139,40 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure, whole or not at all; raises as :func:`format_of`, and where the file cannot be written."""
+    """Write a figure, whole or not at all; raise as :func:`format_of`, and where the file cannot be written.
+
+    Args:
+        figure: the figure.
+        path: the file.
+    """
     content = as_bytes(figure, format_of(path))
     write_bytes(path, content, "--out")
 
 
 def text_of(label: str) -> str:
-    """A label that may come from a file of a stranger's, as text. Matplotlib would leave one out that begins with _."""
+    """Return a label of unknown origin as text. Matplotlib would leave one out that begins with _."""
     label = one_line(label)
     return f" {label}" if label.startswith("_") else label
 
 
 def drawn(label: str) -> dict[str, Any]:
-    """The look of a method's line, with its marker."""
+    """Return the look of a method's line, with its marker."""
     return _line(look_of(label)) | {"markeredgewidth": 0}
 
 
 def dots(label: str) -> dict[str, Any]:
-    """The look of a method's points without a line."""
+    """Return the look of a method's points without a line."""
     return drawn(label) | {"linestyle": "none"}
 
 
 def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
-    """The looks of rows that are drawn beside each other: those of :func:`ifsl_bench.reporting.plot_styles.looks_of`.
+    """Return the looks of rows in one figure: those of :func:`ifsl_bench.reporting.plot_styles.looks_of`.
 
     Further rows of a method have a thin line, and marks that are half white.
+
+    Args:
+        labels: of the rows.
+        second: which rows have the label of another one, which comes first.
     """
     half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
     return [_line(look) | (half if look.further else {"markeredgewidth": 0}) for look in looks_of(labels, second)]
@@ -149,11 +183,14 @@ def _line(look: PlotStyle) -> dict[str, Any]:
 
 
 def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], marks: Sequence[Mark] = ()) -> None:
-    """Adds a legend under everything, in as many columns as fit; and below it another, with the meaning of marks. The
-    figure grows by as much as these are high.
+    """Add a legend under everything, in as many columns as fit; and below it another, with the meaning of marks.
+
+    The figure grows by as much as these are high.
 
     Args:
-        handles, labels: methods or classes, each of which has a look; none for the marks alone.
+        figure: the figure.
+        handles: of methods or classes, each of which has a look; none for the marks alone.
+        labels: of the handles.
         marks: what other things in the figure stand for, whatever their method or class.
     """
     texts, (width, height) = [text_of(label) for label in labels], figure.get_size_inches()
@@ -172,14 +209,20 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], 
     figure.set_figheight(height)
     figure.set_layout_engine("constrained", rect=(0, (share := (whole + below) / height), 1, 1 - share))
     if labels:
-        figure.legend(list(handles), texts, loc="lower center", bbox_to_anchor=(0.5, below / height), ncols=columns,
-                      borderaxespad=0)  # fmt: skip
+        figure.legend(
+            list(handles),
+            texts,
+            loc="lower center",
+            bbox_to_anchor=(0.5, below / height),
+            ncols=columns,
+            borderaxespad=0,
+        )
     symbols, meanings = zip(*marks, strict=True)
     figure.legend(symbols, meanings, loc="lower center", borderaxespad=0, ncols=mark_columns)
 
 
 def _mark_columns(marks: Sequence[Mark], width: float) -> int:
-    """The number of marks that fit beside each other in so many inches, each column as wide as its longest text."""
+    """Return how many marks fit next to each other in so many inches, each column as wide as its longest text."""
 
     def needed(columns: int) -> float:
         each, more = divmod(len(marks), columns)  # Matplotlib fills the first columns first
@@ -190,12 +233,23 @@ def _mark_columns(marks: Sequence[Mark], width: float) -> int:
 
 
 def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:
-    """Inches for so many lines of text, a row each, and ``more`` for what is around them."""
+    """Return the height of lines of text, in inches.
+
+    Args:
+        rows: how many lines.
+        each: inches of a line.
+        more: inches of what is around them.
+    """
     return more + each * rows
 
 
 def lines_of_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Names the rows of a panel at its left, one a line, over an upright grid."""
+    """Name the rows of a panel at its left, one a line, over an upright grid.
+
+    Args:
+        axes: of the panel.
+        labels: the names.
+    """
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0, labelcolor=DARK)
     axes.spines["left"].set_visible(False)
@@ -203,6 +257,135 @@ def lines_of_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
-    """Draws faint lines behind everything."""
+    """Draw faint lines behind everything.
+
+    Args:
+        axes: of the panel.
+        which: the axis that they start from.
+    """
     axes.grid(axis=which, color="#E4E4E4", linewidth=0.5)
     axes.set_axisbelow(True)
+
+
+def shown(
+    board: TaskResults, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False
+) -> TaskResults:
+    """Return the results with the rows to be drawn: those with these labels, or those of a setting without own options.
+
+    Args:
+        board: the results of the task.
+        labels: of the only rows to draw.
+        setting: "paper" by default, for methods as published; "tuned-12" for the best of 12 trials.
+        papers: whether published rows are drawn too, and will do alone.
+
+    Raises:
+        UserError: nothing is stored for the task, or no such row or setting.
+    """
+    if not board.rows and not (papers and board.papers):
+        first, more = board.left_out[:1], len(board.left_out) - 1
+        left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
+        raise UserError(
+            f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
+            f"ifsl-bench run --method imprint --task {board.name}"
+        )
+    if labels:
+        (view,) = only([board], labels, f"of task {board.name}", f"ifsl-bench table {board.name}")
+        (view,) = in_setting([view], setting) if setting else [view]
+    else:
+        (view,) = in_setting([board], setting)
+        view = replace(view, rows=tuple(row for row in view.rows if not row.has_options) or view.rows)
+    if not view.rows and not (papers and view.papers):
+        raise UserError(
+            f"{board.name}: none of these rows is of setting {view.setting}; there are: "
+            f"{', '.join(sorted({row.setting for row in board.rows} - {EVERY}))}"
+        )
+    return view
+
+
+def by_accuracy(board: TaskResults) -> list[SeedAggregate]:
+    """Return the rows of a task, the best first, in the order of ``table --rank``."""
+    return [place.row for place in board.places]
+
+
+def named_looks(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return names and looks of rows; a user's own row has another look than the stored one of the same label."""
+    stored = {row.label for row in rows if row.origin == STORED}
+    second = [row.label in stored and row.origin != STORED for row in rows]
+    return names_of(rows), drawn_beside([row.label for row in rows], second)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without shared words at their beginning and numbers in brackets at their end.
+
+    Names stay different from each other.
+
+    ``["GREEK LETTER XI (U+039E)", "GREEK LETTER MU (U+03BC)"]`` become ``["XI", "MU"]``.
+    """
+    words = [one_line(name).split() or [one_line(name)] for name in names]
+    beginnings = Counter(tuple(w[:n]) for w in words for n in range(1, len(w)))
+    candidates = [_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
+    while True:
+        often = Counter(forms[0] for forms in candidates)
+        again = [forms for forms in candidates if often[forms[0]] > 1 and len(forms) > 1]
+        if not again:
+            return [forms[0] for forms in candidates]
+        for forms in again:
+            del forms[0]
+
+
+def _forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[str]:
+    plain = words[:-1] if len(words) > 1 and re.fullmatch(r"\(.*\)", words[-1]) else words
+    shared = max((n for n in range(1, len(plain)) if beginnings[tuple(plain[:n])] > 1), default=0)
+    suffixes = [" ".join(form[start:]) for form in (plain, words) for start in range(shared, -1, -1)]
+    return sorted(dict.fromkeys(suffixes), key=len)
+
+
+@functools.lru_cache(4096)
+def width_of(text: str, size: float = SMALLEST) -> float:
+    """Return the width of a text in our font, in inches.
+
+    Args:
+        text: the text.
+        size: in points.
+    """
+    if not text.strip():
+        return 0.0
+    return float(TextPath((0, 0), text, size=size, prop=FontProperties("DejaVu Sans")).get_extents().x1) / 72
+
+
+def wrapped(text: str, width: float, size: float = SMALLEST, most: int = 2) -> str:
+    """Return a text in as many lines as it needs; where these are too many, the last one ends in dots.
+
+    Args:
+        text: the text.
+        width: of a line, in inches.
+        size: in points.
+        most: how many lines at most.
+    """
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if width_of(longer, size) <= width:
+            lines[-1] = longer
+            continue
+        *full, rest = _pieces(word, width, size)
+        lines += [*full, rest]
+    lines = lines if lines[0] else lines[1:]
+    return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], _cut(lines[most - 1], width, size)])
+
+
+def _pieces(word: str, width: float, size: float) -> list[str]:
+    """Return a word, or its parts where it is wider than a line, all but the last with a hyphen."""
+    pieces = []
+    while width_of(word, size) > width and len(word) > 1:
+        fit = max((n for n in range(1, len(word)) if width_of(f"{word[:n]}-", size) <= width), default=1)
+        pieces.append(f"{word[:fit]}-")
+        word = word[fit:]
+    return [*pieces, word]
+
+
+def _cut(text: str, width: float, size: float) -> str:
+    """Return a text that ends in dots and is no wider than ``width``."""
+    while text and width_of(f"{text}…", size) > width:
+        text = text[:-1]
+    return f"{text.rstrip(' (,-')}…"

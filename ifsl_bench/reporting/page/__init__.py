@@ -1,11 +1,10 @@
 """One HTML page of results that needs no network: ``ifsl-bench report``.
 
-* ``gather``: from boards to what the page says, in plain dataclasses; ``row_pairs`` and ``origins`` (where the
-  numbers come from) are parts of it.
+* ``data``: from the results of tasks to the content of the page, in plain dataclasses.
 * ``references``: how the paper of a row is cited.
-* ``html``: from these to one file. The template, the style sheet, the scripts and Plotly are in ``assets/``.
+* ``page``: from these to one file. The template, the style sheet, the scripts and Plotly are in ``assets/``.
 
-A method's name is somebody else's text. The template escapes it, :func:`ifsl_bench.reporting.page.html.script_json`
-does where it stands in a script, and ``assets/plots.js`` where it becomes a label of Plotly's, which reads labels as
-HTML.
+A method's name may be text of unknown origin. The template escapes it,
+:func:`ifsl_bench.reporting.page.page.script_json` does where it stands in a script, and ``assets/plots.js`` where it
+becomes a label of Plotly's, which reads labels as HTML.
 """

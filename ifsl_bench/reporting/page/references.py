@@ -21,34 +21,34 @@ class Citation:
     """A citation of a method or of a paper."""
 
     text: str  # what it is and where it was published, a paragraph for readers
-    bibtex: str  # entries for a bibliography; "" where nobody has written any
+    bibtex: str  # entries for a bibliography; "" where there are none
 
 
 def citation_of_row(method: str, label: str) -> Citation:
-    """The citation of a measured row.
+    """Return the citation of a measured row.
 
     Args:
         method: the method's name in its results.
-        label: the row's; ``lr+a`` of it says which papers are meant where a method is of several.
+        label: the row's; ``lr+a`` of it tells papers apart where a method is of several.
     """
     name = method_of(label)
     return Citation(_first_words(method), _bibtex(name) or _bibtex(method))
 
 
 def citation_of_label(label: str) -> Citation:
-    """The citation of a published row's method, as far as it is installed or known."""
+    """Return the citation of a published row's method, as far as it is installed or known."""
     return Citation("", _bibtex(method_of(label)))
 
 
 def citation_of_paper(source: str) -> Citation:
-    """The citation of a paper, by the name of the file with its rows."""
+    """Return the citation of a paper, by the name of the file with its rows."""
     text = titles().get(source, source)
     of_methods = [p.bibtex for p in papers("methods") if text.lower().startswith(p.field("title").lower())]
     return Citation(text, "\n\n".join(of_methods) or bibtex().get(source, ""))
 
 
 def _bibtex(name: str) -> str:
-    """The BibTeX of ``ifsl-bench cite`` for an installed method; "" where it has none.
+    """Return the BibTeX of ``ifsl-bench cite`` for an installed method; "" where it has none.
 
     Results may name any file as their method's; none is run for a page.
     """
@@ -62,7 +62,7 @@ def _bibtex(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def _first_words(method: str) -> str:
-    """The first paragraph of the docstring of a registered method's module; "" where it cannot be read.
+    """Return the first paragraph of the docstring of a registered method's module; "" where it cannot be read.
 
     Runs no code of the module.
     """
@@ -73,6 +73,6 @@ def _first_words(method: str) -> str:
         spec = find_spec(points[0].module)
         source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
         docstring = ast.get_docstring(ast.parse(source or "")) or ""
-    except Exception:  # somebody's package, whatever is wrong with it
+    except Exception:  # an installed package, whatever is wrong with it
         return ""
     return inspect.cleandoc(docstring).split("\n\n")[0].replace("\n", " ")

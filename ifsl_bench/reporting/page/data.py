@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED, SeedAggregate, bias_curve, calibrated_point
+from ifsl_bench.analysis.aggregate import (
+    COMPUTED,
+    EVERY,
+    PAPER,
+    PARTIAL,
+    STORED,
+    SeedAggregate,
+    bias_curve,
+    calibrated_point,
+)
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.claims import Judged
-from ifsl_bench.reporting.columns import HEADINGS, Entry, entries_of, published_entries, rounded
+from ifsl_bench.reporting.columns import HEADINGS, TableRow, entries_of, published_entries, rounded
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
-from ifsl_bench.reporting.page.origins import Origin, origin_of
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
-from ifsl_bench.reporting.page.row_pairs import RowPair, digits_of, row_pairs
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, look_of, looks_of
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.reporting.variance_table import split_of
 from ifsl_bench.store.published import LETTERS
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.store.schema import Result, path_of
+from ifsl_bench.utils.errors import UserError, one_line
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
 LINES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for DASHES
@@ -60,7 +70,7 @@ class PageRow:
         cited: number in the list of citations.
         cited_method: of a published row, the number of its method's citation, where that is another one.
         note: what a reader should know of a published row.
-        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        printed: the +- that a paper prints next to its accuracy, of unknown kind.
         origin: None for published rows.
     """
 
@@ -94,7 +104,7 @@ class PageBoard:
 
     task: Task
     setting: str
-    table: Table[Entry]  # what `ifsl-bench table --rank --full --setting ...` prints
+    table: Table[TableRow]  # what `ifsl-bench table --rank --full --setting ...` prints
     rows: list[int]  # for each row of the table its number in the list of all rows
     queries: tuple[int, int]  # base and novel queries of an episode
     pairs: dict[str, list[RowPair]]  # metric -> all differences between its ranked rows
@@ -111,9 +121,11 @@ class Page:
 
 
 def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> list[TaskResults]:
-    """The boards of tasks and of their variants that have rows.
+    """Return the results of tasks and of their variants that have rows.
 
     Args:
+        tasks: the tasks.
+        results: the folder of results.
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
             tasks with published rows alone come last, and before them letters; of each, first tasks in episodes, then
             those in sessions, then variants; and among these, those with one seed last.
@@ -139,7 +151,12 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
 
 
 def gather(boards: Iterable[TaskResults], claims: Sequence[Judged] = ()) -> Page:
-    """The page of these boards, each in every setting that has rows of its own, and of claims on them."""
+    """Return the content of the page.
+
+    Args:
+        boards: the results of the tasks, shown in every setting that has rows of its own.
+        claims: claims on them, evaluated.
+    """
     page_boards: list[PageBoard] = []
     rows: list[PageRow] = []
     citations: dict[Citation, int] = {}
@@ -162,11 +179,11 @@ def gather(boards: Iterable[TaskResults], claims: Sequence[Judged] = ()) -> Page
     return Page(page_boards, rows, list(citations), claims)
 
 
-def _key(entry: Entry) -> object:
+def _key(entry: TableRow) -> object:
     return entry.measured or (entry.label, entry.source)
 
 
-def _board(view: TaskResults, table: Table[Entry], numbers: dict[object, int]) -> PageBoard:
+def _board(view: TaskResults, table: Table[TableRow], numbers: dict[object, int]) -> PageBoard:
     shape = view.task.episode
     own = {row: numbers[row] for row in view.rows}
     pairs = {}
@@ -180,14 +197,16 @@ def _board(view: TaskResults, table: Table[Entry], numbers: dict[object, int]) -
 
 
 def _looks(board: TaskResults) -> dict[SeedAggregate, PlotStyle]:
-    """The look of each measured row of a task, all its settings together."""
+    """Return the look of each measured row of a task, all its settings together."""
     rows = (*board.rows, *board.others)
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
     return dict(zip(rows, looks_of([row.label for row in rows], second), strict=True))
 
 
-def _row(entry: Entry, shared: bool, looks: dict[SeedAggregate, PlotStyle], citations: dict[Citation, int]) -> PageRow:
+def _row(
+    entry: TableRow, shared: bool, looks: dict[SeedAggregate, PlotStyle], citations: dict[Citation, int]
+) -> PageRow:
     row = entry.measured
     of_method = citation_of_row(row.results[0].method, row.label) if row else citation_of_label(entry.label)
     computed = Citation(f"Computed here from {entry.note}.", "") if entry.kind == COMPUTED else None
@@ -217,7 +236,7 @@ def _row(entry: Entry, shared: bool, looks: dict[SeedAggregate, PlotStyle], cita
 
 
 def _measured(row: SeedAggregate) -> dict[str, Any]:
-    """The page's fields of measured rows alone."""
+    """Return the page's fields of measured rows alone."""
     in_sessions = bool(row.after())
     return {
         "setting": row.setting,
@@ -236,7 +255,7 @@ def _measured(row: SeedAggregate) -> dict[str, Any]:
 
 
 def _point(means: Sequence[float]) -> tuple[float, float] | None:
-    """Base and novel accuracy; None where one of them is not known."""
+    """Return base and novel accuracy; None where one of them is not known."""
     if len(means) < 2 or math.isnan(sum(means)):
         return None
     base, novel = means
@@ -244,7 +263,7 @@ def _point(means: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _curve(row: SeedAggregate) -> list[list[float]] | None:
-    """A row's base-novel curve, thinned to points that an eye can tell apart; five seeds have some 250."""
+    """Return a row's base-novel curve, thinned to points that an eye can tell apart; five seeds have some 250."""
     curve = bias_curve(row)
     if curve is None:
         return None
@@ -256,7 +275,7 @@ def _curve(row: SeedAggregate) -> list[list[float]] | None:
     return [[round(part[i], 1) for i in places] for part in (base, novel)]
 
 
-def _after(entry: Entry) -> list[list[float]]:
+def _after(entry: TableRow) -> list[list[float]]:
     means = [value.mean for value in entry.after]
     bands = np.percentile(entry.measured.orders_after(), (2.5, 97.5), axis=0) if entry.measured and means else ()
     return [[round(float(value), 2) for value in line] for line in (means, *bands) if len(line)]
@@ -270,13 +289,13 @@ def _variance(row: SeedAggregate) -> dict[str, float]:
 
 
 def _validation(training: dict[str, Any]) -> list[list[float]]:
-    """Steps, and the accuracy on validation episodes at each, in percent."""
+    """Return steps, and the accuracy on validation episodes at each, in percent."""
     points = sorted((int(step), round(float(value), 1)) for step, value in training.get("validation", {}).items())
     return [[step for step, _ in points], [value for _, value in points]]
 
 
 def _cost(row: SeedAggregate) -> dict[str, float]:
-    """The least of the seeds: they do the same work, and other programs only lengthen it."""
+    """Return the least of the seeds: they do the same work, and other programs only lengthen it."""
 
     def least(*names: str) -> float:
         sums = [sum(r.cost[name] for name in names) for r in row.results if all(name in r.cost for name in names)]
@@ -289,3 +308,135 @@ def _cost(row: SeedAggregate) -> dict[str, float]:
         "parameters": least("parameters"),
     }
     return {name: float(f"{value:.4g}") for name, value in costs.items() if math.isfinite(value)}
+
+
+SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data can test
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """Row a minus row b.
+
+    Attributes:
+        a, b: the rows, numbers in the list of all rows.
+        mean: points of accuracy.
+        interval: half-width of the 95% interval of this difference alone, over episodes and seeds.
+        p: two-sided p-value of this difference alone; 0 where it is below :data:`SMALLEST`.
+        significant: whether it is one of those that ranks rest on: all comparisons of the ranking at once, by Holm's
+            procedure.
+        seeds: that both are compared on.
+        models_fixed: whether it is over episodes alone.
+    """
+
+    a: int
+    b: int
+    mean: float
+    interval: float
+    p: float
+    significant: bool
+    seeds: tuple[int, ...]
+    models_fixed: bool
+
+
+def digits_of(value: float) -> int:
+    """Return the page's digits of a number: more where its two, or fewer, would be those of another number."""
+    return 9 if f"{value:.4f}".endswith(("50", "500", "5000")) else 4
+
+
+def row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPair]:
+    """Return each pair of ranked rows once; a user's rows are compared with the family, not with each other.
+
+    Args:
+        ranking: of the rows.
+        numbers: row -> its number in the list of all rows. Rows without a number are left out.
+    """
+    ranked = [place.row for place in ranking.places if place.ranks and place.row in numbers]
+    pairs = []
+    part: Ranking | None = ranking
+    while part:
+        here = [row for row in ranked if row in part.rows]
+        family = [row for row in here if row in part.family]
+        pairs += _pairs_of(part, family, None, numbers)
+        for row in here:
+            if row not in family:
+                pairs += _pairs_of(part, family, row, numbers)
+        part = part.apart
+    return pairs
+
+
+def _pairs_of(
+    ranking: Ranking, family: list[SeedAggregate], guest: SeedAggregate | None, numbers: dict[SeedAggregate, int]
+) -> list[RowPair]:
+    """Return the pairs of the family, or of one guest and the family."""
+    better = ranking.better(guest)
+    pairs = []
+    for a, b in itertools.combinations(family, 2) if guest is None else ((guest, row) for row in family):
+        gap = ranking.difference(a, b)
+        significant = (a, b) in better or (b, a) in better
+        p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
+        mean, interval = (round(value, digits_of(value)) for value in (gap.mean, gap.interval))
+        seeds = ranking.common(a, b)
+        pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, gap.models_fixed))
+    return pairs
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of a row's numbers."""
+
+    shared: dict[str, str]  # facts that are the same for all of its seeds
+    seeds: list[dict[str, str]]  # the other facts of each seed; the same names for all
+
+
+def origin_of(row: SeedAggregate) -> Origin:
+    """Return all that a reader needs to find a row's results, and to make them again."""
+    facts = [_facts(result) for result in row.results]
+    names = list(dict.fromkeys(name for of_seed in facts for name in of_seed))
+    same = [name for name in names if len({of_seed.get(name, "") for of_seed in facts}) == 1 and name != "seed"]
+    shared = {name: facts[0][name] for name in same}
+    return Origin(shared, [{name: of_seed.get(name, "") for name in names if name not in same} for of_seed in facts])
+
+
+def _facts(result: Result) -> dict[str, str]:
+    provenance, backbone = result.provenance, result.pretraining
+    libraries = provenance.get("libraries") or {}
+    facts: dict[str, Any] = {
+        "seed": result.seed,
+        "file": path_of(Path(), result).as_posix(),
+        "Acc.": f"{result.summary['acc']['mean']:.2f}",
+        "command": provenance.get("command"),
+        "again": shlex.join(["ifsl-bench", "reproduce", result.label, result.task]),
+        "commit": provenance.get("commit"),
+        "version": provenance.get("version"),
+        "device": provenance.get("device"),
+        "Python": provenance.get("python"),
+        "libraries": ", ".join(f"{k} {v}" for k, v in libraries.items()) if isinstance(libraries, Mapping) else "",
+        "time": provenance.get("time"),
+        "options": _in_words(result.options),
+        "training": _in_words(result.train),
+        "chosen": "; ".join(map(_chosen, result.tuned.values())),
+        "chosen at an end of what was tried": ", ".join(result.edge),
+        "episodes": f"{len(result.episodes):,}",
+        "digest of the episodes": result.digest,
+        "hash of the task": result.task_hash,
+        "fingerprint of the data": result.fingerprint,
+        "of the novel classes' data": result.novel_fingerprint,
+        "data": PARTIAL if result.partial else "",
+        "backbone": backbone.get("key"),
+        "SHA-256 of its weights": f"{sha256[:16]}..." if (sha256 := str(backbone.get("sha256") or "")) else "",
+        "code of the method": provenance.get("method_source"),
+        "seconds": _in_words({k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}),
+    }
+    return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "", {})}
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _chosen(tried: Mapping[str, float]) -> str:
+    """Return the best of what was tried on validation episodes."""
+    if not tried:
+        return ""
+    best = max(tried, key=lambda name: tried[name])
+    return f"{best} ({tried[best]:.2f}% on validation episodes, the best of {len(tried)})"

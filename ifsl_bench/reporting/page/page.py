@@ -20,10 +20,9 @@ from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.reporting.claims import edges_of, heading_of_claim
-from ifsl_bench.reporting.columns import Entry, plus_minus
+from ifsl_bench.reporting.columns import TableRow, plus_minus
 from ifsl_bench.reporting.leaderboard import RULE
-from ifsl_bench.reporting.page.gather import Page, PageBoard, PageRow
-from ifsl_bench.reporting.page.row_pairs import RowPair
+from ifsl_bench.reporting.page.data import Page, PageBoard, PageRow, RowPair
 from ifsl_bench.reporting.table import Cell, Table
 
 SCRIPTS = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
@@ -38,7 +37,7 @@ WIDE = ("base", "novel", "Delta_a", "Delta_b", "seeds", "source")
 
 
 def page_html(page: Page) -> str:
-    """The page: the same bytes for the same results, whenever and wherever it is made."""
+    """Return the page: the same bytes for the same results, whenever and wherever it is made."""
     import jinja2
 
     loader = jinja2.FunctionLoader(_asset)
@@ -81,7 +80,7 @@ def page_html(page: Page) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand in a ``<script>`` element: nothing in it ends the element or begins a comment."""
+    """Return JSON that may stand in a ``<script>`` element: nothing in it ends the element or begins a comment."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
@@ -89,12 +88,12 @@ def script_json(value: Any) -> str:
 
 
 def settings_of(page: Page) -> list[str]:
-    """The settings that some task has, methods as published first."""
+    """Return the settings that some task has, methods as published first."""
     return list(dict.fromkeys(sorted((board.setting for board in page.boards), key=lambda s: (s != PAPER, s))))
 
 
 def _setting_text(setting: str) -> str:
-    """Spells a setting out."""
+    """Return a setting in words."""
     trials = setting.removeprefix("tuned-")
     return {PAPER: "as published", EVERY: "the same in all"}.get(
         setting, f"best of {trials} trials" if trials.isdigit() else setting
@@ -106,7 +105,7 @@ def _protocol(task: Task) -> str:
 
 
 def _choices(page: Page) -> dict[str, tuple[str, str]]:
-    """The texts of menus for each task: its data set; and its shots, with all else that its neighbours lack."""
+    """Return the texts of menus for each task: its data set; and its shots, with all else that its neighbours lack."""
     alike: dict[tuple[str, str], dict[str, Task]] = {}
     for board in page.boards:
         alike.setdefault((_protocol(board.task), board.task.dataset.name), {})[board.task.name] = board.task
@@ -128,7 +127,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """The content security policy: our scripts, by their hashes, and nothing from anywhere else."""
+    """Return the content security policy: our scripts, by their hashes, and nothing from anywhere else."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
@@ -148,15 +147,15 @@ def _counts(page: Page) -> dict[str, int]:
 
 
 def _note_markup(note: str) -> Markup:
-    """A note, with what stands in backticks as code."""
+    """Return a note, with what stands in backticks as code."""
     parts = [escape(part) for part in note.split("`")]
-    if len(parts) % 2 == 0:  # somebody's name has one
+    if len(parts) % 2 == 0:  # a name has one
         return escape(note)
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
-def _columns(table: Table[Entry]) -> list[int]:
-    """The places of a table's columns in the order of the page, without those that say nothing of any row."""
+def _columns(table: Table[TableRow]) -> list[int]:
+    """Return the places of a table's columns in the order of the page, without those that are empty."""
     headings, cells = table.headings(), table.cells()
     filled = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
     return sorted(filled, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
@@ -180,8 +179,8 @@ def _classes(heading: str, cell: Cell | None = None) -> Markup:
     return Markup(f' class="{names}"' if " " in names else f" class={names}" if names else "")
 
 
-def _flags(entry: Entry) -> str:
-    """The flags that a row is filtered by."""
+def _flags(entry: TableRow) -> str:
+    """Return the flags that a row is filtered by."""
     row, place = entry.measured, entry.place
     flags = {
         "published": entry.kind == "published",
@@ -219,14 +218,14 @@ def _overview(
     return tasks, lines
 
 
-def _ranked(board: PageBoard) -> dict[int, tuple[Entry, str]]:
-    """The rows with ranks by their number, in the table's order."""
+def _ranked(board: PageBoard) -> dict[int, tuple[TableRow, str]]:
+    """Return the rows with ranks by their number, in the table's order."""
     both = zip(board.rows, board.table.rows, strict=True)
     return {number: (entry, str(entry.place.ranks)) for number, entry in both if entry.place and entry.place.ranks}
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """The data of the scripts. Texts that many results share, as commands and digests are, stand there once."""
+    """Return the data of the scripts. Texts that many results share, as commands and digests are, stand there once."""
     texts: dict[str, int] = {}
 
     def pooled(facts: Mapping[str, str]) -> list[tuple[int, int]]:

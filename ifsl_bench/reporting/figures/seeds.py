@@ -1,4 +1,4 @@
-"""Accuracy on validation episodes in the course of meta-training."""
+"""Figures of training seeds: the accuracy of each, and that on validation episodes while they were meta-trained."""
 
 from __future__ import annotations
 
@@ -7,23 +7,77 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.rows import by_accuracy, named_looks
-from ifsl_bench.reporting.figures.style import DARK, grid, legend_below, new_figure, styled
+from ifsl_bench.reporting.figures.style import (
+    DARK,
+    by_accuracy,
+    grid,
+    heights,
+    legend_below,
+    lines_of_rows,
+    named_looks,
+    new_figure,
+    styled,
+    text_of,
+)
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
+
+SEED_KEY = ("a seed", "mean", "95% over episodes")
+SPREAD = 0.22  # of a line's height, that the first and the last seed are above and below its middle
+
+
+@styled()
+def draw_seeds(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+    """Draw the mean over episodes of each seed as a dot, and the mean of each row as a line with its interval.
+
+    The interval is that over episodes, as in ``table``. The trained models are held fixed in it; how they vary is what
+    the dots show. Seeds stand one below the other, so that none hides another.
+
+    Args:
+        board: the results of the task.
+        wide: two columns of a paper wide.
+    """
+    rows = sorted(board.rows, key=lambda row: -row.summary()["acc"].mean)
+    names, looks = named_looks(rows)
+    figure = new_figure(heights(len(rows), each=0.2), wide)
+    axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
+    for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
+        acc = row.summary()["acc"]
+        axes.barh(at, 2 * acc.interval, left=acc.mean - acc.interval, height=0.5, color=look["color"], alpha=0.3,
+                  linewidth=0, gid=f"interval of {name}")  # fmt: skip
+        axes.plot([acc.mean] * 2, [at - 0.32, at + 0.32], color=look["color"], linewidth=1.2, gid=f"mean of {name}")
+        means = [result.summary["acc"]["mean"] for result in row.results]
+        places = at + np.linspace(-SPREAD, SPREAD, len(means)) if len(means) > 1 else [at]
+        axes.plot(means, places, **look | {"markersize": 3, "linestyle": "none"}, gid=f"seeds of {name}")
+    lines_of_rows(axes, [text_of(name) for name in names])
+    keys = [
+        Line2D([], [], color=DARK, marker="o", markersize=3, linestyle="none"),
+        Line2D([], [], color=DARK, marker="|", markersize=7, markeredgewidth=1.2, linestyle="none"),
+        Rectangle((0, 0), 1, 1, color=DARK, alpha=0.3, linewidth=0),
+    ]
+    legend_below(figure, keys, SEED_KEY)
+    return figure, []
+
 
 RING: dict[str, Any] = {"marker": "o", "markersize": 6.5, "markerfacecolor": "none", "markeredgewidth": 0.7,
                         "linestyle": "none"}  # fmt: skip
 
 
 @styled()
-def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
-    """A line is the mean over a row's seeds, with those as faint lines; a ring is where most seeds' model was taken.
+def draw_validation(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+    """Draw the mean over a row's seeds as a line, with those as faint lines.
+
+    A ring is where most seeds' model was taken.
 
     These are the validation episodes that checkpoints are watched on, not those that options are chosen on. Rows that
     are not meta-trained are left out.
+
+    Args:
+        board: the results of the task.
+        wide: two columns of a paper wide.
 
     Raises:
         UserError: no row is meta-trained.
@@ -57,5 +111,5 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
 
 
 def _history(result: Result) -> dict[int, float]:
-    """Accuracies in percent by step."""
+    """Return accuracies in percent by step."""
     return dict(sorted((int(step), float(value)) for step, value in result.training["validation"].items()))

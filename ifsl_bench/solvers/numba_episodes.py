@@ -1,0 +1,181 @@
+"""Kernels over many episodes, on as many threads as torch may use.
+
+----
+Rows of feature banks, put together to episodes.
+
+----
+Hits of joint logits, in one look at them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+from numba import njit
+
+from ifsl_bench.solvers.numba_code_cache import alone
+from ifsl_bench.solvers.numba_compiling import FOLDER, Array, Decorator, compiled, inlined
+from ifsl_bench.utils.threads import check_wanted, wanted
+
+PIECES = 8  # for each thread: episodes take longer or shorter, and nobody should wait long for the last
+ALONE = 16  # episodes of the first piece on one thread: between two pieces Ctrl-C is heard
+QUICK = 0.05  # seconds; a piece on one thread that takes less is followed by one of twice as many episodes
+_loaded: set[Any] = set()  # kernels that have been called
+
+
+def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
+    """kernel(begin, end, *arguments) for all of 0 to `count` - 1. What it finds does not depend on the threads.
+
+    Raises:
+        KeyboardInterrupt: nobody wants it any more, see :func:`ifsl_bench.utils.threads.stoppable`.
+    """
+    new = kernel not in _loaded
+    pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
+    bounds = [count * i // pieces for i in range(pieces + 1)] if pieces else []
+    todo = list(pairwise(bounds))
+    stop = wanted()  # of this thread: others do not know
+
+    def call(piece: tuple[int, int]) -> None:
+        check_wanted(stop)
+        kernel(*piece, *arguments)
+
+    if new and todo:  # alone: the first call compiles, or loads what another process has compiled by then
+        with alone(FOLDER):
+            kernel(*todo.pop(0), *arguments)
+        _loaded.add(kernel)
+    if threads > 1 and len(todo) > 1:
+        list(_pool(threads).map(call, todo))
+    elif todo:
+        _one_after_the_other(call, todo[0][0], count)
+
+
+def _one_after_the_other(call: Callable[[tuple[int, int]], None], begin: int, count: int) -> None:
+    """call((begin, end)) for all up to `count`, in pieces that are short enough to be interrupted between them."""
+    size = ALONE
+    while begin < count:
+        start, end = time.perf_counter(), min(begin + size, count)
+        call((begin, end))
+        begin = end
+        size *= 1 + (time.perf_counter() - start < QUICK)
+
+
+@lru_cache(maxsize=4)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="ifsl_bench")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along
+
+
+Indices = Any  # int64 [E, ...]
+Flags = Any  # bool [E, ...]
+
+
+@inlined
+def copy(bank: Array, row: int, out: Array) -> bool:
+    """Returns whether there is such a row; then it is in `out`."""
+    if not 0 <= row < bank.shape[0]:
+        return False
+    for d in range(out.shape[0]):
+        out[d] = bank[row, d]
+    return True
+
+
+@compiled
+def gather(
+    begin: int, end: int, rows: Indices, second: Flags, bank: Array, second_bank: Array, out: Array, there: Flags
+) -> None:  # fmt: skip
+    """out [E, R, D] = bank[rows [E, R]], or second_bank[rows] where `second` [E, R]; there [E]: whether the banks have
+    all these rows."""
+    for e in range(begin, end):
+        good = True
+        for i in range(rows.shape[1]):
+            if second[e, i]:
+                good &= copy(second_bank, rows[e, i], out[e, i])
+            else:
+                good &= copy(bank, rows[e, i], out[e, i])
+        there[e] = good
+
+
+# A maximum by vectors: for that NaN must not matter, and who has NaN says so (`bad`).
+maximal: Decorator = cast(Any, njit(nogil=True, error_model="numpy", fastmath={"nnan", "nsz"}))
+
+
+@maximal
+def largest(x: Array) -> float:
+    """The largest of a flat array; anything where it has NaN."""
+    value = x[0]
+    for i in range(x.shape[0]):
+        value = max(value, x[i])
+    return value
+
+
+@inlined
+def bad(x: Array) -> bool:
+    """Returns whether a flat array has NaN or +inf."""
+    any_bad = 0
+    for i in range(x.shape[0]):
+        any_bad |= not x[i] < np.inf
+    return any_bad != 0
+
+
+@inlined
+def first(x: Array, value: float, place: int) -> bool:
+    """Returns whether `place` is the first one with this value, so that an argmax would answer it."""
+    if not 0 <= place < x.shape[0] or x[place] != value:
+        return False
+    for i in range(place):  # noqa: SIM110
+        if x[i] == value:
+            return False
+    return True
+
+
+@compiled
+def count(
+    begin: int, end: int, logits: Array, masked: Flags, labels: Indices, of_novel: Flags, hits: Indices,
+    base_margins: Array, novel_margins: Array, pairs: Indices, wrong: Flags,
+) -> None:  # fmt: skip
+    """Counts hits in episodes with joint logits [E, Q, K + N], in which base classes `masked` [E, K] are at -inf.
+
+    hits [4, E]: base queries right among all classes, among base classes; novel queries likewise. The margins [E, B]
+    and [E, Q - B] of base and novel queries, their `pairs` [E] as `ifsl_bench.protocols.calibration` defines them, and
+    whether an episode has logits that are none [E].
+    """
+    queries, classes = logits.shape[1], masked.shape[1]
+    shown = np.empty(classes, logits.dtype)
+    for e in range(begin, end):
+        none = False
+        base_at = novel_at = base_joint = base_alone = novel_joint = novel_alone = 0
+        for q in range(queries):
+            row = logits[e, q]
+            none |= bad(row)
+            for k in range(classes):
+                shown[k] = -np.inf if masked[e, k] else row[k]
+            base, novel, label = largest(shown), largest(row[classes:]), labels[e, q]
+            margin = np.float32(np.inf) if novel == -np.inf else np.float32(base - novel)
+            if of_novel[e, q]:
+                right = first(row[classes:], novel, label - classes)
+                novel_alone += right
+                novel_joint += right and novel > base
+                novel_margins[e, novel_at] = margin if right else np.float32(np.nan)
+                novel_at += 1
+            else:
+                right = first(shown, base, label)
+                base_alone += right
+                base_joint += right and base >= novel
+                base_margins[e, base_at] = margin if right else np.float32(np.nan)
+                base_at += 1
+        hits[0, e], hits[1, e], hits[2, e], hits[3, e] = base_joint, base_alone, novel_joint, novel_alone
+        total = 0
+        for i in range(base_margins.shape[1]):
+            for j in range(novel_margins.shape[1]):
+                total += base_margins[e, i] > novel_margins[e, j]
+                total += base_margins[e, i] >= novel_margins[e, j]
+        pairs[e], wrong[e] = total, none
