@@ -49,13 +49,6 @@ def complete_rows_and_tasks(context: click.Context, parameter: click.Parameter, 
     return [*complete_rows(context, parameter, word), *complete_tasks(context, parameter, word)]
 
 
-def complete_claims(_: click.Context, __: click.Parameter, word: str) -> list[str]:
-    from ifsl_bench.reporting.claims import read_claims
-    from ifsl_bench.store.result_folder import CLAIMS, packaged_root
-
-    return _completed(word, list(read_claims(packaged_root() / CLAIMS)))
-
-
 def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]:
     from ifsl_bench.plugin.registry import DATASETS, names
     from ifsl_bench.utils.files import Paths

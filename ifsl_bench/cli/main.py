@@ -31,8 +31,8 @@ SECTIONS = {
     "Run": {"run": "running", "plan": "campaigns", "status": "campaigns", "reproduce": "results",
             "pretrain": "pretraining"},
     "Results": {"leaderboard": "results", "table": "results", "report": "report", "plot": "plot",
-                "compare": "results", "variance": "results", "claims": "claims", "show": "results",
-                "results": "own_results", "check": "results"},
+                "compare": "results", "variance": "results", "show": "results", "results": "own_results",
+                "check": "results"},
     "What there is": {"methods": "methods", "tasks": "tasks", "data": "data", "cite": "methods"},
     "Folders": {"cache": "cache", "weights": "weights"},
 }  # fmt: skip

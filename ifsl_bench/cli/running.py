@@ -207,8 +207,8 @@ def _show_rows(tasks: Sequence[Task], ended: RunSummary, work: Workspace, how: H
         show_tables([task_table(board, how.full) for board in boards if not board.empty], how.style)
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
+    from ifsl_bench.reporting.comparison_tables import beside_tables
     from ifsl_bench.reporting.notes import standings
-    from ifsl_bench.reporting.published_comparison_table import beside_tables
 
     labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.stored if job.task.name == board.name))
             for board in boards}  # fmt: skip

@@ -115,7 +115,7 @@ class PrepareData(Stage):
         if self.sessions > 1 and data.starts:
             training_sampler(self.task, self.sessions, 0, starts)
         if self.task.sessions and self.task.sessions.published and (classes := data.classes.get("novel/test")):
-            from ifsl_bench.data.session_lists import order_of
+            from ifsl_bench.data.published_splits import order_of
 
             order_of(self.task.novel_data, classes)
 

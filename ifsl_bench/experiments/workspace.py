@@ -218,7 +218,7 @@ class PreparedTask:
         """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
         if not (self.task.sessions and self.task.sessions.published):
             return None
-        from ifsl_bench.data.session_lists import order_of
+        from ifsl_bench.data.published_splits import order_of
 
         return order_of(self.task.novel_data, self.dataset.pool("novel/test").classes)
 

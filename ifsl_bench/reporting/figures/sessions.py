@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
-from ifsl_bench.analysis.session_variance import PARTS
+from ifsl_bench.analysis.session_variance import ONE, PARTS, splits_of_differences, splits_of_rows
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
@@ -30,7 +30,6 @@ from ifsl_bench.reporting.figures.style import (
     text_of,
 )
 from ifsl_bench.reporting.plot_styles import COLOURS
-from ifsl_bench.reporting.variance_table import ONE, splits_of_differences, splits_of_rows
 from ifsl_bench.utils.errors import UserError
 
 BAND = (2.5, 97.5)  # percent of the orders that are below its ends
