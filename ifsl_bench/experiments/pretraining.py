@@ -15,8 +15,8 @@ from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.metadata import fingerprint_of
 from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.stages import backbone_of
 from ifsl_bench.experiments.training_curves import CurveLogs, Curves
-from ifsl_bench.experiments.training_stage import backbone_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
