@@ -20,9 +20,8 @@ from ifsl_bench.cli.main import _guarded
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.experiments import api
 from ifsl_bench.utils import files
-from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.files import Paths, strip_tag
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.tempnames import strip_tag
 from tests.reporters import Messages
 
 TASKS = """

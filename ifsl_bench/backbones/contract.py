@@ -1,4 +1,4 @@
-"""The interface of a backbone plugin, and backbones by name. The entry point group is ``ifsl_bench.backbones``.
+"""The interface of a backbone plugin, and backbones by name; their entry point group is ``ifsl_bench.backbones``.
 
 There are two kinds. A subclass of :class:`Backbone` is a network that is pretrained here, on the base classes of each
 task, unless the task names a file of weights. A subclass of :class:`Frozen` knows networks with weights from elsewhere,
@@ -20,14 +20,14 @@ from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Pretraining
 from ifsl_bench.utils.errors import UserError, unknown
 
 BACKBONES = "ifsl_bench.backbones"
-UNKNOWN = "unknown"  # what a network was pretrained on, where nobody says
+UNKNOWN = "unknown"  # the images that a network was pretrained on, where its source does not name them
 
 
 class Backbone(nn.Module):
-    """Images [B, C, H, W] to features [B, D]; D is ``features``.
+    """A network from images [B, C, H, W] to features [B, D], where D is the attribute ``features``.
 
-    One that is registered is made as ``kind(channels=C, norm_momentum=m)``, where ``m`` is for its batch norms, if it
-    has any (the weight of the new batch).
+    A registered class is constructed as ``MyNet(channels=C, norm_momentum=m)``; ``m`` is the momentum of its batch
+    norms, if it has any (the weight of the new batch).
     """
 
     features: int
@@ -38,15 +38,15 @@ class BackboneInfo:
     """The properties of a frozen network that are known before its weights are there.
 
     Attributes:
-        size: (H, W) of the images that it sees.
-        resize: what images are resized to before the middle of ``size`` is cut out: (H, W), or the shorter side alone.
-        interpolation: "bilinear" or "bicubic", and what else torchvision's ``InterpolationMode`` has.
+        size: (H, W) in pixels of the images that enter it.
+        resize: size to which images are resized before the middle of ``size`` is cut out: (H, W), or the shorter side.
+        interpolation: "bilinear", "bicubic" or another value of torchvision's ``InterpolationMode``.
         mean, std: of each of three channels, of pixels from 0 to 1.
         corpora: the sets of images that it was pretrained on, as
             :mod:`ifsl_bench.protocols.tasks.contamination` names them; with :data:`UNKNOWN` among them where more may
             have been used.
         source: the address of its weights; "" where there is none.
-        endings: of the files that its weights come in, the likeliest first.
+        endings: of the names of its files of weights, the likeliest first.
     """
 
     size: tuple[int, int]
@@ -60,10 +60,10 @@ class BackboneInfo:
 
 
 class Frozen(ABC):
-    """Networks that are used as they come.
+    """Networks with weights from elsewhere, which are not trained.
 
-    A registered name ``zoo`` is one network, or several: ``zoo:MODEL`` is asked for as ``model="MODEL"``, the plain
-    name as ``model=""``.
+    A registered name ``zoo`` is one network, or several: ``zoo:MODEL`` calls each method with ``model="MODEL"``, the
+    plain name with ``model=""``.
 
     Attributes:
         requires: modules that have to be installed, and how to install them.
@@ -75,10 +75,11 @@ class Frozen(ABC):
 
     @abstractmethod
     def describe(self, model: str, own_weights: bool = False) -> BackboneInfo:
-        """Describes a network; quick, without its weights.
+        """Describe a network; quick, without its weights.
 
         Args:
-            own_weights: whether the user gives weights, so that the name need not say which.
+            model: the name of the network, or "".
+            own_weights: whether the user gives weights, so that the name need not name any.
 
         Raises:
             UserError: no such network.
@@ -86,11 +87,16 @@ class Frozen(ABC):
 
     @abstractmethod
     def network(self, model: str) -> tuple[nn.Module, int]:
-        """The network with random weights, images [B, 3, H, W] to features [B, D], and D."""
+        """Make the network with random weights, images [B, 3, H, W] to features [B, D]; return it and D."""
 
     @abstractmethod
     def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Gives the network its weights, of a file that may hold those of a classifier besides.
+        """Load the network's weights.
+
+        Args:
+            model: the name of the network, or "".
+            network: as :meth:`network` makes it.
+            weights: the tensors of a file, which may also have those of a classifier.
 
         Raises:
             Exception: they do not fit.
@@ -98,7 +104,14 @@ class Frozen(ABC):
 
     @abstractmethod
     def fetch(self, model: str, folder: Path) -> Path:
-        """Gets the weights from their source, as a file in ``folder`` or in a cache of a library's own.
+        """Download the weights.
+
+        Args:
+            model: the name of the network, or "".
+            folder: an empty folder for the file.
+
+        Returns:
+            The file, in ``folder`` or in a library's own cache.
 
         Raises:
             Exception: it cannot be reached.
@@ -106,10 +119,13 @@ class Frozen(ABC):
 
 
 def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
-    """Finds what is registered under a backbone's name, and which of its networks is meant ("" of most).
+    """Find the plugin of a backbone.
 
     Args:
         name: ``NAME``, ``NAME:MODEL``, or ``PACKAGE:NAME`` where several packages register one name.
+
+    Returns:
+        The class of a network that is pretrained here, or an instance of a :class:`Frozen`; and MODEL or "".
 
     Raises:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
@@ -132,14 +148,14 @@ def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
 
 
 def descriptions() -> dict[str, str]:
-    """Each registered name, and the first line of what it says of itself; or why it cannot be used."""
+    """Return the first line of each registered backbone's docstring, by name; or why it cannot be used."""
     plugins = {name: registry.load(BACKBONES, name) for name in registry.names(BACKBONES)}
     texts = {name: plugin.problem or (plugin.value.__doc__ or "").strip() for name, plugin in plugins.items()}
     return {name: text.partition("\n")[0] for name, text in texts.items()}
 
 
 def is_frozen(spec: Pretraining) -> bool:
-    """Returns whether a backbone has weights from elsewhere: a file's, or its library's.
+    """Return whether a backbone has weights from elsewhere: a file's, or its library's.
 
     Raises:
         UserError: as :func:`backbone_plugin`.
@@ -149,20 +165,21 @@ def is_frozen(spec: Pretraining) -> bool:
 
 
 def _registered(spec: Pretraining) -> tuple[type[Backbone] | Frozen | None, str]:
-    """Looks up as :func:`backbone_plugin` does; None where the data are features."""
+    """Find the plugin as :func:`backbone_plugin` does; None where the data are features."""
     return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else backbone_plugin(spec.backbone)
 
 
 def check_backbone(spec: Pretraining) -> BackboneInfo | None:
-    """The description that a :class:`Frozen` backbone gives of itself, None for another one.
+    """Check a backbone's options; return the description of a :class:`Frozen` one, None for another.
 
     Raises:
         UserError: no such backbone; weights for data that are features; centring for a backbone that is pretrained
-            here; or a declaration of what was seen by weights that nobody gives.
+            here; or ``pretrained_on`` without a file of weights.
     """
     if spec.pretrained_on is not None and spec.weights is None:
-        raise UserError("pretrained-on says what a file of weights has seen; give it with --weights FILE, or leave "
-                        "this out")  # fmt: skip
+        raise UserError(
+            "pretrained-on says what a file of weights has seen; give it with --weights FILE, or leave this out"
+        )
     plugin, model = _registered(spec)
     if plugin is None and spec.weights is not None:
         raise UserError(f"backbone {spec.backbone!r} is for features and takes no weights; leave them out")
@@ -172,9 +189,9 @@ def check_backbone(spec: Pretraining) -> BackboneInfo | None:
 
 
 def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
-    """Data that the backbone of a task was pretrained on elsewhere; None for one that is pretrained here.
+    """Return the data that a backbone was pretrained on elsewhere; None for one that is pretrained here.
 
-    Of weights that somebody gives, what that person declares; else nobody knows what they have seen.
+    Of a file of weights these are what the user declares, or unknown.
 
     Raises:
         UserError: as :func:`check_backbone`.
@@ -190,7 +207,7 @@ def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
 
 
 def libraries_of(spec: Pretraining) -> tuple[str, ...]:
-    """The distributions that a :class:`Frozen` backbone depends on; of another one none.
+    """Return the distributions that a :class:`Frozen` backbone depends on; none for another one.
 
     Raises:
         UserError: as :func:`backbone_plugin`.

@@ -1,8 +1,8 @@
-"""Chooses the device on which each stage of a run computes, and the precision of convolutions on it.
+"""The device on which each stage of a run computes, and the precision of convolutions on it.
 
-A rule, not a timing: the same command gives the same digits whatever else the machine does. An accelerator answers a
-call after some microseconds whatever the call computes, so work of few large calls goes there: pretraining, features
-and evaluation, which takes hundreds of episodes at once. A step of meta-training on one episode is hundreds to
+It follows a rule, not a timing: the same command gives the same digits whatever else the machine does. An accelerator
+answers a call after some microseconds whatever the call computes, so work of few large calls goes there: pretraining,
+features and evaluation, which takes hundreds of episodes at once. A step of meta-training on one episode is hundreds to
 thousands of small calls, one after the other, and stays on the host; so do the files of a data set.
 """
 
@@ -25,39 +25,35 @@ from ifsl_bench.utils.errors import UserError
 
 StageType = Literal["data", "pretraining", "features", "meta-training", "evaluation"]
 HOST = torch.device("cpu")
-WHY = {
-    "pretraining": "batches of images",
-    "features": "batches of images",
-    "evaluation": "many episodes at once",
-}
+REASONS = {"pretraining": "batches of images", "features": "batches of images", "evaluation": "many episodes at once"}
 
 
 class Accelerator:
-    """The properties of a kind of accelerator, here CUDA's; a device's type says which kind it is."""
+    """The properties of a type of accelerator, here of CUDA devices."""
 
     def count(self) -> int:
-        """The number of devices; 0 without a driver."""
+        """Return the number of devices; 0 without a driver."""
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def name(self, device: torch.device) -> str:
-        """The name of the device in words, for provenance."""
+        """Return the name of the device, for provenance."""
         return torch.cuda.get_device_name(device)
 
     def has_bf16(self, device: torch.device) -> bool:
-        """Returns whether it has instructions for bf16."""
+        """Return whether it has instructions for bf16."""
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
     def free_memory(self, device: torch.device) -> int:
-        """Bytes that a new tensor could take: what the driver has left, and what the allocator keeps unused."""
+        """Return the bytes that a new tensor could take: free at the driver, or kept unused by the allocator."""
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
 
 
-ACCELERATORS = {"cuda": Accelerator()}  # type of device -> what it can do
+ACCELERATORS = {"cuda": Accelerator()}  # by type of device
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` (an accelerator where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+    """Find a device by name: ``auto`` (an accelerator where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
         UserError: no such device here.
@@ -83,7 +79,7 @@ def choose_device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A device, and why it is that one."""
+    """A device, and the reason for it."""
 
     device: torch.device
     why: str
@@ -93,24 +89,24 @@ class DeviceChoice:
 
 
 def device_for(
-    kind: StageType, device: torch.device, forced: bool, episodes: int = 0, few: int | None = None
+    stage: StageType, device: torch.device, forced: bool, episodes: int = 0, few: int | None = None
 ) -> DeviceChoice:
-    """The place where a stage runs.
+    """Choose the device of a stage.
 
     Args:
-        kind: of work.
-        device: what the user named, or what ``auto`` found.
-        forced: whether the user named it, so that all work of numbers goes there.
+        stage: its type.
+        device: the one that the user named, or that ``auto`` found.
+        forced: whether the user named it, so that everything but the preparation of data goes there.
         episodes: of a step of meta-training.
         few: a step of fewer episodes is faster on the host; None where a step of any number is.
     """
-    if kind == "data":
+    if stage == "data":
         return DeviceChoice(HOST, "files and indices")
     if forced:
         return DeviceChoice(device, f"--device {device}")
     if device.type == "cpu":
         return DeviceChoice(device, "no accelerator here")
-    if kind == "meta-training":
+    if stage == "meta-training":
         each = f"{episodes} episode{'s' * (episodes != 1)} a step"
         if few is None:
             return DeviceChoice(HOST, f"{each}, this method's are faster here")
@@ -119,16 +115,16 @@ def device_for(
             if episodes < few
             else DeviceChoice(device, f"{each}, at least {few}")
         )
-    return DeviceChoice(device, WHY[kind])
+    return DeviceChoice(device, REASONS[stage])
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that are free on an accelerator; None on the CPU."""
+    """Return the bytes that are free on an accelerator; None on the CPU."""
     return ACCELERATORS[device.type].free_memory(device) if device.type in ACCELERATORS else None
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """Tensors of one device as arrays of the same types and shapes; an accelerator is waited for once, not for each."""
+    """Copy tensors of one device to arrays of the same types and shapes, with one wait for all of them."""
     plain = [x.detach() for x in tensors]
     if all(x.device.type == "cpu" for x in plain):
         return [x.numpy() for x in plain]
@@ -143,11 +139,11 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
 
 
 def keep_freed_memory() -> bool:
-    """Has this process's allocator keep freed memory for the next step, where it can (glibc); says whether it does.
+    """Let this process's allocator keep freed memory for the next step, where it can (glibc).
 
     glibc gives every block beyond 32 MiB back to the kernel when it is freed, and gets zeroed pages for the next one:
     up to a third of the processor time of a training step on images, whose activations are such blocks. What was set in
-    the environment stays.
+    the environment stays. Returns whether it does.
     """
     own = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in own):
@@ -158,14 +154,13 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Has this process's allocator give the memory that it keeps to the kernel, where it can (glibc): after a stage,
-    whose buffers the next one may have no use for."""
+    """Return the memory that this process's allocator keeps to the kernel, where it can (glibc), after a stage."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
 def describe_device(device: torch.device) -> str:
-    """A device in words, for provenance."""
+    """Return the name of a device, for provenance."""
     if device.type in ACCELERATORS:
         return ACCELERATORS[device.type].name(device)
     return f"{_cpu_name()}, {torch.get_num_threads()} threads"
@@ -181,23 +176,24 @@ def _cpu_name() -> str:
 
 @dataclass(frozen=True)
 class Precision:
-    """The mode in which training convolutions run. ``reason`` says why, and is recorded with the checkpoint."""
+    """The precision of convolutions in training, and the reason for it, which is recorded with the checkpoint."""
 
     bf16: bool
     reason: str
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return a context in which convolutions on the device have this precision."""
         return torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
 def whole_float32() -> AbstractContextManager[None]:
-    """Convolutions of float32 keep all of its digits: on a GPU PyTorch would let cuDNN round them to TF32, 10 bits."""
+    """Keep all digits of float32 in convolutions: on a GPU PyTorch would let cuDNN round them to TF32, 10 bits."""
     cudnn = torch.backends.cudnn
     return torch.backends.cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, False)
 
 
 def choose_precision(device: torch.device) -> Precision:
-    """bf16 where the processor has instructions for it (AMX, AVX-512 BF16, Ampere and later), else float32."""
+    """Choose bf16 where the processor has instructions for it (AMX, AVX-512 BF16, Ampere and later), else float32."""
     if device.type in ACCELERATORS:
         bf16 = ACCELERATORS[device.type].has_bf16(device)
         return Precision(bf16, f"{describe_device(device)} {'has' if bf16 else 'lacks'} bf16")

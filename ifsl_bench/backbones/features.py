@@ -21,22 +21,20 @@ from ifsl_bench.backbones.pretrained import Pretrained
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.arrays import create_array, open_array
-from ifsl_bench.utils.atomic_dir import atomic_folder, get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.checksummed_json import read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, mark_used, quarantine, sha256_file, sha256_json
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.locks import atomic_folder, get_or_create, locked
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.seeds import seed_of
+from ifsl_bench.utils.serialization import create_array, open_array, read_checksummed, write_checksummed
 
 BATCH = 256
 
 
 @dataclass(frozen=True)
 class FeaturePool:
-    """Features of a pool.
+    """Features of a pool in memory, with their base logits.
 
     Attributes:
         name: the pool's name.
@@ -54,16 +52,20 @@ class FeaturePool:
 
     @property
     def images(self) -> int:
+        """Number n of images."""
         return int(self.starts[-1])
 
 
 def bank_folder(home: Paths, key: str, pool: str, task: Task, views: int = 1, origin: str = "") -> Path:
-    """The folder of the features of a pool under a pretraining.
+    """Return the folder of the features of a pool under a pretraining.
 
     Args:
-        key: that of :func:`ifsl_bench.backbones.pretrained.features_key`.
-        origin: what tells the pool from the one of that name that the backbone's data set has, as
-            :meth:`ifsl_bench.data.pools.Dataset.origin` says.
+        home: where features are kept.
+        key: see :func:`ifsl_bench.backbones.pretrained.features_key`.
+        pool: name of the pool.
+        task: says how views are augmented.
+        views: 1 for the plain images, more for augmented copies.
+        origin: :meth:`ifsl_bench.data.pools.Dataset.origin` of the pool, which tells pools of one name apart.
     """
     name = pool.replace("/", "-") + (f"-from-{origin}" if origin else "")
     if views > 1:
@@ -74,7 +76,7 @@ def bank_folder(home: Paths, key: str, pool: str, task: Task, views: int = 1, or
 
 
 def recorded(folder: Path) -> dict[str, Any]:
-    """The record of the features in a folder; nothing of those that are none of ours, or damaged."""
+    """Return the record of the features in a folder; an empty one where it is missing or damaged."""
     try:
         return read_checksummed(folder / "bank.json")
     except (OSError, CorruptFile):
@@ -92,12 +94,19 @@ def compute_features(
     views: int = 1,
     place: str = "",
 ) -> np.ndarray:
-    """Features of a pool, from the bank or into it.
+    """Return the features of a pool, from the cache or computed.
 
     Args:
+        home: where features are kept.
+        task: says how views are augmented.
+        dataset: has the pool.
+        pretrained: network and normalisation.
+        name: of the pool.
+        device: where to compute.
+        reporter: shows how far it is.
         views: 1 for the plain images; more for that many augmented views of each image (padding, crop, flip as in
             pretraining), as the released code augments in meta-training.
-        place: what is recorded of where they are computed.
+        place: description of the device, for the record.
 
     Returns:
         float32 [views * n, D], a read-only memory map, checked in full.
@@ -131,7 +140,7 @@ def compute_features(
                     stage.advance(len(block))
             bank.flush()
             entry = {
-                "of": _place(folder),
+                "of": f"{folder.parent.name}/{folder.name}",
                 "shape": list(shape),
                 "sha256": sha256_file(partial / "features.npy"),
                 "pretraining_sha256": pretrained.features_sha256,
@@ -146,9 +155,9 @@ def compute_features(
 
 
 def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
-    """Features [B, D] of batch after batch, all images in one view after the other.
+    """Yield features [B, D] of batch after batch, all images in one view after the other.
 
-    They come over one batch late: a device computes the next while the host waits for these.
+    They are copied one batch late: a device computes the next while the host waits for these.
     """
     from ifsl_bench.backbones.images import batches, cut, draw_crops
 
@@ -172,13 +181,8 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
         yield before.cpu().numpy()
 
 
-def _place(folder: Path) -> str:
-    """Pretraining and pool, as a bank records what it is of."""
-    return f"{folder.parent.name}/{folder.name}"
-
-
 def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
-    """The features in a folder; None where there are none, or those of a pretraining that was repeated since."""
+    """Open the features in a folder; None where there are none, or those of other weights."""
     if not os.path.lexists(folder):
         return None
     try:
@@ -186,7 +190,7 @@ def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarra
     except FileNotFoundError:
         raise CorruptFile(f"{folder} lacks bank.json") from None
     path = folder / "features.npy"
-    if entry.get("of") != _place(folder):
+    if entry.get("of") != f"{folder.parent.name}/{folder.name}":
         raise CorruptFile(f"{folder} holds the features of {entry.get('of')}")
     if entry.get("pretraining_sha256") != pretraining:
         return None
@@ -198,10 +202,11 @@ def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarra
 
 
 def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
-    """The frozen classifier and what is known of the base classes' features, on the CPU, in single precision.
+    """Make the base classifier of methods, with statistics of the base classes, on the CPU, in float32.
 
     Args:
-        moments: of base/train, as the network has its features.
+        pretrained: has the head, and the mean that is subtracted.
+        moments: of base/train, before the mean is subtracted.
     """
     head = pretrained.head
     weight = head.weight.detach().float().cpu()
@@ -213,17 +218,26 @@ def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
 
 
 def centred(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
-    """Features [n, D] less the mean [D] of base/train, where that is subtracted; of the same type."""
+    """Subtract the mean of base/train from features; the type stays.
+
+    Args:
+        features: [n, D].
+        mean: [D], or None, which leaves them as they are.
+    """
     return features if mean is None else features - mean.astype(features.dtype)
 
 
 def feature_pool(
     features: np.ndarray, pool: Pool, base: Base, device: torch.device, mean: np.ndarray | None = None
 ) -> FeaturePool:
-    """A pool's features with the base logits of all its rows; a memory map on the CPU where no mean is subtracted.
+    """Make a pool of features with the base logits of all rows; on the CPU they stay a memory map, without a mean.
 
     Args:
-        mean: as of :func:`centred`.
+        features: float32 [views * n, D].
+        pool: of the images.
+        base: gives the logits.
+        device: where the pool is used.
+        mean: see :func:`centred`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
@@ -250,7 +264,12 @@ class Moments:
 
     @staticmethod
     def of(features: np.ndarray, starts: np.ndarray) -> Moments:
-        """Computes them from features [n, D], class k's being ``features[starts[k]:starts[k + 1]]``; in float64."""
+        """Compute the moments, in float64.
+
+        Args:
+            features: [n, D].
+            starts: int64 [K + 1], where each class begins.
+        """
         counts = np.diff(starts).astype(np.int64)
         classes = list(pairwise(starts))
         means = np.stack([features[a:b].sum(0, dtype=np.float64) for a, b in classes]) / counts[:, None]
@@ -262,15 +281,16 @@ class Moments:
 
 
 def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, reporter: Reporter) -> Moments:
-    """The moments of a bank's features: from what is kept beside them, or computed and kept.
+    """Return the moments of features, from the cache or computed.
 
     Args:
-        folder: the bank. Features that the data set consists of have none; their moments are computed each time.
-        features: [n, D], what the bank holds, checked.
-        starts: [K + 1], where each class begins in them.
+        folder: of the features; where a data set consists of features there is none, and nothing is cached.
+        features: float32 [n, D].
+        starts: int64 [K + 1], where each class begins.
+        reporter: hears of damaged files.
     """
     try:
-        bank = str(read_checksummed(folder / "bank.json")["sha256"])
+        checksum = str(read_checksummed(folder / "bank.json")["sha256"])
     except FileNotFoundError:
         return Moments.of(features, starts)
     store = CheckpointFolder(folder / "moments")
@@ -279,11 +299,12 @@ def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, report
     except CorruptFile as error:
         reporter.warn(f"{error}; they are computed again, the old files are {quarantine(store.folder)}")
         state = None
-    if state is not None and state.info.get("features_sha256") == bank:
+    if state is not None and state.info.get("features_sha256") == checksum:
         return Moments(**{name: values.numpy() for name, values in state.tensors.items()})
     moments = Moments.of(features, starts)
     with suppress(UserError), locked(store.folder):  # a folder that is shared to be read
-        if (info := store.info()) is None or info.get("features_sha256") != bank:  # no other process has saved them
+        info = store.info()
+        if info is None or info.get("features_sha256") != checksum:  # no other process has saved them
             tensors = {name: torch.from_numpy(values) for name, values in vars(moments).items()}
-            store.save(tensors, {"features_sha256": bank})
+            store.save(tensors, {"features_sha256": checksum})
     return moments

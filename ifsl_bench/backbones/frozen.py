@@ -1,4 +1,4 @@
-"""Stage 1 with a backbone from elsewhere: its weights are found, its features computed once, its classifier trained."""
+"""Pretraining with a frozen backbone: its weights are found, its features computed once, its classifier fitted."""
 
 from __future__ import annotations
 
@@ -34,19 +34,23 @@ from ifsl_bench.backbones.weights import ENDINGS, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
-from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
+from ifsl_bench.utils.locks import get_or_create
 from ifsl_bench.utils.progress import Reporter
 
 MEAN = "features.mean"  # the tensor's name
 
 
 class Preprocess:
-    """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's.
+    """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's size.
 
     Resizing is that of 8-bit images, with antialiasing, as Pillow does it. Grey images get three equal channels.
+
+    Args:
+        about: says size, resize, interpolation, mean and standard deviation.
+        device: where the batches are.
     """
 
     def __init__(self, about: BackboneInfo, device: torch.device) -> None:
@@ -69,13 +73,19 @@ class Preprocess:
 def pretrain_frozen(
     home: Paths, task: Task, dataset: Dataset, head: HeadKind, device: torch.device, reporter: Reporter, place: str = ""
 ) -> Pretrained:
-    """The backbone of a task whose weights are from elsewhere, and its base classifier, from the cache or trained.
+    """Return a frozen backbone and its base classifier, from the cache or fitted.
 
     Args:
-        place: what is recorded of where features are computed.
+        home: where they are kept.
+        task: says which backbone it is.
+        dataset: the images.
+        head: "linear" or "cosine".
+        device: where to compute.
+        reporter: shows how far it is.
+        place: description of the device, for the record of features.
 
     Raises:
-        UserError: the weights cannot be got, or do not fit; or the data are no images.
+        UserError: the weights cannot be downloaded, or do not fit; or the data are no images.
         CorruptFile: the images to train on are not what was written.
     """
     spec = task.pretraining
@@ -102,16 +112,11 @@ def pretrain_frozen(
         "features": features_key(task, dataset.fingerprint, head, 0),
         "centre": spec.centre or CENTRED,
     }
-    bare = Pretrained(
-        key,
-        network,
-        make_head(head, network.features, classes),
-        normalise,
-        {"tensors": {"sha256": digest}, **facts},
-    )
+    info = {"tensors": {"sha256": digest}, **facts}
+    bare = Pretrained(key, network, make_head(head, network.features, classes), normalise, info)
 
     def cached() -> Pretrained | None:
-        """Reads the classifier on these weights; None where there is none."""
+        """Read the classifier on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
         return restored(state) if state and state.info.get("weights") == digest else None
 
@@ -119,8 +124,9 @@ def pretrain_frozen(
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
         classifier = load_head(named, head, network.features, classes, folder).to(device)
         mean = state.tensors[MEAN].numpy() if MEAN in state.tensors else None
-        if told := at_chance(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images"):
-            reporter.warn(told)
+        warning = at_chance(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images")
+        if warning:
+            reporter.warn(warning)
         return replace(bare, head=classifier, info={**state.info, **facts}, mean=mean)
 
     def train() -> Pretrained:
@@ -134,7 +140,7 @@ def pretrain_frozen(
 
 
 def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
-    """The network with the weights of a file."""
+    """Make the network with the weights of a file."""
     weights, (plugin, model) = read_tensors(file), backbone_plugin(name)
     with torch.random.fork_rng(devices=[]):
         network = make_backbone(name, shape)
@@ -155,7 +161,11 @@ def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device)
 
 
 def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Finds a network's tensors among those of a file, where all their names may begin alike, as with ``encoder.``.
+    """Find a network's tensors among those of a file, where all names may have a prefix such as ``encoder.``.
+
+    Args:
+        network: whose tensors they are.
+        weights: the tensors of the file, by name.
 
     Raises:
         ValueError: the file has several such networks, or tensors are missing, of another shape or of a larger network.
@@ -164,7 +174,8 @@ def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
     needed = [name for name in own_tensors if not name.endswith(".num_batches_tracked")]  # older files lack these
     pairs = ((name, name.removesuffix(own)) for own, name in itertools.product(needed, weights))
     counts = Counter(start for name, start in pairs if start != name and f".{start}".endswith("."))
-    if len(whole := [start for start, count in counts.items() if count == len(needed)]) > 1:
+    whole = [start for start, count in counts.items() if count == len(needed)]
+    if len(whole) > 1:
         raise ValueError(f"it has the network {len(whole)} times, under {' and '.join(map(repr, whole))}")
     start = max(counts, key=counts.__getitem__, default="")
     inside = {name.removeprefix(start): x for name, x in weights.items() if name.startswith(start)}
@@ -185,12 +196,17 @@ def _first(tensors: Mapping[str, Tensor]) -> str:
 
 
 def enlarged(about: BackboneInfo, shape: tuple[int, ...]) -> bool:
-    """Returns whether images [H, W, C] have fewer pixels than the network sees."""
+    """Return whether images have to be enlarged for a network.
+
+    Args:
+        about: says the size that enters the network.
+        shape: (H, W, C) of the images.
+    """
     return min(shape[:2]) < min(about.size)
 
 
 def _announce(about: BackboneInfo | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
-    """Says what becomes of the images on their way into the network."""
+    """Report how the images enter the network."""
     name, data = task.pretraining.backbone, task.dataset
     if about is None:
         mean, std = list(data.mean), list(data.std)
@@ -208,7 +224,7 @@ def _trained(
     home: Paths, task: Task, dataset: Dataset, bare: Pretrained, kind: HeadKind, device: torch.device,
     reporter: Reporter, place: str,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:  # fmt: skip
-    """The base classifier on the features of base/train, their mean where it is subtracted, and what is recorded."""
+    """Fit the base classifier on base/train; return its tensors, with the mean if it is subtracted, and the record."""
     start, spec, pool = time.perf_counter(), task.pretraining, dataset.pool("base/train")
 
     def features(pool: str) -> np.ndarray:
@@ -241,7 +257,11 @@ def _trained(
 
 
 def take_weights(home: Paths, file: Path) -> str:
-    """Keeps a copy of a file of weights in the home; returns the first digits of its checksum, which name it there.
+    """Copy a file of weights into the home; return the first digits of its checksum, which name it there.
+
+    Args:
+        home: where weights are kept.
+        file: the user's.
 
     Raises:
         UserError: no such file, one that holds no weights, or a full disk.
@@ -255,14 +275,21 @@ def take_weights(home: Paths, file: Path) -> str:
 
 
 def weights_file(home: Paths, spec: Pretraining, about: BackboneInfo | None, reporter: Reporter) -> Path:
-    """The file of a frozen backbone's weights: the user's, the one in the home, or the source's.
+    """Find the file of a frozen backbone's weights in the home, or download it.
+
+    Args:
+        home: where weights are kept.
+        spec: names the backbone, and the user's file if there is one.
+        about: the description of a :class:`Frozen` backbone; None for another.
+        reporter: hears of a download.
 
     Raises:
-        UserError: it is not there and cannot be got; says which file to get and where to put it.
+        UserError: it cannot be downloaded; the message names the file and where to put it.
     """
     name = spec.weights or spec.backbone
     for ending in dict.fromkeys([*(about.endings if about else ()), *ENDINGS]):
-        if os.path.isfile(path := home.weights / f"{name}{ending}"):
+        path = home.weights / f"{name}{ending}"
+        if os.path.isfile(path):
             return path
     if spec.weights is not None or about is None:
         raise UserError(

@@ -16,11 +16,11 @@ from ifsl_bench.backbones.networks import CosineHead, LinearHead, PrecomputedFea
 from ifsl_bench.backbones.pretrained import Pretrained, in_percent, pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.atomic_dir import get_or_create
 from ifsl_bench.utils.checkpoint import CheckpointFolder, State
 from ifsl_bench.utils.cosine import unit
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.locks import get_or_create
 from ifsl_bench.utils.progress import Reporter
 
 MAX_STEPS = 1000

@@ -1,4 +1,4 @@
-"""The networks that turn images into features, and the base classifiers on these. Input [B, C, H, W], output [B, D].
+"""Networks from images [B, C, H, W] to features [B, D], and the base classifiers on these.
 
 ``resnet10`` and ``resnet18-gn`` follow the released code of Ren et al. (NeurIPS 2019): shortcuts, norms, pooling and
 the order of operations are theirs, not torchvision's.
@@ -63,7 +63,7 @@ class ResNet10(Backbone):
         self.out = nn.Linear(384, 512)
 
     def _enter(self, x: Tensor) -> Tensor:
-        """Prepares images for the blocks."""
+        """Prepare images for the blocks."""
         return self.stem(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class ResNet10(Backbone):
 
 
 class ResNet10StemPool(ResNet10):
-    """``resnet10`` with a 2x2 max-pool after the stem: the blocks see a quarter of the pixels.
+    """``resnet10`` with a 2x2 max-pool after the stem, so that the blocks get a quarter of the pixels.
 
     Not the paper's network; for CPUs, 3.5 times as fast. Parameters are the same in number and shape.
     """
@@ -102,7 +102,7 @@ class _Block12(nn.Module):
 class ResNet12(Backbone):
     """The network of Lee et al. (CVPR 2019) without DropBlock: 640 features, 12,424,320 parameters with 3 channels.
 
-    Its tensors have the names of the authors' code (kjunelee/MetaOptNet), which those of others share.
+    Its tensors have the names of the authors' code (kjunelee/MetaOptNet), which other code shares.
     """
 
     features = 640
@@ -121,7 +121,7 @@ class ResNet12(Backbone):
 
 
 def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pads so that the output has ceil(size / stride) pixels, the odd pixel after (TensorFlow's SAME)."""
+    """Pad so that the output has ceil(size / stride) pixels, the odd pixel after (TensorFlow's SAME)."""
 
     def sides(size: int) -> tuple[int, int]:
         total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
@@ -175,7 +175,7 @@ class ResNet18GN(Backbone):
 class ResNetSmall(Backbone):
     """A network for 32x32 images on a CPU: the blocks of ``resnet10`` with two convolutions, not three, 256 features.
 
-    The stem halves the image, so that three blocks see 16, 8 and 4 pixels.
+    The stem halves the image, so that the three blocks get 16, 8 and 4 pixels.
     """
 
     features = 256
@@ -195,7 +195,7 @@ class ResNetSmall(Backbone):
 
 
 class Identity(Backbone):
-    """Frozen features pass through."""
+    """The features of a data set that has no images, unchanged."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -206,10 +206,10 @@ class Identity(Backbone):
 
 
 class PrecomputedFeatures(Backbone):
-    """Embedded features, bytes [B, 1, 2, D] / 255, to what they stand for under one of two backbones.
+    """Turns embedded features, bytes [B, 1, 2, D] / 255, into the features [B, D] of one of two backbones.
 
-    Nothing in it is trained. Beside scale and offset it has what is known of base/train, whose images are not there:
-    mean and number of the images of each class, and the covariance within the classes.
+    Nothing in it is trained. It has scale and offset of the bytes, and statistics of base/train, whose images are not
+    there: mean and number of the images of each class, and the covariance within the classes.
     """
 
     MOMENTS = ("means", "counts", "covariance")
@@ -235,7 +235,7 @@ class PrecomputedFeatures(Backbone):
         return levels * self.scale + self.offset
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *others: Any) -> None:
-        for name in ("means", "counts"):  # how many classes there are is with the values
+        for name in ("means", "counts"):  # the number of classes is known from the values
             value = state_dict.get(prefix + name)
             if value is not None and value.shape[1:] == getattr(self, name).shape[1:]:
                 setattr(self, name, torch.empty_like(value, device=self.scale.device))
@@ -260,13 +260,15 @@ class FrozenNetwork(Backbone):
 
 
 def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> Backbone:
-    """A backbone with fresh weights; its ``features`` attribute is D.
+    """Make a backbone with initial weights; its attribute ``features`` is D.
 
-    A frozen one has the weights that its library begins with. Else weights are He-normal in convolutions (fan out) and
+    A frozen one has those of its library's constructor. Otherwise weights are He-normal in convolutions (fan out) and
     linear layers (fan in), biases zero.
 
     Args:
-        shape: (H, W, C) of an image, or (D,) of a frozen feature.
+        name: of the backbone, as tasks have it.
+        shape: (H, W, C) of an image, or (D,) of a feature.
+        norm_momentum: of batch norms, the weight of the new batch.
 
     Raises:
         UserError: no such backbone, or one that does not suit the data.
@@ -298,12 +300,17 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
 
 
 def channels_last(network: Backbone, device: torch.device) -> Backbone:
-    """Moves a network, with its convolutions in the layout that suits them on CPUs and GPUs alike."""
+    """Move a network to a device, its convolutions in the memory layout that is fast on CPUs and GPUs alike.
+
+    Args:
+        network: moved in place.
+        device: where it will be used.
+    """
     return network.to(device).to(memory_format=torch.channels_last)
 
 
 class LinearHead(nn.Module):
-    """W_a h + b_a."""
+    """The classifier ``W_a h + b_a``."""
 
     scale = None
 
@@ -317,7 +324,7 @@ class LinearHead(nn.Module):
 
 
 class CosineHead(nn.Module):
-    """tau * unit(h) . unit(W_a), tau learned from 10."""
+    """The classifier ``tau * unit(h) . unit(W_a)``; tau is learned, from 10."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -329,10 +336,22 @@ class CosineHead(nn.Module):
 
 
 def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead:
+    """Make a base classifier with random weights.
+
+    Args:
+        kind: "linear" or "cosine".
+        features: number D of features.
+        classes: number K of classes.
+    """
     return LinearHead(features, classes) if kind == "linear" else CosineHead(features, classes)
 
 
 @lru_cache
 def feature_count(backbone: str, shape: tuple[int, ...]) -> int:
-    """The number of features that a network gives an image [H, W, C], or features [D]."""
+    """Return the number of features of a backbone.
+
+    Args:
+        backbone: its name.
+        shape: (H, W, C) of an image, or (D,) of a feature.
+    """
     return make_backbone(backbone, shape).features

@@ -1,4 +1,4 @@
-"""Stage 1 as later stages find it: what a pretraining is called, what is in the home, and a finished one, opened."""
+"""A finished pretraining: its key, its files in the home and the package, and its network and head, opened."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from ifsl_bench.backbones.networks import CosineHead, LinearHead, channels_last,
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import CENTRED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.utils.checksummed_json import check_kinds
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.seeds import seed_of
+from ifsl_bench.utils.serialization import check_kinds
 
 HeadKind = Literal["linear", "cosine"]
-FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # said of such backbones alone
-RECIPE = 2  # raised when training starts to give other weights from equal settings
+FROZEN_FIELDS = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # recorded of frozen backbones
+VERSION = 2  # raised when training starts to give other weights from equal settings
 PACKAGED = Path(__file__).parent / "weights"  # files of the package, see :mod:`ifsl_bench.backbones.weights`
-DISABLED = (
-    "trained-here.json"  # in the folder of a pretraining that is to be trained although it comes with the package
-)
+DISABLED = "trained-here.json"  # in the folder of a pretraining that is trained although it comes with the package
+DEVIATIONS = 2.0  # standard deviations by which a classifier has to be better than guessing
 
 
 class NotIncluded(UserError):
-    """Features that come with base classifiers, and a task that needs another one."""
+    """Raised for features that come with base classifiers, where a task needs another one."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(
@@ -52,10 +51,10 @@ class Pretrained:
         key: identity of everything that made it.
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
         head: the base classifier.
-        normalise: images of a pool, uint8 [B, H, W, C], -> what the network takes.
+        normalise: images of a pool, uint8 [B, H, W, C], -> input of the network.
+        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, the type that weights
+            were rounded to, and the number of processes, one after the other where a resumed one had others.
         mean: of the features of base/train, float32 [D], which is subtracted from all features; None where nothing is.
-        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, what the weights were
-            rounded to, and how many processes it was, one number after the other where a resumed one had others.
     """
 
     key: str
@@ -67,23 +66,23 @@ class Pretrained:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the weights: a pretraining that is repeated elsewhere has the same key but other weights."""
+        """Checksum of the weights, which tells two trainings with the same key apart."""
         return str(self.info["tensors"]["sha256"])
 
     @property
     def features_key(self) -> str:
-        """The name of its features on disk; see :func:`features_key`."""
+        """Name of its features on disk; see :func:`features_key`."""
         return str(self.info.get("features", self.key))
 
     @property
     def features_sha256(self) -> str:
-        """Checksum of what its features depend on: of a backbone from elsewhere that of its file alone."""
+        """Checksum of what its features depend on; see :func:`features_checksum`."""
         return features_checksum(self.info)
 
     def entry(self) -> dict[str, Any]:
-        """The pretraining's entry in a result; accuracies in percent."""
+        """Return the pretraining's entry in a result; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
-        recorded = ("precision", "device", "rounded", *FROM_ELSEWHERE)
+        recorded = ("precision", "device", "rounded", *FROZEN_FIELDS)
         record = {name: self.info[name] for name in recorded if name in self.info}
         if self.info["processes"] != [1]:
             record["processes"] = self.info["processes"]
@@ -91,19 +90,29 @@ class Pretrained:
 
 
 def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
-    """Names a pretraining on disk: readable, and different whenever the weights could differ.
+    """Return the name of a pretraining on disk: readable, and different whenever the weights could differ.
 
     Args:
+        task: has the data set and says how to train.
+        fingerprint: of the data set.
+        head: "linear" or "cosine".
         seed: of training; a task may have one pretraining for all of them.
     """
-    made_of = definition(task, fingerprint, head, seed)
-    return f"{_data(task)}-{task.pretraining.backbone}-{head}-seed{made_of['seed']}-{sha256_json(made_of)[:12]}"
+    inputs = definition(task, fingerprint, head, seed)
+    return f"{_data(task)}-{task.pretraining.backbone}-{head}-seed{inputs['seed']}-{sha256_json(inputs)[:12]}"
 
 
 def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[str, Any]:
-    """Everything that makes the weights, as JSON has it; arguments as of :func:`pretraining_key`."""
-    made_of: dict[str, Any] = {
-        "recipe": RECIPE,
+    """Return everything that determines the weights, for JSON.
+
+    Args:
+        task: has the data set and says how to train.
+        fingerprint: of the data set.
+        head: "linear" or "cosine".
+        seed: of training.
+    """
+    inputs: dict[str, Any] = {
+        "recipe": VERSION,
         "data": fingerprint,
         "images": [task.dataset.mean, task.dataset.std],
         "pretraining": task.pretraining.definition(),
@@ -111,53 +120,67 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         "seed": 0 if is_frozen(task.pretraining) else task.pretraining_seed(seed),
     }
     if is_frozen(task.pretraining):
-        made_of["centre"] = task.pretraining.centre or CENTRED
+        inputs["centre"] = task.pretraining.centre or CENTRED
     if task.base_classes is not None:
-        made_of["base_classes"] = task.base_classes
+        inputs["base_classes"] = task.base_classes
     if task.base_order is not None:
-        made_of["base_order"] = task.base_order
+        inputs["base_order"] = task.base_order
     if shares_linear_backbone(task, head):
-        made_of["backbone_of"] = "linear"
-    return made_of
+        inputs["backbone_of"] = "linear"
+    return inputs
 
 
 def shares_linear_backbone(task: Task, head: HeadKind) -> bool:
-    """Returns whether a head is fitted on the features of the linear pretraining, as tasks in sessions have it."""
+    """Return whether a head is fitted on the backbone of the linear one, as the cosine head of tasks in sessions is.
+
+    Args:
+        task: the task.
+        head: "linear" or "cosine".
+    """
     own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
     return task.sessions is not None and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
-    """Names the features under a pretraining on disk: a frozen backbone has the same for both heads."""
+    """Return the name of the features under a pretraining on disk; a frozen backbone has the same for both heads.
+
+    Args:
+        task: has the data set and says how to train.
+        fingerprint: of the data set.
+        head: "linear" or "cosine".
+        seed: of training.
+    """
     spec = task.pretraining
     if not is_frozen(spec):
         return pretraining_key(task, fingerprint, "linear" if shares_linear_backbone(task, head) else head, seed)
-    made_of: dict[str, Any] = {
-        "data": fingerprint, "backbone": spec.backbone, "weights": spec.weights, "of": task.base_classes,
-    }  # fmt: skip
+    inputs: dict[str, Any] = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights}
+    inputs["of"] = task.base_classes
     if not isinstance(backbone_plugin(spec.backbone)[0], Frozen):
-        made_of["images"] = [task.dataset.mean, task.dataset.std]
+        inputs["images"] = [task.dataset.mean, task.dataset.std]
     if task.base_order is not None:
-        made_of["base_order"] = task.base_order
-    return f"{_data(task)}-{spec.backbone}-{sha256_json(made_of)[:12]}"
+        inputs["base_order"] = task.base_order
+    return f"{_data(task)}-{spec.backbone}-{sha256_json(inputs)[:12]}"
 
 
 def _data(task: Task) -> str:
-    """The data set of a pretraining and what is changed of its base classes, as names have it."""
+    """Return the data set of a pretraining and the changes of its base classes, as names have them."""
     changes = (("base-classes", task.base_classes), ("base-order", task.base_order))
     return task.dataset.name + "".join(f"+{key}={value}" for key, value in changes if value is not None)
 
 
 class Checkpoint:
-    """The network and the base classifier of a pretraining: with fresh weights, until those on disk are restored.
+    """The network and the base classifier of a pretraining: with initial weights, until :meth:`restore`.
 
     Args:
-        folder: where its state is kept.
+        folder: where its state is stored.
+        task: says which backbone it is.
+        dataset: the images.
         head: "linear" or "cosine".
-        seed: that of the pretraining.
+        seed: of the pretraining.
+        device: where network and head are.
 
     Attributes:
-        info: what is recorded of it; nothing while there is no state.
+        info: the record of the state on disk; empty where there is none.
 
     Raises:
         UserError: mean and std do not fit the images, or the backbone does not.
@@ -166,10 +189,9 @@ class Checkpoint:
     def __init__(
         self, folder: Path, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device
     ) -> None:
-        self.folder, self.task, self.dataset, self.kind, self.seed, self.device = (
-            folder, task, dataset, head, seed, device,
-        )  # fmt: skip
-        self.store, self.info = CheckpointFolder(folder), dict[str, Any]()
+        self.folder, self.task, self.dataset, self.kind = folder, task, dataset, head
+        self.seed, self.device, self.store = seed, device, CheckpointFolder(folder)
+        self.info: dict[str, Any] = {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("initial weights", seed))
             network = make_backbone(task.pretraining.backbone, dataset.shape, task.pretraining.norm_momentum)
@@ -180,14 +202,14 @@ class Checkpoint:
 
     @property
     def held_out(self) -> list[str]:
-        """The pools that the accuracy is measured on."""
+        """Names of the pools on which the accuracy is measured."""
         return [name for name in ("base/val", "base/test") if self.dataset.has(name)]
 
     def restore(self) -> None:
-        """Reads the state on disk, if there is one.
+        """Load the state on disk, if there is one.
 
         Raises:
-            CorruptFile: it is damaged or another's; this object is of no use then.
+            CorruptFile: it is damaged or of another pretraining; this object is of no use then.
             UserError: it may not be read.
         """
         state = self.store.load()
@@ -201,7 +223,7 @@ class Checkpoint:
         self.info = state.info
 
     def _check(self, info: dict[str, Any]) -> None:
-        """Raises :class:`CorruptFile` where a state is not of this pretraining."""
+        """Raise :class:`CorruptFile` where a state is not of this pretraining."""
         path, number = self.store.json, (int, float)
         kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
         check_kinds(path, info, {"finished": bool, "key": str, "processes": list, **kinds})
@@ -212,16 +234,17 @@ class Checkpoint:
             check_kinds(path, info["accuracy"], dict.fromkeys(self.held_out, number))
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Gives network and head the weights among the tensors."""
+        """Load the weights of network and head from stored tensors, by name."""
         for prefix, module in (("network.", self.network), ("head.", self.head)):
             part = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
             module.load_state_dict(part)
 
     def finished(self, reporter: Reporter) -> Pretrained:
-        """The network and head for good; warns of a base classifier that is no better than chance."""
+        """Freeze network and head and return them; warn of a base classifier that is no better than chance."""
         self.network.eval().requires_grad_(False)
         self.head.requires_grad_(False)
-        if warning := at_chance(self.info["accuracy"], self.dataset):
+        warning = at_chance(self.info["accuracy"], self.dataset)
+        if warning:
             reporter.warn(warning)
         return Pretrained(self.folder.name, self.network, self.head, self.normalise, self.info)
 
@@ -229,9 +252,18 @@ class Checkpoint:
 def open_pretrained(
     home: Paths, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device, reporter: Reporter
 ) -> Pretrained | None:
-    """Opens a finished pretraining of the home; None where there is none, or where it is damaged.
+    """Open a finished pretraining of the home; return None where there is none, or where it is damaged.
 
     It takes no lock, which a read-only folder does not grant.
+
+    Args:
+        home: where pretrainings are kept.
+        task: says how to train.
+        dataset: the images.
+        head: "linear" or "cosine".
+        seed: of training; a task may have one pretraining for all of them.
+        device: where network and head will be.
+        reporter: hears of a base classifier that is at chance.
 
     Raises:
         UserError: a file may not be read, or the images do not suit the task's mean and std.
@@ -246,21 +278,30 @@ def open_pretrained(
 
 
 def packaged_file(key: str) -> Path | None:
-    """The file of a pretraining that comes with the package; None where none does."""
+    """Return the file of a pretraining that comes with the package; None where none does."""
     path = PACKAGED / f"{key}.safetensors"
     return path if path.is_file() else None
 
 
 def is_offered(home: Paths, key: str) -> bool:
-    """Returns whether the package has weights that the home would take: it has nothing of this pretraining."""
+    """Return whether the package has the weights of a pretraining, and the home has nothing of it.
+
+    Args:
+        home: where pretrainings are kept.
+        key: of the pretraining.
+    """
     begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED))
     return packaged_file(key) is not None and not begun
 
 
 def pretrained_sha256(home: Paths, key: str) -> str | None:
-    """The checksum of the weights of a finished pretraining in the cache; None where there is none.
+    """Return the checksum of the weights of a finished pretraining in the cache; None where there is none.
 
-    There is none either where they are a head's on the backbone of another pretraining, which has other weights by now.
+    It is None, too, of a head on the backbone of another pretraining that has other weights by now.
+
+    Args:
+        home: where pretrainings are kept.
+        key: of the pretraining.
     """
     info = finished_info(home.pretrained / key)
     if info and "features_sha256" in info and pretrained_sha256(home, info["features"]) != info["features_sha256"]:
@@ -269,37 +310,42 @@ def pretrained_sha256(home: Paths, key: str) -> str | None:
 
 
 def features_sha256(home: Paths, key: str) -> str | None:
-    """The checksum of what the features of a finished pretraining depend on; None where there is none.
+    """Return :func:`features_checksum` of a finished pretraining in the cache; None where there is none.
 
-    It is that of the weights; of a backbone from elsewhere, that of its file alone.
+    Args:
+        home: where pretrainings are kept.
+        key: of the pretraining.
     """
     info = finished_info(home.pretrained / key)
     return features_checksum(info) if info else None
 
 
 def features_checksum(info: Mapping[str, Any]) -> str:
-    """The features' checksum as recorded of a pretraining; of a second head, that of the backbone it is fitted on."""
+    """Return the checksum of what the features of a pretraining depend on, from its record.
+
+    It is that of the weights; of a frozen backbone that of its file; of a second head that of its backbone's weights.
+    """
     own = info["tensors"]["sha256"]
     return str(info.get("weights") or info.get("features_sha256") or own)
 
 
 def in_percent(accuracy: Mapping[str, float]) -> str:
-    """The accuracies in pools, as messages show them."""
+    """Format the accuracies in pools for a message."""
     return ", ".join(f"{pool} {100 * share:.2f}%" for pool, share in accuracy.items())
 
 
-DEVIATIONS = 2.0  # above what guessing gives, from which on it has
-
-
-def at_chance(accuracy: Mapping[str, float], dataset: Dataset, then: str = "steps and rate of [pretraining]") -> str:
-    """Warns of a base classifier that is no better than one that always guesses the commonest class.
+def at_chance(
+    accuracy: Mapping[str, float], dataset: Dataset, then: str = "steps and rate of [pretraining]"
+) -> str | None:
+    """Return a warning of a base classifier that is no better than one that always guesses the commonest class.
 
     Args:
         accuracy: share of images labelled right, of each pool that it was measured on.
-        then: what to look at besides the images.
+        dataset: has the pools.
+        then: what the user should look at after the images.
 
     Returns:
-        A sentence; nothing where it is better in all pools together, by :data:`DEVIATIONS` standard deviations.
+        A sentence; None where it is better in all pools together, by :data:`DEVIATIONS` standard deviations.
     """
     hits = guessed = variance = 0.0
     for name, share in accuracy.items():
@@ -309,7 +355,7 @@ def at_chance(accuracy: Mapping[str, float], dataset: Dataset, then: str = "step
         guessed += chance * len(pool)
         variance += chance * (1 - chance) * len(pool)
     if not accuracy or hits > guessed + DEVIATIONS * math.sqrt(variance):
-        return ""
+        return None
     classes = len(dataset.manifest["pools"]["base/train"]["classes"])
     first = f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if dataset.pictures else "Look at"
     return (

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
 from ifsl_bench.utils.errors import UserError, unknown
 
-# Parts of timm's tags that name images, and those that say how a network was trained on them. What is in neither list,
-# a teacher's name for one, may stand for further images.
+# Parts of timm's tags that name images, and those that name a way of training. Others, such as a teacher's name, may
+# stand for further images.
 IMAGES = {
     "in1k": "imagenet-1k", "in12k": "imagenet-12k", "in21k": "imagenet-21k", "inw21k": "imagenet-21k",
     "in22k": "imagenet-21k", "lvd142m": "lvd-142m", "lvd1689m": "lvd-1689m", "sat493m": "sat-493m",
@@ -27,15 +27,15 @@ IMAGES = {
     "datacomp1b": "datacomp-1b", "datacompxl": "datacomp-1b", "dfn2b": "dfn-2b", "dfn5b": "dfn-5b",
     "metaclip": "metaclip", "jft": "jft-300m", "ig1b": "instagram", "swag": "instagram", "seer": "instagram",
 }  # fmt: skip
-RECIPE = re.compile(
+TRAINING = re.compile(
     "ft|[abc][123]h?|ah|am|ap|aa|bt|ch|ra[234]?|augreg2?|tv2?|tf|b[12]k|d[12]h?|sw|sbb2?|fcmae|mae|gluon|deit|rsb|"
     "timm|orig|[ers][0-9]+b?|[0-9]+e?p?|nv|lamb|rmsp|racm|cvnets|ix|clip|dinov3|2pt5b|400m|ns"
 )
-# Tags that name a way of training without labels and nothing else: it was on ImageNet-1k.
-ALONE = {"dino": "imagenet-1k", "fcmae": "imagenet-1k", "mae": "imagenet-1k"}
-# Families that learned to predict what another network says of hidden patches, that of DALL-E or CLIP: its images count
-# too, and the tags do not name them.
-TAUGHT = ("beit", "eva")
+# Tags that name only a way of training without labels: it was on ImageNet-1k.
+UNLABELLED = {"dino": "imagenet-1k", "fcmae": "imagenet-1k", "mae": "imagenet-1k"}
+# Families that learned to predict the features of another network, DALL-E's or CLIP's: its images count too, and the
+# tags do not name them.
+DISTILLED = ("beit", "eva")
 
 
 class Timm(Frozen):
@@ -96,21 +96,18 @@ class Timm(Frozen):
         configuration = _configuration(model)
         if not configuration.get("hf_hub_id"):
             raise OSError("it is not on the Hugging Face hub")
-        what = {
-            "repo_id": configuration["hf_hub_id"],
-            "filename": configuration.get("hf_hub_filename") or "model.safetensors",
-        }
+        repository, file = configuration["hf_hub_id"], configuration.get("hf_hub_filename") or "model.safetensors"
         try:
-            return Path(hf_hub_download(**what, local_files_only=True))
+            return Path(hf_hub_download(repository, file, local_files_only=True))
         except OSError:
-            # Asked once and at once: the library tries for 23 s before it says that there is no network.
+            # One request of our own first: without a network the library tries for 23 s.
             with urlopen(Request(_address(configuration), method="HEAD"), timeout=10):
-                return Path(hf_hub_download(**what))
+                return Path(hf_hub_download(repository, file))
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Inside, timm does not list every tensor that it has no place for: what is lacking is said in one line."""
+    """Keep timm from listing every tensor that has no place."""
     logger = logging.getLogger("timm")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -121,20 +118,20 @@ def _silent() -> Iterator[None]:
 
 
 def corpora(model: str) -> tuple[str, ...]:
-    """The sets of images that the tag of MODEL.TAG names, with "unknown" where it may not name all."""
+    """Return the sets of images that the tag of MODEL.TAG names, with "unknown" where it may not name all."""
     plain, _, tag = model.partition(".")
-    if tag in ALONE:
-        return (ALONE[tag],)
+    if tag in UNLABELLED:
+        return (UNLABELLED[tag],)
     parts = tag.split("_")
     named, rest = [IMAGES[p] for p in parts if p in IMAGES], [p for p in parts if p not in IMAGES]
-    whole = bool(named) and all(RECIPE.fullmatch(part) for part in rest) and not plain.startswith(TAUGHT)
+    whole = bool(named) and all(TRAINING.fullmatch(part) for part in rest) and not plain.startswith(DISTILLED)
     if "clip" in rest and all(name.startswith("imagenet") for name in named):
         whole = False  # CLIP learns from captions, which ImageNet lacks
     return tuple(dict.fromkeys([*named, *([] if whole else [UNKNOWN])]))
 
 
 def _check(model: str, own_weights: bool) -> None:
-    """Raises :class:`UserError` for what timm has not; a name without a tag is a network without weights of its own."""
+    """Raise :class:`UserError` for names that timm lacks, and for one without a tag unless the user gives weights."""
     import timm
 
     plain, _, tag = model.partition(".")

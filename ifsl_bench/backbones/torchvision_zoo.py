@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
 from ifsl_bench.utils.errors import UserError, unknown
 
-IMAGES = "IMAGENET1K_V"  # torchvision's own trainings; others begin with weights from elsewhere, as SWAG's do
+OWN_TRAINING = "IMAGENET1K_V"  # other weights begin with those from elsewhere, as SWAG's do
 
 
 class Torchvision(Frozen):
@@ -33,7 +33,7 @@ class Torchvision(Frozen):
             interpolation=seen.interpolation.value,
             mean=tuple(seen.mean),
             std=tuple(seen.std),
-            corpora=("imagenet-1k",) if model.partition(".")[2].startswith(IMAGES) else (UNKNOWN,),
+            corpora=("imagenet-1k",) if model.partition(".")[2].startswith(OWN_TRAINING) else (UNKNOWN,),
             source=weights.url,
             endings=(".pth", ".safetensors"),
         )
@@ -67,7 +67,7 @@ class Torchvision(Frozen):
 
 
 def _weights(model: str, own_weights: bool) -> Any:
-    """The entry of torchvision's list; of a name without weights, which only the user's own can be, the usual one."""
+    """Find the weights in torchvision's list; of a name without weights, for a user's own file, the default ones."""
     import torchvision.models as zoo
 
     plain, _, tag = model.partition(".")
@@ -88,7 +88,7 @@ def _weights(model: str, own_weights: bool) -> Any:
 
 
 def _network(model: str) -> tuple[nn.Module, str]:
-    """A network with random weights, and the name of its last linear layer, the classifier's."""
+    """Make a network with random weights, and name its last linear layer, which is the classifier."""
     import torchvision.models as zoo
 
     plain = model.partition(".")[0]

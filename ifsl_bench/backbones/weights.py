@@ -1,15 +1,13 @@
-"""Weights as files: finished pretrainings, handed from home to home and shipped with the package, and weights made
-elsewhere.
+"""Files of weights: finished pretrainings, exported, imported and part of the package, and weights made elsewhere.
 
-A file is in the safetensors format, so other programs read its tensors. The header's metadata hold, as JSON with a
-checksum over itself, the definition of the pretraining, from which its key follows, and what was recorded of it; and
-the header that the weights have in the cache. With that one in its place the file is, byte for byte, the cache's file
-of tensors, whose SHA-256 results name: a file that passes :func:`read_weights` holds the weights with that checksum.
+A file is in the safetensors format, so other programs read its tensors. The header's metadata hold, as JSON with its
+own checksum, the definition of the pretraining, from which its key follows, and its record; and the header that the
+weights have in the cache. With that header the file is, byte for byte, the cache's file of tensors, whose SHA-256
+results name: a file that passes :func:`read_weights` holds the weights with that checksum.
 
-The folder ``weights`` beside this module has one file for each pretraining of the package, ``KEY.safetensors``. A home
-that has nothing of a pretraining takes these, once; from then on they are its own, and everything that is kept in the
-cache is found as if they had been trained there. Whoever wants to train them says so, and a note in the folder of the
-pretraining keeps it so.
+The folder ``weights`` of this package has one file for each pretraining that comes with it, ``KEY.safetensors``. A home
+that has nothing of a pretraining copies it, once; from then on everything works as if it had been trained there. With
+:func:`disable_packaged` a home trains it instead; a note in the folder of the pretraining says so.
 """
 
 from __future__ import annotations
@@ -36,35 +34,35 @@ from ifsl_bench.backbones import pretrained
 from ifsl_bench.backbones.pretrained import DISABLED, in_percent, is_offered, packaged_file, pretrained_sha256
 from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.utils.checksummed_json import write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths, open_file, quarantine, read_errors, sha256_json, write_bytes
 from ifsl_bench.utils.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.serialization import write_checksummed
 
-HERE = "'run --pretrain' or 'pretrain --anew'"
+TRAIN_HERE = "'run --pretrain' or 'pretrain --anew'"
 OURS = "ifsl_bench"  # the key of our metadata
-FORM = 1
-SECONDS = 1e10  # three hundred years; whoever says more was not timed
+FORMAT = 1
+MAX_SECONDS = 1e10  # three hundred years
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,180}-[0-9a-f]{12}")
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")  # of files of weights that were made elsewhere
 Text = Annotated[str, Meta(max_length=300)]
 
 
 class Checksum(msgspec.Struct):
-    """The checksum of the cache's file of tensors."""
+    """Checksum of the cache's file of tensors."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Recorded(msgspec.Struct):
-    """The fields of ``checkpoint.json`` that a file hands on, in the order in which it has them."""
+    """The fields of ``checkpoint.json`` that a file has, in its order."""
 
     key: Text
     finished: bool
     epoch: Annotated[int, Meta(ge=0, lt=1 << 31)]
-    seconds: Annotated[float, Meta(ge=0, le=SECONDS)]
+    seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
     seed: int
     bf16: bool
     precision: Text
@@ -77,11 +75,11 @@ class Recorded(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Weights:
-    """The metadata of such a file.
+    """The metadata of a file of weights.
 
     Attributes:
-        definition: what made the weights, as :func:`ifsl_bench.backbones.pretrained.definition` has it.
-        info: what was recorded, as in the cache's ``checkpoint.json``, with the checksum of the tensors.
+        definition: everything that determines the weights, see :func:`ifsl_bench.backbones.pretrained.definition`.
+        info: the record, as in the cache's ``checkpoint.json``, with the checksum of the tensors.
     """
 
     definition: dict[str, Any]
@@ -89,10 +87,12 @@ class Weights:
 
     @property
     def key(self) -> str:
+        """Name of the pretraining."""
         return str(self.info["key"])
 
     @property
     def sha256(self) -> str:
+        """Checksum of the cache's file of tensors."""
         return str(self.info["tensors"]["sha256"])
 
     @property
@@ -102,16 +102,18 @@ class Weights:
 
     @property
     def of_features(self) -> bool:
-        """Returns whether they are those of embedded features, which nobody can train."""
+        """Whether they are of embedded features, which come without images to train on."""
         return bool(self.definition["pretraining"]["backbone"] == INCLUDED)
 
 
 def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], info: Mapping[str, Any]) -> None:
-    """Writes a file that :func:`read_weights` takes.
+    """Write a file for :func:`read_weights`.
 
     Args:
+        path: the file.
         content: the cache's file of tensors.
-        info: what was recorded, with ``key``.
+        definition: everything that determines the weights.
+        info: the record, with ``key``.
 
     Raises:
         UserError: it cannot be written.
@@ -120,7 +122,7 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
     plain = content[8 : 8 + size].decode()
     fields = [name for name in Recorded.__struct_fields__ if name != "tensors"]
     recorded = {name: info[name] for name in fields} | {"tensors": {"sha256": hashlib.sha256(content).hexdigest()}}
-    facts = {"format": FORM, "definition": dict(definition), "info": recorded}
+    facts = {"format": FORMAT, "definition": dict(definition), "info": recorded}
     metadata = {OURS: json.dumps(facts | {"checksum": sha256_json(facts)}), "header": plain}
     header = json.dumps({"__metadata__": metadata, **json.loads(plain)}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight
@@ -128,22 +130,22 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
 
 
 def read_facts(path: Path) -> Weights:
-    """Reads the metadata of a file; of its weights nothing is read, so they may be damaged.
+    """Read the metadata of a file, and nothing of its weights, which may be damaged.
 
     Raises:
         FileNotFoundError: there is none.
-        CorruptFile: it is damaged, or none of ours.
+        CorruptFile: it is damaged, or another kind of file.
         UserError: it may not be read.
     """
     return _facts(path, _header(path)[0])
 
 
 def read_weights(path: Path) -> tuple[Weights, bytes]:
-    """Reads the metadata of a file, and the cache's file of tensors that it holds, which has the checksum that it says.
+    """Read and check a file; return its metadata and the cache's file of tensors.
 
     Raises:
         FileNotFoundError: there is none.
-        CorruptFile: it is damaged, or none of ours.
+        CorruptFile: it is damaged, or another kind of file.
         UserError: it may not be read.
     """
     header, size = _header(path)
@@ -168,12 +170,12 @@ def read_weights(path: Path) -> tuple[Weights, bytes]:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and its size in bytes."""
+    """Read the header of a safetensors file, and its size in bytes."""
     with open_file(path) as file, read_errors(path):
-        whole = path.stat().st_size
-        WEIGHTS_FILE.check(whole, str(path), CorruptFile)
+        file_size = path.stat().st_size
+        WEIGHTS_FILE.check(file_size, str(path), CorruptFile)
         size = int.from_bytes(file.read(8), "little")
-        if whole < 8 or size > whole - 8:
+        if file_size < 8 or size > file_size - 8:
             raise CorruptFile(f"{path} is no safetensors file, or is cut short; get another copy")
         WEIGHTS_HEADER.check(size, str(path), CorruptFile)
         header = _parsed(path, file.read(size))
@@ -194,10 +196,10 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> Weights:
-    """Checks the metadata: the key follows from the definition, and every text can be printed."""
+    """Check the metadata: the key follows from the definition, and every text can be printed."""
     facts = _parsed(path, header["__metadata__"][OURS].encode())
-    if facts.get("format") != FORM:
-        raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORM}")
+    if facts.get("format") != FORMAT:
+        raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORMAT}")
     if facts.pop("checksum", None) != sha256_json(facts):
         raise CorruptFile(f"{path} is damaged: what it says of its pretraining is not what was written")
     info = facts.get("info", {})
@@ -215,7 +217,7 @@ def _facts(path: Path, header: Mapping[str, Any]) -> Weights:
 
 
 def packaged_weights() -> dict[str, Weights]:
-    """The files that come with the package, by key; a damaged file is left out."""
+    """Return the metadata of the files that come with the package, by key; a damaged file is left out."""
     weights = {}
     for path in sorted(pretrained.PACKAGED.glob("*.safetensors")):
         with suppress(CorruptFile):
@@ -224,10 +226,15 @@ def packaged_weights() -> dict[str, Weights]:
 
 
 def weights_to_use(home: Paths, key: str) -> str | None:
-    """The checksum of the weights that a run in this home begins with: those in the home, else those of the package.
+    """Return the checksum of the weights that a run in this home begins with: those in the home, else in the package.
 
-    None where they have to be trained first; "" where they come with the package and are to be trained all the same,
-    and where those in the home are a head that was fitted on the features of other weights.
+    Args:
+        home: where weights are kept.
+        key: of the pretraining.
+
+    Returns:
+        None where they have to be trained first; "" where they come with the package and will be trained nevertheless,
+        and where those in the home are a head that was fitted on the features of other weights.
     """
     path, there = packaged_file(key), pretrained_sha256(home, key)
     head = finished_info(home.pretrained / key) if there is None else None
@@ -243,12 +250,17 @@ def weights_to_use(home: Paths, key: str) -> str | None:
 
 
 def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
-    """Puts the weights that come with the package into a home which has nothing of this pretraining, and says so.
+    """Copy the weights that come with the package into a home that has nothing of this pretraining, and report it.
 
     The caller holds the lock of the pretraining's folder.
 
+    Args:
+        home: where weights are kept.
+        key: of the pretraining.
+        reporter: hears of it.
+
     Raises:
-        CorruptFile: the package's file is damaged; says what to do.
+        CorruptFile: the package's file is damaged.
         UserError: a file may not be read or written.
     """
     path = packaged_file(key)
@@ -259,25 +271,30 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
         if weights.key != key:
             raise CorruptFile(f"{path} holds the weights of {weights.key}")
     except CorruptFile as error:
-        raise CorruptFile(f"{error}; install ifsl_bench again, or train them here: {HERE}") from error
+        raise CorruptFile(f"{error}; install ifsl_bench again, or train them here: {TRAIN_HERE}") from error
     _put(home, weights, content)
-    here = "" if weights.of_features else f" ({HERE} trains them here)"
+    here = "" if weights.of_features else f" ({TRAIN_HERE} trains them here)"
     reporter.say(f"backbone and base classifier come with the package: {key}, {weights.accuracies}{here}")
 
 
 def _put(home: Paths, weights: Weights, content: bytes) -> None:
-    """Writes weights into a home; the caller holds the lock of their folder."""
+    """Write weights into a home; the caller holds the lock of their folder."""
     info = {name: value for name, value in weights.info.items() if name != "tensors"}
     CheckpointFolder(home.pretrained / weights.key).put(content, info)
 
 
 def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
-    """Has a home train what it would take from the package; what it has trained so already stays.
+    """Make a home train a pretraining that it would copy from the package.
 
-    Weights that it has taken are kept under another name. An interrupted training goes on.
+    Copied weights are kept under another name; a training here, finished or interrupted, stays.
+
+    Args:
+        home: where weights are kept.
+        key: of the pretraining.
+        reporter: hears of copied weights.
 
     Raises:
-        UserError: they are those of embedded features, which nobody can train; or a file may not be read or written.
+        UserError: they are of embedded features, which cannot be trained; or a file may not be read or written.
     """
     path, folder = packaged_file(key), home.pretrained / key
     if path is None:
@@ -294,14 +311,16 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
 
 
 def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Path) -> Weights | None:
-    """Writes the weights that runs in a home begin with into one file; those of the package where the home has none.
+    """Write the weights that runs in a home begin with into one file; those of the package where the home has none.
 
     Args:
-        definition: what made them.
+        home: where weights are kept.
+        key: of the pretraining.
+        definition: everything that determines the weights.
         to: the file.
 
     Returns:
-        What the file says; None where they are neither here nor finished.
+        The metadata; None where there are no finished weights.
 
     Raises:
         UserError: the file is there already, its folder is not, or the weights are not whole.
@@ -318,20 +337,23 @@ def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Pat
         write_weights(to, store.content(info), definition, {"processes": [1], "key": key, **info})
     else:
         return None
-    return read_weights(to)[0]  # what others are given is what they can read
+    return read_weights(to)[0]  # checked as others will check it
 
 
 def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = False) -> tuple[Weights, bool]:
-    """Puts the weights of an exported file into the home, where runs find them.
+    """Copy the weights of an exported file into the home, where runs find them.
 
     Args:
-        force: put others of the same pretraining that are there aside, finished or not.
+        file: as :func:`export_weights` writes it.
+        home: where weights are kept.
+        reporter: hears of weights that are replaced.
+        force: replace others of the same pretraining, finished or not; they are kept under another name.
 
     Returns:
-        What the file says, and whether anything was written: the same weights may be there already.
+        The metadata, and whether anything was written: the same weights may be there already.
 
     Raises:
-        UserError: there is no such file, it is damaged or none of ours, or others are there.
+        UserError: there is no such file, it is damaged or another kind of file, or other weights are there.
     """
     try:
         weights, content = read_weights(file)
@@ -356,7 +378,7 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
 
 
 def weights_listing(home: Paths) -> list[dict[str, Any]]:
-    """A row for each finished pretraining in the home or the package; accuracies in percent."""
+    """Return a row for each finished pretraining in the home or the package; accuracies in percent."""
     offered = {key: weights.info for key, weights in packaged_weights().items()}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []
     here = {key: info for key in filter(KEY.fullmatch, keys) if (info := finished_info(home.pretrained / key))}
@@ -376,7 +398,7 @@ def _row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, by name; nothing in it is run.
+    """Read the tensors of a file of weights that was made elsewhere, by name; no code in it is run.
 
     Raises:
         UserError: no such file, one that is too large, or no weights.

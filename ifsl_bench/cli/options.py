@@ -235,8 +235,8 @@ class Machine:
     def workspace(self, results: Path | None, device: str = "") -> Workspace:
         """The workspace; ``results`` and ``device`` hold where the options say nothing, and in their place."""
         from ifsl_bench.backbones.device import keep_freed_memory
+        from ifsl_bench.experiments.training_curves import curve_logs
         from ifsl_bench.experiments.workspace import workspace
-        from ifsl_bench.utils.training_curves import curve_logs
 
         keep_freed_memory()
         reporter = reporter_for(self.quiet, self.verbose)

@@ -45,7 +45,7 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
     find(task, home=folders)  # reports a wrong name before torch is imported
     from ifsl_bench.backbones.device import keep_freed_memory
     from ifsl_bench.experiments.pretraining import pretrain_for
-    from ifsl_bench.utils.training_curves import curve_logs
+    from ifsl_bench.experiments.training_curves import curve_logs
 
     keep_freed_memory()
     reporter, curves = (reporter_for(machine.quiet, machine.verbose), curve_logs(machine.log, machine.log_dir, folders))

@@ -15,10 +15,10 @@ from msgspec import Meta
 from ifsl_bench.experiments.evaluation import MOST_UNCONVERGED, Evaluated
 from ifsl_bench.protocols.calibration import best_bias, resamples
 from ifsl_bench.protocols.session_metrics import SessionCounts
-from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import quarantine
 from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
 
 LEAST_WINS, MOST_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
 RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings spreads far less than a number

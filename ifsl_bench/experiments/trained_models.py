@@ -14,8 +14,8 @@ from ifsl_bench.experiments.evaluation import MOST_UNCONVERGED
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.checksummed_json import check_kinds
 from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.serialization import check_kinds
 from ifsl_bench.utils.threads import cores
 
 SHARED_FROM = 8  # episodes a step from which several threads pay

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import Paths, own_code
-from ifsl_bench.utils.tempnames import PARTIAL
+from ifsl_bench.utils.files import PARTIAL, Paths, own_code
 
 ACCELERATOR = "GPU"  # the resource that a worker with one declares
 PACKAGES = ("ifsl_bench", "torch", "numpy", "numba", "distributed")  # that decide digits, or whether messages arrive

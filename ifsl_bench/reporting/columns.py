@@ -29,7 +29,7 @@ class TableRow:
         marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.LETTERS`.
         source: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
             ones.
-        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        printed: the +- that a paper prints next to its accuracy, of unknown kind.
         seeds: how many training seeds.
         spread: standard deviation between the seeds' accuracies; NaN for fewer than two.
         partial: whether it was measured on a part of the data; None for published rows.
@@ -259,6 +259,15 @@ def paper_columns(
         columns = [_metric("first", task, True), *between, _metric("last", task, True), *columns]
         columns += [STATE] if full else []
     return [*columns, *([RANK] if ranked else [])]
+
+
+def metric_names(units: str) -> Column[str]:
+    """Return the column with the names of metrics, whose intervals are over these units."""
+
+    def text(name: str) -> str:
+        return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
+
+    return Column("metric", text, lambda name: {"metric": name})
 
 
 def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:

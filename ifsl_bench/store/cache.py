@@ -19,11 +19,9 @@ from urllib.parse import unquote
 
 from ifsl_bench.data import datasets
 from ifsl_bench.solvers.numba_code_cache import sources_folder
-from ifsl_bench.utils.atomic_dir import remove
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.locks import is_locked, try_lock
-from ifsl_bench.utils.tempnames import DOWNLOAD, PARTIAL, REMOVED, strip_tag
+from ifsl_bench.utils.files import DOWNLOAD, PARTIAL, REMOVED, Paths, strip_tag
+from ifsl_bench.utils.locks import is_locked, remove, try_lock
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
 OF_JOBS = ("trained", "trials")

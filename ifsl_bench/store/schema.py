@@ -30,10 +30,10 @@ from ifsl_bench.protocols.tasks.contamination import SEEN
 from ifsl_bench.protocols.tasks.metric_sets import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
 from ifsl_bench.protocols.tasks.task_limits import EPISODES, LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.store.consistency import contradiction
-from ifsl_bench.utils import array_codec
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 
 if TYPE_CHECKING:
     import pandas
@@ -57,7 +57,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CountColumns(Section, frozen=True):
-    """Columns of numbers: a list each, or where that would be long, a text of :mod:`ifsl_bench.utils.array_codec`.
+    """Columns of numbers: a list each, or where that would be long, a text of :mod:`ifsl_bench.utils.serialization`.
 
     ``classes`` may also be a text that gives how they are drawn, see
     :class:`ifsl_bench.protocols.sampling.draws.ClassDraws`.
@@ -73,7 +73,7 @@ class CountColumns(Section, frozen=True):
         column = getattr(self, name)
         if not isinstance(column, str):
             return len(column)
-        return len(ClassDraws.parse(column)) if _is_drawn(name, column) else array_codec.length(column)
+        return len(ClassDraws.parse(column)) if _is_drawn(name, column) else packed_length(column)
 
     def column(self, name: str) -> np.ndarray:
         """Return the numbers of a column, int64.
@@ -87,7 +87,7 @@ class CountColumns(Section, frozen=True):
             return np.asarray(column, dtype=np.int64)
         if _is_drawn(name, column):
             return ClassDraws.parse(column).array().reshape(-1)
-        return array_codec.unpack(column, MOST_NUMBERS if name in self.LONG else EPISODES, array_codec.COUNTS)
+        return unpack_array(column, MOST_NUMBERS if name in self.LONG else EPISODES, COUNT_KINDS)
 
     @property
     def shape(self) -> dict[str, int]:
@@ -213,7 +213,7 @@ def counts_entry(
     columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
     packed = sum(map(len, columns.values())) > READABLE
     entries: dict[str, Any] = {
-        name: array_codec.pack(values) if packed else values.tolist() for name, values in columns.items()
+        name: pack_array(values) if packed else values.tolist() for name, values in columns.items()
     }
     if packed and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
         entries["classes"] = str(classes)

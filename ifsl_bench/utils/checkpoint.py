@@ -2,7 +2,7 @@
 
 Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
 any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
-tensors and one of itself, see :mod:`ifsl_bench.utils.checksummed_json`. Whoever saves holds the folder's lock.
+tensors and one of itself, see :mod:`ifsl_bench.utils.serialization`. Whoever saves holds the folder's lock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ifsl_bench.utils.checksummed_json import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import disk_errors, mark_used, open_file, read_errors, write_bytes
-from ifsl_bench.utils.tempnames import PARTIAL
+from ifsl_bench.utils.files import PARTIAL, disk_errors, mark_used, open_file, read_errors, write_bytes
+from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
 
 _TENSORS = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are not ours
 

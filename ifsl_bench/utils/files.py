@@ -1,8 +1,8 @@
-"""Files on disk: where they live, how they are written (atomically) and verified.
+"""Files on disk: where they live, how they are named, written (atomically), verified and quarantined.
 
 Nothing is ever half-written under its final name: content goes to a temporary sibling, is flushed to the disk, and is
-renamed; see :mod:`ifsl_bench.utils.atomic_dir` for folders. A process killed at any point leaves at most a temporary
-file or folder whose name starts with ``.partial-``; those of a build are removed by the next one, the others by
+renamed; see :mod:`ifsl_bench.utils.locks` for folders. A process killed at any point leaves at most a temporary file or
+folder whose name starts with ``.partial-``; those of a build are removed by the next one, the others by
 ``ifsl-bench cache prune``.
 """
 
@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +27,12 @@ import msgspec
 
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.limits import Limit
-from ifsl_bench.utils.tempnames import PARTIAL, strip_tag, unique_name
+
+PARTIAL = ".partial-"  # prefix of unfinished files and folders
+REMOVED = ".removed-"  # prefix of folders that are being removed
+DOWNLOAD = ".download-"  # prefix of folders with what a data set is made from
+LONGEST_NAME = 143  # bytes of a file's name, where file systems that encrypt names have the least room
+_TAG = re.compile(r"@[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,11 @@ class Paths:
 
     @classmethod
     def locate(cls, home: str | Path | None = None, results: str | Path | None = None) -> Paths:
-        """Explicit arguments first, then ``IFSL_BENCH_HOME``, then the platform's user folders.
+        """Find the folders: explicit arguments first, then ``IFSL_BENCH_HOME``, then the platform's user folders.
+
+        Args:
+            home: the folder of the cache, and of results where these are not given.
+            results: the folder of results.
 
         Raises:
             UserError: a folder below the home of a user that there is not.
@@ -96,10 +106,26 @@ def _folder(path: str | Path) -> Path:
 
 
 def check_out(path: Path) -> None:
-    """Raises :class:`UserError` where a file that ``--out`` names could not be written, before anything is computed."""
+    """Raise :class:`UserError` if a file that ``--out`` names cannot be written, before anything is computed."""
     if os.path.isdir(path):
         raise UserError(f"--out: {path} is a folder; name the file to write")
     check_writable(path.absolute().parent, "--out")
+
+
+def unique_name(name: str, end: str = "") -> str:
+    """Return a name that no other call, of this process or another, returns.
+
+    Args:
+        name: its start, which is cut where the whole would be too long.
+        end: its end, behind a random tag: ``name@tag`` and ``end``.
+    """
+    tag = f"@{secrets.token_hex(8)}{end}"
+    return os.fsdecode(os.fsencode(name)[: LONGEST_NAME - len(tag)]) + tag
+
+
+def strip_tag(name: str) -> str:
+    """Return a name without the random tag of :func:`unique_name`."""
+    return _TAG.sub("", name)
 
 
 CHOSEN_BY = "--home or --results"  # the options by which most folders are chosen
@@ -120,7 +146,12 @@ _ELSEWHERE = {  # what another folder would help
 
 @contextlib.contextmanager
 def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
-    """Turns the operating system's refusals (full disk, no permission) into one plain line."""
+    """Turn the operating system's refusals (full disk, no permission) into a :class:`UserError` of one line.
+
+    Args:
+        path: what is written, where the system does not name it.
+        chosen_by: options by which the user chooses another folder.
+    """
     try:
         yield
     except OSError as error:
@@ -136,16 +167,26 @@ def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
 
 
 def temporary_file() -> BinaryIO:
-    """Opens a file in the folder for temporary files; it is gone when it is closed. Filled by :func:`append`."""
+    """Open a file in the folder for temporary files; it is gone when it is closed. :func:`append` fills it."""
     try:
         return cast(BinaryIO, tempfile.NamedTemporaryFile())
     except OSError as error:
-        raise UserError(f"no temporary file can be made ({error.strerror or error}); free some space or choose another "
-                        "folder with TMPDIR") from error  # fmt: skip
+        raise UserError(
+            f"no temporary file can be made ({error.strerror or error}); free some space or choose another folder with "
+            "TMPDIR"
+        ) from error
 
 
 def append(file: BinaryIO, block: bytes) -> None:
-    """Writes to a temporary file; raises :class:`UserError` where its folder is full, say."""
+    """Write to a temporary file.
+
+    Args:
+        file: from :func:`temporary_file`.
+        block: the bytes to append.
+
+    Raises:
+        UserError: the system refuses, because its folder is full, for example.
+    """
     try:
         with disk_errors(Path(file.name), "TMPDIR"):
             file.write(block)
@@ -157,7 +198,12 @@ def append(file: BinaryIO, block: bytes) -> None:
 
 
 def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:
-    """Raises :class:`UserError` where a folder cannot be written to, or cannot be made; leaves nothing there."""
+    """Raise :class:`UserError` if a folder cannot be written to, or cannot be made; leave nothing there.
+
+    Args:
+        folder: the folder.
+        chosen_by: as in :func:`disk_errors`.
+    """
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))  # the others will be made
     with disk_errors(folder, chosen_by), tempfile.TemporaryFile(dir=there, prefix=PARTIAL):
         pass
@@ -165,8 +211,9 @@ def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:
 
 @contextlib.contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusals to read a file of ours into one plain line; one that is missing stays a
-    ``FileNotFoundError``.
+    """Turn the operating system's refusals to read a file of this package into errors of one line.
+
+    A missing file stays a ``FileNotFoundError``.
 
     Raises:
         CorruptFile: it is no file, but a folder, or a link to itself.
@@ -185,13 +232,19 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Opens a file of ours for reading; errors as in :func:`read_errors`."""
+    """Open a file of this package for reading; errors as in :func:`read_errors`."""
     with read_errors(path):
         return open(path, "rb")
 
 
 def write_bytes(path: Path, content: bytes, chosen_by: str = CHOSEN_BY) -> None:
-    """Writes a file atomically: readers see the old file or the new one, never a part."""
+    """Write a file atomically: readers see the old file or the new one, never a part.
+
+    Args:
+        path: the file.
+        content: all of it.
+        chosen_by: as in :func:`disk_errors`.
+    """
     with disk_errors(path, chosen_by):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(unique_name(PARTIAL + path.name))
@@ -211,17 +264,21 @@ _NUMBERS = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON with lists of numbers on one line each."""
+    """Write indented JSON with lists of numbers on one line each."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     text = _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
     write_bytes(path, f"{text}\n".encode())
 
 
 def read_json(path: Path, most: Limit | None = None) -> Any:
-    """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`open_file` does.
+    """Read a JSON object.
 
     Args:
+        path: the file.
         most: limit on its bytes, beyond which it is not parsed.
+
+    Raises:
+        CorruptFile: it holds no JSON object; others as in :func:`open_file`.
     """
     with open_file(path) as file, read_errors(path):
         content = file.read(most.most + 1 if most else -1)
@@ -237,7 +294,15 @@ def read_json(path: Path, most: Limit | None = None) -> Any:
 
 
 def quarantine(path: Path, why: str = "corrupt") -> Path:
-    """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted."""
+    """Rename a file or folder out of the way; nothing is deleted.
+
+    Args:
+        path: the file or folder.
+        why: the word that its new name gets, before a number.
+
+    Returns:
+        The new path.
+    """
     asides = (path.with_name(f"{path.name}.{why}-{n}") for n in itertools.count())
     aside = next(aside for aside in asides if not os.path.lexists(aside))
     with disk_errors(path), contextlib.suppress(FileNotFoundError):  # another process has just done so
@@ -246,7 +311,7 @@ def quarantine(path: Path, why: str = "corrupt") -> Path:
 
 
 def mark_used(path: Path) -> None:
-    """Notes that something of the cache is used now: by when its file of facts was last touched.
+    """Record that something of the cache is used now, in the time at which its file of facts was last touched.
 
     The time is that of the file system. Reading alone leaves no trace where a disk is mounted without access times.
     """
@@ -255,10 +320,15 @@ def mark_used(path: Path) -> None:
 
 
 def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:
-    """Hex SHA-256 of a file, read in blocks of 4 MiB; errors as in :func:`open_file`."""
+    """Return the hex SHA-256 of a file, read in blocks of 4 MiB; errors as in :func:`open_file`.
+
+    Args:
+        path: the file.
+        advance: called with the bytes of each block.
+    """
     digest = hashlib.sha256()
     with open_file(path) as file, read_errors(path):
-        while block := file.read(1 << 22):
+        for block in iter(lambda: file.read(1 << 22), b""):
             digest.update(block)
             if advance:
                 advance(len(block))
@@ -266,14 +336,16 @@ def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str
 
 
 def sha256_json(value: Any) -> str:
-    """Hex SHA-256 of the canonical JSON form of a value: the identity of a definition."""
+    """Return the hex SHA-256 of the canonical JSON form of a value: the identity of a definition."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @cache
 def own_code(root: Path = Path(__file__).parents[1]) -> str:
-    """Hex SHA-256 of the source files below a folder, by default of the package: two processes, or an interrupted
-    evaluation and one that goes on with it, run the same where it is equal."""
+    """Return the hex SHA-256 of the source files below a folder, by default of the package.
+
+    Two processes, or an interrupted evaluation and the one that resumes it, run the same code where it is equal.
+    """
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         content = path.read_bytes()

@@ -1,35 +1,48 @@
-"""Locks of folders: of processes that would make the same thing at once, one makes it, and the others find it made.
+"""Folders that one process makes while the others wait: locks, atomic creation, and the identity of processes.
 
-Reading what is complete needs none. A file system without locks is used all the same.
+A folder is filled under another name and gets its own by one rename, so that it appears whole. Reading what is complete
+needs no lock. A file system without locks is used all the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import os
+import re
+import shutil
+import socket
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ifsl_bench.utils.files import disk_errors
+import psutil
+
+from ifsl_bench.utils.errors import CorruptFile
+from ifsl_bench.utils.files import PARTIAL, REMOVED, disk_errors, quarantine, unique_name
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-SOON = 1.0  # seconds; a wait as short as that, for a result that is being stored, is nothing to tell
+SILENT_WAIT = 1.0  # seconds; a shorter wait, for a result that is being stored, is not reported
+CLOCK_DRIFT = 5  # seconds by which the start of a process may seem to move: the clock is set while it runs
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EIO}  # file systems mounted without
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def locked(
     folder: Path, warn: Callable[[str], None] | None = None, state: str = ", which is missing there or out of date"
 ) -> Iterator[None]:
-    """Holds the lock of ``folder`` (a file beside it); the operating system drops it when the process dies.
+    """Hold the lock of a folder, which the operating system drops when the process dies.
 
     Args:
-        warn: is told when another process keeps the lock, since the wait may be long.
-        state: of the folder, for the one line that says why it cannot be written.
+        folder: the folder; the lock is a file in its parent.
+        warn: called when another process keeps the lock, since the wait may be long.
+        state: of the folder, for the error if it cannot be written.
 
     Raises:
         UserError: nothing can be written there.
@@ -38,10 +51,10 @@ def locked(
     with disk_errors(folder):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            if not _acquired(lock, SOON):
+            if not _acquire(lock, SILENT_WAIT):
                 if warn:
                     warn(f"another process is working on {folder.name}; waiting for it")
-                _acquired(lock, -1)
+                _acquire(lock, -1)
         except OSError as error:
             if error.errno in _REFUSED:
                 error.filename = f"{folder}{state}"  # and not its lock
@@ -54,10 +67,10 @@ def locked(
 
 @contextlib.contextmanager
 def try_lock(folder: Path) -> Iterator[bool]:
-    """Holds the lock of ``folder`` if nobody does; yields whether nobody does, True where this process may not ask."""
+    """Hold the lock of a folder if it is free; yield whether it is, True where this process may not ask."""
     lock, free = _lock(folder), True
     with contextlib.suppress(OSError):
-        free = _acquired(lock, 0)
+        free = _acquire(lock, 0)
     try:
         yield free
     finally:
@@ -65,25 +78,25 @@ def try_lock(folder: Path) -> Iterator[bool]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tells whether a process holds the lock of ``folder`` now; False where this process may not ask."""
-    if not _file(folder).exists():
+    """Return whether a process holds the lock of a folder now; False where this process may not ask."""
+    if not _lock_file(folder).exists():
         return False
     with try_lock(folder) as free:
         return not free
 
 
-def _file(folder: Path) -> Path:
+def _lock_file(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.lock"
 
 
 def _lock(folder: Path) -> BaseFileLock:
     import filelock
 
-    return filelock.FileLock(_file(folder))
+    return filelock.FileLock(_lock_file(folder))
 
 
-def _acquired(lock: BaseFileLock, timeout: float) -> bool:
-    """Acquires a lock where there are locks; False where another process keeps it for so long."""
+def _acquire(lock: BaseFileLock, timeout: float) -> bool:
+    """Acquire a lock where there are locks; return False where another process keeps it until the timeout."""
     import filelock
 
     try:
@@ -94,3 +107,125 @@ def _acquired(lock: BaseFileLock, timeout: float) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
     return True
+
+
+# -- folders that appear whole
+
+
+def get_or_create(
+    folder: Path, read: Callable[[], T | None], make: Callable[[], T], warn: Callable[[str], None], again: str
+) -> T:
+    """Read the content of a folder, or make it under the folder's lock.
+
+    Args:
+        folder: what is read or made.
+        read: returns None where there is nothing to use; raises :class:`CorruptFile` for what is damaged, which is then
+            quarantined with a warning.
+        make: fills the folder and returns what ``read`` would.
+        warn: called with the warning.
+        again: the part of the warning on what follows, "it is computed again".
+    """
+    with contextlib.suppress(CorruptFile):  # before the lock, which a read-only folder does not grant
+        content = read()
+        if content is not None:
+            return content
+    with locked(folder, warn):
+        try:
+            content = read()
+            if content is not None:
+                return content
+        except CorruptFile as error:
+            warn(f"{error}; {again}, the damaged files are in {quarantine(folder)}")
+        return make()
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path, resume: bool = False) -> Iterator[Path]:
+    """Yield a folder to fill, which replaces ``target`` when the block ends well and vanishes when it does not.
+
+    Between two renames there is nothing at ``target``, never a mixture.
+
+    Args:
+        target: the folder to make or replace; the caller holds its lock.
+        resume: go on in what an earlier block left, and leave this one's to the next if the block fails.
+
+    Raises:
+        UserError: the system refuses to write.
+    """
+    partial = unfinished(target)
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            shutil.rmtree(partial, ignore_errors=True)  # no process reads it
+        partial.mkdir(exist_ok=True)
+        try:
+            yield partial
+            remove(target)
+            os.rename(partial, target)
+        except BaseException:
+            if not (resume and any(partial.iterdir())):
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def unfinished(target: Path) -> Path:
+    """Return the folder that is filled to become ``target``."""
+    return target.with_name(PARTIAL + target.name)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or file: its name goes at once, so that no reader finds a half."""
+    aside = path.with_name(unique_name(REMOVED + path.name))
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)  # what is open elsewhere stays, on a network file system
+    else:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+# -- identity of processes
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """Return a name of where this process's number means something.
+
+    It has the host, and a hash of its kernel's boot and of the container, since hosts may have one name and containers
+    one kernel.
+    """
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    host = re.sub(r"[^A-Za-z0-9_-]", "_", parts[0].partition(".")[0])[:16]
+    return f"{host}.{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:8]}"
+
+
+def process_id() -> str:
+    """Return a name of this process that no other has: machine, number, and the second in which it began."""
+    return f"{_machine()}-{os.getpid()}-{_start_time(os.getpid()) or 0}"
+
+
+def is_alive(name: str) -> bool | None:
+    """Return whether the process of a :func:`process_id` is alive; None for another machine's, or for another text.
+
+    The number of a process that has ended may be another's by now, which began at another time.
+    """
+    try:
+        machine, process, start = name.rsplit("-", 2)
+        if machine != _machine():
+            return None
+        began = _start_time(int(process))
+        return began is not None and abs(began - int(start)) <= CLOCK_DRIFT
+    except (ValueError, OverflowError):  # of a damaged log
+        return None
+
+
+def _start_time(process: int) -> int | None:
+    try:
+        return round(psutil.Process(process).create_time())
+    except psutil.Error:
+        return None

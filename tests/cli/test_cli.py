@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.utils.checksummed_json import write_checksummed
+from ifsl_bench.utils.serialization import write_checksummed
 
 TASK = "clusters.toml:clusters-5shot"
 

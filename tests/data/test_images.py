@@ -16,7 +16,7 @@ from PIL import Image
 from ifsl_bench.data.read import images
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.images import BadImage, ImageSpec, MemorySemaphore, decode_into, resize_cubic, tree_items
-from ifsl_bench.utils.arrays import create_array
+from ifsl_bench.utils.serialization import create_array
 
 
 def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:

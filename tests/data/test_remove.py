@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ifsl_bench.utils.atomic_dir import unfinished
 from ifsl_bench.utils.files import write_bytes
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.locks import locked, unfinished
 
 
 def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, call):

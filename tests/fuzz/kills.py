@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ifsl_bench.utils.tempnames import PARTIAL, REMOVED
+from ifsl_bench.utils.files import PARTIAL, REMOVED
 from tests.fuzz.harness import Format
 from tests.small_run import Disturbance, fork, result, undisturbed
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import shutil
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 
+from ifsl_bench.experiments import api
+from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.store import cache
 from ifsl_bench.store.cache import listed, select
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.files import Paths, unique_name
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import unique_name
-from tests.small_run import run
+from tests.reporters import Messages
+from tests.small_run import TASKS, run
 
 MADE = {"data", "pretrained", "features", "trained", "trials"}
 
@@ -251,3 +255,27 @@ def test_keys_of_a_cluster_go_after_a_month(prune, root):
 def test_an_empty_home_lists_and_removes_nothing(call, tmp_path):
     assert call("cache", "--home", str(tmp_path / "none"))[0] == 0
     assert call("cache", "prune", "--home", str(tmp_path / "none"))[1] == "nothing to remove\n"
+
+
+def test_what_a_run_had_open_is_freed_with_it(root, monkeypatch):
+    """By itself, not when Python next looks for circles: after a hundred runs that would be a hundred networks."""
+    (root / "tiny.toml").write_text(TASKS)
+    shutil.rmtree(root / "home" / "results")
+    references = []
+
+    class Seen(prepared.PreparedTask):
+        def __init__(self, *of):
+            super().__init__(*of)
+            references.append(weakref.ref(self))
+
+    monkeypatch.setattr(prepared, "PreparedTask", Seen)
+    work = api.workspace(root / "home", device="cpu", reporter=Messages())
+    gc.collect()
+    gc.disable()
+    try:
+        api.run("lwof", f"{root / 'tiny.toml'}:tiny-images-1shot", train={"steps": 8}, tune=2, work=work)
+        (reference,) = references
+        del work
+        assert reference() is None
+    finally:
+        gc.enable()

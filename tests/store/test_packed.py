@@ -26,10 +26,10 @@ from ifsl_bench.store import schema
 from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import EpisodeCounts, Result, counts_entry, keep_old, parse, read, write
-from ifsl_bench.utils import array_codec as packed
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 from tests.store.result_fields import listed
 
 STORED = packaged_root() / "glyphs-5shot" / "protonet.seed-0.json"
@@ -52,10 +52,10 @@ def test_what_is_packed_is_read_bit_by_bit(kind, n):
         values = random.normal(size=n).astype(kind)
         values[: n // 2 : 7] = np.nan
         values[1 : n // 2 : 7] = -np.inf
-    array_text = packed.pack(values)
-    assert packed.length(array_text) == n
+    array_text = pack_array(values)
+    assert packed_length(array_text) == n
     assert array_text.startswith(f"{kind if n else kind if kind[0] == 'f' else 'u1'} {n} ")
-    array = packed.unpack(array_text, n)
+    array = unpack_array(array_text, n)
     assert array.dtype == values.dtype
     assert array.tobytes() == values.tobytes()
 
@@ -83,7 +83,7 @@ def test_what_is_packed_is_read_bit_by_bit(kind, n):
 )  # fmt: skip
 def test_a_text_that_is_no_array_is_refused(said, why):
     with pytest.raises(ValueError, match=why):
-        packed.unpack(said, 10, packed.COUNTS)
+        unpack_array(said, 10, COUNT_KINDS)
 
 
 def test_a_bomb_takes_no_memory():
@@ -91,7 +91,7 @@ def test_a_bomb_takes_no_memory():
     tracemalloc.start()
     start = time.process_time()
     with pytest.raises(ValueError, match="it does not hold the 1,000 numbers"):
-        packed.unpack(bomb, EPISODES)
+        unpack_array(bomb, EPISODES)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3_000_000
@@ -123,7 +123,7 @@ def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
 def as_packed(result: Result) -> Result:
     """The same result with all its columns packed."""
     entry = result.episodes
-    columns = {name: packed.pack(entry.column(name)) for name in EpisodeCounts.COLUMNS if entry.length(name)}
+    columns = {name: pack_array(entry.column(name)) for name in EpisodeCounts.COLUMNS if entry.length(name)}
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **columns))
 
 
@@ -146,7 +146,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     assert keep_old(tmp_path, newer) is None, "the same hits, written otherwise"
     changed = newer.episodes.column("base_alone")
     changed[0] += 1
-    entry = msgspec.structs.replace(newer.episodes, base_alone=packed.pack(changed))
+    entry = msgspec.structs.replace(newer.episodes, base_alone=pack_array(changed))
     assert keep_old(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
     a, b = (SeedAggregate(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
     table = compare(a, b)
@@ -190,7 +190,7 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
 
 
 def test_packed_columns_of_other_lengths_are_refused(newer):
-    entry = msgspec.structs.replace(newer.episodes, novel_alone=packed.pack(np.ones(1999, int)))
+    entry = msgspec.structs.replace(newer.episodes, novel_alone=pack_array(np.ones(1999, int)))
     assert "episodes.novel_alone has 1999 entries" in contradiction(msgspec.structs.replace(newer, episodes=entry))
 
 

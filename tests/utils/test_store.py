@@ -11,12 +11,20 @@ import sys
 import pytest
 import torch
 
-from ifsl_bench.utils.atomic_dir import atomic_folder, unfinished
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths, quarantine, read_json, sha256_json, write_bytes, write_json
-from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.tempnames import LONGEST, strip_tag, unique_name
+from ifsl_bench.utils.files import (
+    LONGEST_NAME,
+    Paths,
+    quarantine,
+    read_json,
+    sha256_json,
+    strip_tag,
+    unique_name,
+    write_bytes,
+    write_json,
+)
+from ifsl_bench.utils.locks import atomic_folder, locked, unfinished
 
 
 def test_home_prefers_arguments_over_environment_over_platform(tmp_path, monkeypatch):
@@ -108,7 +116,7 @@ def test_a_state_of_any_order_in_memory_is_kept(tmp_path):
 def test_temporary_names_are_never_the_same_and_never_too_long():
     assert len({unique_name("x.json") for _ in range(100)}) == 100
     assert strip_tag(unique_name("x.json")) == "x.json"
-    assert len(os.fsencode(unique_name("é" * 200))) <= LONGEST
+    assert len(os.fsencode(unique_name("é" * 200))) <= LONGEST_NAME
 
 
 def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):

@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ifsl_bench.data.read.archive import Entry, FileTree, what_is
-from ifsl_bench.utils.arrays import releasing
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
+from ifsl_bench.utils.serialization import releasing
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TIFF_BYTES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text

@@ -21,10 +21,10 @@ from ifsl_bench.data.read.arrays import reading
 from ifsl_bench.data.read.images import rgb
 from ifsl_bench.data.sets.folder import check_sides, large_enough
 from ifsl_bench.data.source import BuildContext
-from ifsl_bench.utils.arrays import releasing
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.serialization import releasing
 
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side

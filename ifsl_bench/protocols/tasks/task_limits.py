@@ -92,10 +92,12 @@ LISTS = {
 
 def most_episodes(shape: EpisodeSpec) -> int:
     """The most test episodes there may be: as many as a result file holds, packed, and a million at most."""
-    from ifsl_bench.utils.array_codec import width  # NumPy, which --help does without
+    from ifsl_bench.utils.serialization import byte_width  # NumPy, which --help does without
 
-    base, novel = shape.base_queries, shape.ways * shape.novel_queries
-    hits = 3 * width(base) + 3 * width(novel) + width(2 * base * novel)  # joint, alone and calibrated; pairs
+    base, novel = shape.base_queries, shape.ways * shape.novel_queries  # joint, alone and calibrated hits, and pairs
+    hits = (
+        3 * byte_width(base) + 3 * byte_width(novel) + byte_width(2 * base * novel)
+    )  # joint, alone and calibrated; pairs
     each = (CLASS_BYTES * shape.ways + hits) * 4 / 3  # base64
     return min(EPISODES, int((RESULT_FILE.most - OTHERS) / each))
 

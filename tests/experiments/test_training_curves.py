@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ifsl_bench.experiments.training_curves import COLUMNS, CurveLogs, Curves, curve_logs
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import RATE, Reporter
-from ifsl_bench.utils.training_curves import COLUMNS, CurveLogs, Curves, curve_logs
 
 pytest.importorskip("tensorboard", reason='the extra is not installed: pip install "ifsl_bench[tensorboard]"')
 
@@ -116,7 +116,7 @@ def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
         curve_logs(None, "x", home)
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
-    monkeypatch.setattr("ifsl_bench.utils.training_curves.find_spec", lambda name: None)
+    monkeypatch.setattr("ifsl_bench.experiments.training_curves.find_spec", lambda name: None)
     with pytest.raises(
         MissingDependencyError, match=r'tensorboard is not installed\): pip install "ifsl_bench\[tensorboard\]"'
     ):

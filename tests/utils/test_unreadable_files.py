@@ -1,0 +1,45 @@
+"""Files that cannot be read, lead nowhere, or are not what was written."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import read_errors, read_json
+from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
+from tests.store.result_fields import altered
+
+
+def test_a_file_without_its_checksum_or_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    write_checksummed(path, {"a": 1})
+    assert read_checksummed(path) == {"a": 1, "format": 2}
+    altered(path, lambda value: value.pop("checksum"))
+    with pytest.raises(CorruptFile, match="its checksum differs"):
+        read_checksummed(path)
+    for form in (1, 3, 0, True, "2", None):
+        altered(path, lambda value, form=form: value.update(format=form))
+        with pytest.raises(CorruptFile, match="this version reads 2"):
+            read_checksummed(path)
+
+
+@pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
+def test_what_cannot_be_read_is_not_taken_for_damaged(tmp_path, kind):
+    """It may be sound: nothing is set aside, nothing made again."""
+    with pytest.raises(UserError, match=r"cannot read .*x\.json: ") as error, read_errors(tmp_path / "x.json"):
+        raise OSError(kind, os.strerror(kind))
+    assert not isinstance(error.value, CorruptFile)
+
+
+def test_links_to_nowhere_and_to_themselves_are_one_line_or_made_again(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CorruptFile, match="is not a file"):
+        read_json(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError):
+        read_checksummed(tmp_path / "dangling")
+    write_checksummed(tmp_path / "dangling", {"a": 1})
+    assert not (tmp_path / "dangling").is_symlink()
