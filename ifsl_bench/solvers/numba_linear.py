@@ -116,7 +116,7 @@ def minres(apply: Kernel, metric: Kernel) -> Kernel:
 
 def hessian_kernels(
     module: str, opened: Kernel, at: Kernel, product: Kernel, add_base_gradient: Kernel
-) -> tuple[Kernel, Kernel, Kernel, Kernel]:
+) -> tuple[Kernel, ...]:
     """Return the kernels `series`, `curvature`, `descend` and `ascend` of a problem, which need only these functions.
 
     In all of them `problems` are those of `numba_backend.Problems`, v and rhs are [E, P], and results are written to
@@ -218,7 +218,4 @@ def hessian_kernels(
                 add_base_gradient(data, grads[e, 2])
                 add(slope, -1.0, h)
 
-    series, curvature, descend, ascend = (
-        compiled(kernel, f"{module}.{kernel.__name__}") for kernel in (series, curvature, descend, ascend)
-    )
-    return series, curvature, descend, ascend
+    return tuple(compiled(kernel, f"{module}.{kernel.__name__}") for kernel in (series, curvature, descend, ascend))
