@@ -44,11 +44,11 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
+from claims import evaluate_all
 from click import ClickException
 
 from ifsl_bench.analysis import task_results as asked
 from ifsl_bench.cli.main import cli
-from ifsl_bench.reporting.claims import judged
 from ifsl_bench.utils.errors import UserError, unknown
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,7 @@ def differences(told: str) -> str:
 @functools.cache
 def sentences() -> dict[str, str]:
     """The sentences of all claims with the numbers of today's results, by the claims' names."""
-    return {claim.name: claim.text for claim in judged()}
+    return {claim.name: claim.text for claim in evaluate_all()}
 
 
 def marked(name: str, sentence: str) -> re.Pattern[str]:

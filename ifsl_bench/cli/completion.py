@@ -35,23 +35,18 @@ def complete_rows(context: click.Context, parameter: click.Parameter, word: str)
     folders = (resources.files("ifsl_bench.results"), Paths.locate(None, None).results)
     files = {
         file.name
-        for folder in folders if folder.is_dir()
-        for task in folder.iterdir() if task.is_dir()
+        for folder in folders
+        if folder.is_dir()
+        for task in folder.iterdir()
+        if task.is_dir()
         for file in task.iterdir()
-    }  # fmt: skip
+    }
     labels = sorted(unquote(name.partition(".seed-")[0]) for name in files if ".seed-" in name)
     return list(dict.fromkeys([*complete_methods(context, parameter, word), *_completed(word, labels)]))
 
 
 def complete_rows_and_tasks(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
     return [*complete_rows(context, parameter, word), *complete_tasks(context, parameter, word)]
-
-
-def complete_claims(_: click.Context, __: click.Parameter, word: str) -> list[str]:
-    from ifsl_bench.reporting.claims import read_claims
-    from ifsl_bench.store.result_folder import CLAIMS, packaged_root
-
-    return _completed(word, list(read_claims(packaged_root() / CLAIMS)))
 
 
 def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]:
@@ -78,6 +73,6 @@ def complete_options(context: click.Context, _: click.Parameter, word: str) -> l
 
 
 def _completed(word: str, names: Iterable[str]) -> list[str]:
-    """The names that begin like a word; behind a comma, like its last part."""
+    """Return the names that begin like a word; behind a comma, like its last part."""
     before, comma, last = word.rpartition(",")
     return [before + comma + name for name in dict.fromkeys(names) if name.startswith(last)]

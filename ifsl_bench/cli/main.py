@@ -31,8 +31,8 @@ SECTIONS = {
     "Run": {"run": "running", "plan": "campaigns", "status": "campaigns", "reproduce": "results",
             "pretrain": "pretraining"},
     "Results": {"leaderboard": "results", "table": "results", "report": "report", "plot": "plot",
-                "compare": "results", "variance": "results", "claims": "claims", "show": "results",
-                "results": "own_results", "check": "results"},
+                "compare": "results", "variance": "results", "show": "results", "results": "own_results",
+                "check": "results"},
     "What there is": {"methods": "methods", "tasks": "tasks", "data": "data", "cite": "methods"},
     "Folders": {"cache": "cache", "weights": "weights"},
 }  # fmt: skip
@@ -121,10 +121,10 @@ def entry() -> None:
 
 
 def _killed(number: int, _: object) -> None:
-    """Somebody ends the process: the terminal gets its cursor back, and the process ends as it would have."""
+    """End the process on a signal, with the terminal's cursor shown again."""
     signal.signal(number, signal.SIG_DFL)  # a second signal ends it, whatever happens here
     with contextlib.suppress(OSError, ValueError):
-        if select.select([], [2], [], 0)[1]:  # not into a pipe that nobody empties
+        if select.select([], [2], [], 0)[1]:  # not into a pipe without a reader
             cursor = "\x1b[?25h\n" if os.isatty(2) else ""
             os.write(2, f"{cursor}{_interrupted(sys.argv[1:], 'ended')}\n".encode())
     os.kill(os.getpid(), number)
@@ -132,24 +132,24 @@ def _killed(number: int, _: object) -> None:
 
 
 def _leave(ended: list[int]) -> None:
-    """Ends the process with its status, if it has ended by itself."""
+    """End the process with its status, if it has ended by itself."""
     if not ended:
         return
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (OSError, ValueError):  # what cannot be written any more: Python says so
+    except (OSError, ValueError):  # what cannot be written any more: Python reports it
         return
     os._exit(ended[0])
 
 
 def main() -> None:
-    """The command line as a function, which ends in `SystemExit`."""
+    """Run the command line; ends in `SystemExit`."""
     for stream in (sys.stdout, sys.stderr):  # what their encoding cannot print becomes an escape
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     # Threads that spin while they wait slow everything down where another program wants the cores.
     # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it may not write it says so, and does without
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where it may not write, and does without
     sys.exit(_guarded(lambda: cli(prog_name="ifsl-bench", standalone_mode=False)))

@@ -48,7 +48,7 @@ def _out(_: click.Context, __: click.Parameter, value: str) -> Path:
     from ifsl_bench.reporting.figures.style import format_of
 
     path = Path(value).expanduser()
-    format_of(path)  # a wrong name is told before anything is computed
+    format_of(path)  # a wrong name is an error before anything is computed
     return path
 
 
@@ -105,8 +105,8 @@ def _of_models(usual: str = "") -> tuple[Callable[..., Any], ...]:
 class FigureKind(NamedTuple):
     """A kind of figure."""
 
-    says: str  # the help of its command
-    examples: tuple[str, str]  # what two commands say after its name
+    help: str  # of its command
+    examples: tuple[str, str]  # arguments of two commands
     # those of its command, by the names of its function's arguments
     options: tuple[Callable[..., Any], ...] = OF_RESULTS
     several: bool = False  # whether it takes several tasks
@@ -218,7 +218,7 @@ KINDS: Mapping[str, FigureKind] = {
 
 
 def _draw(name: str, out: Path, **arguments: Any) -> None:
-    """Draws a figure, writes it, and says so, and what else there is to say."""
+    """Draw a figure, write it, and print its notes."""
     from ifsl_bench.reporting.figures import plot as figures
 
     if "results_dir" in arguments:
@@ -243,7 +243,7 @@ def _command(name: str, kind: FigureKind) -> click.Command:
     def draw(**arguments: Any) -> None:
         _draw(name, **arguments)
 
-    draw.__doc__ = kind.says
+    draw.__doc__ = kind.help
     for option in reversed(kind.options):
         draw = option(draw)
     if kind.several:

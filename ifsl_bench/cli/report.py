@@ -26,7 +26,6 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
     from ifsl_bench.protocols.tasks.task_files import find, own, packaged
-    from ifsl_bench.reporting.claims import judged
     from ifsl_bench.reporting.page.data import boards_with_variants, gather
     from ifsl_bench.reporting.page.page import page_html
     from ifsl_bench.utils.files import check_out, write_bytes
@@ -39,9 +38,11 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     if not boards:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
     names = {board.name for board in boards}
-    page = gather(boards, [judgement for judgement in judged() if names.issuperset(judgement.claim.tasks)])
+    page = gather(boards)
     content = page_html(page).encode()
     write_bytes(path, content, "--out")
-    click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
-               f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip
+    click.echo(
+        f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
+        f"{len(content) / 1e6:.1f} MB; open it in a browser"
+    )
     warn(note for board in boards for note in board.left_out)

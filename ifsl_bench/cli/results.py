@@ -38,16 +38,25 @@ if TYPE_CHECKING:
 FULL = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
 
 
-def _show_ranked(boards: Sequence[TaskResults], folders: Paths, style: str, full: bool, labels: Sequence[str]) -> None:
-    from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
+def _show_tasks(
+    boards: Sequence[TaskResults], folders: Paths, style: str, full: bool, labels: Sequence[str], ranked: bool = True
+) -> None:
+    """Print the tables of tasks; ranked ones with those of their variants."""
+    from ifsl_bench.analysis.task_results import nothing_stored
+    from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables, with_variants
 
     if style == "latex":
         from ifsl_bench.reporting.latex import paper_tables
 
-        click.echo(paper_tables(with_variants(boards, folders.results, labels), full, rank=True))
-        return
-    tables, closing = ranked_tables(boards, folders.results, full, labels)
-    show_tables(tables, style, closing)
+        shown = with_variants(boards, folders.results, labels) if ranked else boards
+        if empty := [board for board in shown if board.empty]:
+            raise nothing_stored(empty[0])
+        click.echo(paper_tables(shown, full, rank=ranked))
+    elif ranked:
+        tables, closing = ranked_tables(boards, folders.results, full, labels)
+        show_tables(tables, style, closing)
+    else:
+        show_tables([table for board in boards for table in task_tables(board, full)], style)
 
 
 @click.command(
@@ -84,7 +93,7 @@ def table(
 
     boards = boards_of(tasks, labels, folders)
     if beside:
-        from ifsl_bench.reporting.published_comparison_table import beside_tables
+        from ifsl_bench.reporting.comparison_tables import beside_tables
 
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
@@ -99,18 +108,7 @@ def table(
         return
     if rank or setting:
         boards = in_setting(boards, setting)
-    if rank:
-        _show_ranked(boards, folders, style, full, labels)
-        return
-    from ifsl_bench.reporting.leaderboard import task_tables
-
-    tables = [table for board in boards for table in task_tables(board, full)]
-    if style == "latex":
-        from ifsl_bench.reporting.latex import paper_tables
-
-        click.echo(paper_tables(boards, full))
-        return
-    show_tables(tables, style)
+    _show_tasks(boards, folders, style, full, labels, ranked=rank)
 
 
 @click.command(
@@ -160,7 +158,7 @@ def leaderboard(
         tables, closing = overview(boards)
         show_tables(tables, style, closing)
         return
-    _show_ranked(boards, folders, style, full, labels)
+    _show_tasks(boards, folders, style, full, labels)
 
 
 @click.command(epilog=examples("compare lr+a lr --task glyphs-5shot", "compare first.seed-0.json second.seed-0.json"))
@@ -178,7 +176,7 @@ def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> Non
     """
     from ifsl_bench.analysis.comparison import compare as compare_rows
     from ifsl_bench.analysis.task_results import pair_of
-    from ifsl_bench.reporting.detail_tables import comparison_table
+    from ifsl_bench.reporting.comparison_tables import comparison_table
 
     rows = pair_of(a, b, task, folders)
     show_tables([comparison_table(compare_rows(*rows))], style)
@@ -201,10 +199,10 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
     have, give the wrong sign.
     """
     from ifsl_bench.analysis.task_results import boards_of
-    from ifsl_bench.reporting.variance_table import variance_tables
+    from ifsl_bench.reporting.comparison_tables import variance_tables
 
-    show_tables([table for board in boards_of([task], labels, folders) for table in variance_tables(board, metric)],
-                style)  # fmt: skip
+    boards = boards_of([task], labels, folders)
+    show_tables([table for board in boards for table in variance_tables(board, metric)], style)
 
 
 @click.command(epilog=examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))

@@ -98,8 +98,9 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 
 @tasks.command("new", epilog=examples("tasks new mine --data glyphs", "tasks new mine --data glyphs --out mine.toml"))
 @click.argument("name")
-@click.option("--data", required=True, metavar="DATASET", shell_complete=complete_data,
-              help="The data set that the tasks are on.")  # fmt: skip
+@click.option(
+    "--data", required=True, metavar="DATASET", shell_complete=complete_data, help="The data set that the tasks are on."
+)
 @click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option
@@ -110,7 +111,7 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     The data set must be prepared. The file explains each key. Changing most of them makes another task
     (docs/task-file.md).
     """
-    from ifsl_bench.data.preparing.new_tasks import write_new
+    from ifsl_bench.data.preparing.catalogue import write_new
 
     folders = folders_of(home or (context.parent.params.get("home") if context.parent else None))
     path = Path(out).expanduser() if out else folders.tasks / f"{name}.toml"  # where names are found

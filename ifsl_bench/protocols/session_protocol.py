@@ -125,7 +125,7 @@ class Sessions(Protocol):
     def class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
         if not (task.sessions and task.sessions.published):
             return None
-        from ifsl_bench.data.session_lists import order_of
+        from ifsl_bench.data.published_splits import order_of
 
         return order_of(task.novel_data, classes("novel/test"))
 

@@ -11,7 +11,7 @@ from ifsl_bench.analysis.ranking import Difference, Ranked
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.protocols.metrics import METRICS, Estimate, Paired
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.protocol import Protocol, protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.table import Column
@@ -29,7 +29,7 @@ class TableRow:
         marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.LETTERS`.
         source: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
             ones.
-        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        printed: the +- that a paper prints next to its accuracy, of unknown kind.
         seeds: how many training seeds.
         spread: standard deviation between the seeds' accuracies; NaN for fewer than two.
         partial: whether it was measured on a part of the data; None for published rows.
@@ -201,6 +201,11 @@ def paper_columns(
         columns = [_metric("first", task, True), *between, _metric("last", task, True), *columns]
         columns += [STATE] if full else []
     return [*columns, *([RANK] if ranked else [])]
+
+
+def metric_names(protocol: Protocol) -> Column[str]:
+    """Return the column with the name of a metric."""
+    return Column("metric", lambda name: protocol.column(name).title, lambda name: {"metric": name})
 
 
 def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:

@@ -14,10 +14,9 @@ from pathlib import Path
 from ifsl_bench.analysis.comparison import compare as compare_rows
 from ifsl_bench.analysis.task_results import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.reporting.detail_tables import comparison_table
+from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
 from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables
-from ifsl_bench.reporting.variance_table import variance_tables
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError
@@ -28,9 +27,13 @@ Folder = str | Path | None
 
 
 def table(
-    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    *tasks: str,
+    methods: Names = (),
+    setting: str | None = None,
+    full: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Frame:  # fmt: skip
+) -> Frame:
     """Return the stored and published rows of tasks, of all that have any where none is named.
 
     Args:
@@ -51,9 +54,13 @@ def table(
 
 
 def leaderboard(
-    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    *tasks: str,
+    methods: Names = (),
+    setting: str | None = None,
+    full: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Frame:  # fmt: skip
+) -> Frame:
     """Return the ranked rows of tasks, of all on which something is measured where none is named.
 
     Args:
@@ -126,8 +133,9 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         return Results(row_of(board_of(task, Paths.locate(home, results)), str(what)).results)
     path = Path(what).expanduser()
     if not os.path.isfile(path):
-        raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
-                        f"load('lr+a', 'glyphs-5shot')")  # fmt: skip
+        raise UserError(
+            f"there is no result file {path}; a row is loaded by its label and task, as in load('lr+a', 'glyphs-5shot')"
+        )
     return read(path)
 
 
@@ -142,7 +150,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
         results: the folder of results, as ``--results``.
 
     Raises:
-        UserError: there are none, of a task that nobody knows.
+        UserError: there are none, of an unknown task.
     """
     results_here: list[Result] = []
     folders = Paths.locate(home, results)
@@ -153,7 +161,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
             warnings.warn(remark, stacklevel=2)
     for task in tasks:
         if not any(result.task == task for result in results_here):
-            find(task, home=folders)  # an unknown one is said
+            find(task, home=folders)  # raises for an unknown one
     return Results(results_here)
 
 

@@ -194,8 +194,14 @@ def standings(board: TaskResults, labels: Sequence[str]) -> list[list[str]]:
     if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
         reason = reasons.pop()
         needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
-        return [[one_line(f"All rows are provisional ({reason}){needs}. A difference: "
-                          f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}")]]  # fmt: skip
+        return [
+            [
+                one_line(
+                    f"All rows are provisional ({reason}){needs}. A difference: "
+                    f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}"
+                )
+            ]
+        ]
     return [standing(board, label) for label in labels]
 
 

@@ -1,4 +1,4 @@
-"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever is drawn beside them.
+"""Looks of methods in every figure and on the page: one colour, marker and dash, whatever else is drawn.
 
 The colours are those of Okabe and Ito (2008, "Color Universal Design"), told apart with each of the usual colour
 vision deficiencies, with grey for their black, which a dark page would hide, and without their yellow, which a white
@@ -26,14 +26,14 @@ class PlotStyle:
     colour: str
     marker: str
     dash: str
-    # whether this is of a further row of the method beside another one, whose marks are drawn otherwise
+    # whether this is of a further row of the method in one figure, whose marks are drawn otherwise
     further: bool = False
 
 
 def look_of(label: str) -> PlotStyle:
     """Return the look of a row by its label; options, tuning and calibration do not change it.
 
-    Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its
+    Methods of the package have theirs by their place in methods/papers.bib. Another method gets the look that its
     name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
     share one.
     """

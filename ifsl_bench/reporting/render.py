@@ -24,7 +24,7 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
 
     For readers each has its title above and its notes below. Programs get one document with the rows of all tables,
     plain numbers, and neither titles nor notes; where a row lacks a field of others it is empty (CSV) or null (JSON).
-    Texts may come from files that nobody has looked at: what would steer a terminal is written out, and so is what the
+    Texts may come from files of unknown origin: what would steer a terminal is written out, and so is what the
     format takes for more than text.
 
     Args:

@@ -114,7 +114,7 @@ def _columns(table: Table[Any]) -> list[_Shown]:
         natural, least = max(map(cell_len, (heading, *texts))), max(_widest([heading]), *map(cell_len, ("", *texts)))
         if column.fold:
             least = min(natural, max(column.fold, min(LONG, _widest(texts, pieces=True)), _widest([heading])))
-        if not rows or any(texts):  # what is empty throughout says nothing
+        if not rows or any(texts):  # not what is empty throughout
             shown.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
     return shown
 
@@ -234,7 +234,7 @@ def print_text(text: str, console: Console, style: str = "") -> None:
         console: the terminal.
         style: of rich.
     """
-    hanging = len(match[0]) if (match := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then what is said of it
+    hanging = len(match[0]) if (match := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then its text
     start = len(text) - len(text.lstrip(" "))
     for line in fold(one_line(text), max(LEAST, console.width), max(0, hanging - start)):
         _line(console, Text(line, style))

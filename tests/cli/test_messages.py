@@ -119,7 +119,6 @@ def test_tasks_are_by_data_set_and_those_that_can_be_run_come_first(call, here):
         ("compare lr castl", {"castle", "castle@tuned-12"}),
         ("plot tradeoff glyphs-1", {"glyphs-1shot"}),
         ("plot ranks glyphs-5shot --method im", {"imprint"}),
-        ("claims acas", {"acastle"}),
         ("run --task glyphs-1shot,cub-5", {"glyphs-1shot,cub-5shot"}),
         ("run --method lr+", {"lr+a", "lr+s"}),
         ("show lr tiny-pack-1", {"tiny-pack-1shot"}),

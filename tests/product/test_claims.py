@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
+import claims as module_of_claims
 import numpy as np
 import pytest
+from claims import Claim, EvaluatedClaim, edges_of, evaluate, evaluate_all, read_claims, summary
 from scipy import stats
 
 from ifsl_bench.analysis import task_results as boards
@@ -16,8 +19,6 @@ from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.plugin.display_names import rows
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.reporting import claims as module_of_claims
-from ifsl_bench.reporting.claims import Claim, Judged, edges_of, judge, judged, read_claims, summary
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
@@ -40,8 +41,8 @@ FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row 
 
 
 @pytest.fixture(scope="module")
-def claims() -> dict[str, Judged]:
-    return {judgement.name: judgement for judgement in judged()}
+def claims() -> dict[str, EvaluatedClaim]:
+    return {judgement.name: judgement for judgement in evaluate_all()}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
     requirements: dict[str, tuple[list, list]] = {}
     loaded = {task: load_board(find(task)[0], packaged_root()) for claim in claims.values() for task in claim.tasks}
     for name, claim in claims.items():
-        requirements[name] = needs, fears = [], []
+        requirements[name] = assertions, refutations = [], []
         for task in claim.tasks:
             board = loaded[task]
             for a, b in claim.rows:
@@ -136,13 +137,13 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
                     ours, theirs = above(a, rival, 0.0, 1), above(rival, a, 0.0, -1)
                     if m:
                         del p[ours], p[theirs]
-                        needs += [above(a, rival, -m, 1), above(rival, a, -m, -1)]
-                        fears += [above(a, rival, m, 1), above(rival, a, m, -1)]
+                        assertions += [above(a, rival, -m, 1), above(rival, a, -m, -1)]
+                        refutations += [above(a, rival, m, 1), above(rival, a, m, -1)]
                     else:
-                        needs += {"ahead": [ours], "behind": [theirs]}.get(claim.says, [])
-                        fears += {"ahead": [theirs], "behind": [ours]}.get(claim.says, [ours, theirs])
-    asserted = {key for needs, fears in requirements.values() for key in needs or fears}
-    opposed = {key for needs, fears in requirements.values() if needs for key in fears}
+                        assertions += {"ahead": [ours], "behind": [theirs]}.get(claim.says, [])
+                        refutations += {"ahead": [theirs], "behind": [ours]}.get(claim.says, [ours, theirs])
+    asserted = {key for assertions, refutations in requirements.values() for key in assertions or refutations}
+    opposed = {key for assertions, refutations in requirements.values() if assertions for key in refutations}
     rejections = set()
     for keys, level in ((asserted, 0.045), (opposed, 0.005)):
         for step, key in enumerate(sorted(keys, key=p.get)):
@@ -150,11 +151,11 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
                 break
             rejections.add(key)
     verdicts = {}
-    for name, (needs, fears) in requirements.items():
+    for name, (assertions, refutations) in requirements.items():
         says, m = claims[name].says, claims[name].margin
-        if rejections & set(fears):
+        if rejections & set(refutations):
             verdicts[name] = "contradicted"
-        elif says == "not told apart" or not set(needs) <= rejections:
+        elif says == "not told apart" or not set(assertions) <= rejections:
             verdicts[name] = "not shown" if m else "not told apart"
         else:
             verdicts[name] = f"equivalent within {m:g}" if m else "supported"
@@ -169,7 +170,9 @@ def test_verdicts_are_those_of_a_plain_computation():
     some["far"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "equivalent", margin=2.0)
     some["chance"] = Claim("", [("lr", "lr+a")], ["glyphs-5shot"], "behind", "calibrated_acc")  # p = 0.01, alone
     some["alike"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "not told apart")
-    result = {judgement.name: judgement.verdict for judgement in judge(some, Paths(packaged_root(), packaged_root()))}
+    result = {
+        judgement.name: judgement.verdict for judgement in evaluate(some, Paths(packaged_root(), packaged_root()))
+    }
     assert result == naive(some)
     assert set(result.values()) == {"supported", "contradicted", "not told apart", "not shown", "equivalent within 1.5"}
 
@@ -198,7 +201,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
             write(tmp_path, result)
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
     claim = Claim("{0.by:.1f} {least.by:.1f}", [(a, b)], [TASK], says, margin=margin)
-    (judgement,) = judge({"x": claim}, Paths(tmp_path, tmp_path))
+    (judgement,) = evaluate({"x": claim}, Paths(tmp_path, tmp_path))
     assert (judgement.verdict, judgement.holds) == (verdict, holds)
     if says == "behind":
         assert np.allclose([float(number) for number in judgement.text.split()], 4, atol=0.2)  # 8 standard errors
@@ -206,7 +209,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
 
 def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
-    (judgement,) = judge({"x": claim}, Paths(packaged_root(), packaged_root()))
+    (judgement,) = evaluate({"x": claim}, Paths(packaged_root(), packaged_root()))
     assert "with 95% interval over orders and seeds." in summary([judgement])
     (evidence,) = judgement.evidence
     (row,) = (row for row in load_board(*find("tiny-features-sessions"), packaged_root()).rows if row.label == "lr")
@@ -234,11 +237,13 @@ def test_mistakes_in_the_file(line, reason, tmp_path):
         read_claims(file)
 
 
-def test_the_command(call, claims, monkeypatch):
-    monkeypatch.setattr(module_of_claims, "judged", lambda _: list(claims.values()))  # as it would find them again
-    status, out, err = call("claims", "attention-gains", "--format", "csv")
-    assert (status, err, len(out.splitlines())) == (0, "", 3)
-    assert claims["attention-gains"].text in out
-    status, out, err = call("claims", "attention-gain")
-    assert (status, out) == (2, "")
-    assert "unknown claim 'attention-gain'" in err
+def test_the_command(claims, monkeypatch, capsys):
+    monkeypatch.setattr(
+        module_of_claims, "evaluate_all", lambda _: list(claims.values())
+    )  # as it would find them again
+    monkeypatch.setattr(sys, "argv", ["claims.py", "attention-gains"])
+    assert module_of_claims.main() == 0
+    assert claims["attention-gains"].text in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["claims.py", "attention-gain"])
+    assert module_of_claims.main() == 2
+    assert "unknown claim 'attention-gain'" in capsys.readouterr().err

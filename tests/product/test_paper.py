@@ -15,7 +15,7 @@ from ifsl_bench.analysis.published_comparison import pairs_of
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.data.published_splits import columns
 from ifsl_bench.protocols.tasks.task_files import find, packaged
-from ifsl_bench.reporting.published_comparison_table import beside_tables
+from ifsl_bench.reporting.comparison_tables import beside_tables
 from ifsl_bench.store.result_folder import packaged_root
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"

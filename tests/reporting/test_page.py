@@ -23,16 +23,13 @@ from ifsl_bench.analysis.ranking import Ranking, holm
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
 from ifsl_bench.protocols.tasks.task_files import find, packaged
-from ifsl_bench.reporting import claims as module_of_claims
-from ifsl_bench.reporting.claims import Claim, judge, judged
-from ifsl_bench.reporting.columns import TableRow, plus_minus
+from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.page.data import FINEST, _row, boards_with_variants, gather
 from ifsl_bench.reporting.page.page import SCRIPTS, page_html, script_json
 from ifsl_bench.reporting.render import render
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, write
-from ifsl_bench.utils.files import Paths
 from tests.store.result_fields import result as plain
 from tests.store.test_calibrated_results import result
 
@@ -278,8 +275,7 @@ def test_plotly_is_the_file_of_the_package_that_is_named():
     assert "MIT License" in (ASSETS / "plotly-license.txt").read_text()
 
 
-def test_the_command(call, results, tmp_path, monkeypatch):
-    monkeypatch.setattr(module_of_claims, "judged", list)  # claims are tested below, and take long
+def test_the_command(call, results, tmp_path):
     out = tmp_path / "page.html"
     status, output, _ = call("report", TASK, "--results", str(results), "--out", str(out))
     assert status == 0
@@ -339,12 +335,9 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
 def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     if not KEPT.exists():
         pytest.skip("none is kept")
-    made_now = page_html(gather(boards_with_variants(packaged().values(), packaged_root(), named=False), judged()))
+    made_now = page_html(gather(boards_with_variants(packaged().values(), packaged_root(), named=False)))
     assert KEPT.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
-    )
-    assert {"A − B, Acc.", "A − B, Avg."} <= set(re.findall("A − B, [^<]+", made_now)), (
-        "claims on episodes, on sessions"
     )
 
 
@@ -365,25 +358,6 @@ def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     assert row.seeds == [0, 1, 2]
     assert [bool(steps) for steps, _ in row.validation] == [True, False, True]
     assert row.cost["seconds"] == 4.0
-
-
-def test_claims_with_what_they_rest_on(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: results)
-    claims = {
-        "open": Claim("a leads <b> by {0.by:.1f}", [("a", "b"), ("a.x=2", "c")], [TASK], "ahead"),
-        "close": Claim("a and b are equivalent", [("a", "b")], [TASK], "equivalent", margin=0.1),
-    }
-    judgements = judge(claims, Paths(tmp_path, results))
-    page = gather([load_board(find(TASK)[0], results)], judgements)
-    reader = Reader(page_html(page))
-    assert html.escape(judgements[0].text) in page_html(page)
-    _, *lines = next(cells for _, cells in reader.tables if cells and cells[0][:3] == ["task", "A", "B"])
-    assert lines[0] == [TASK, "a", "b", plus_minus(judgements[0].evidence[0].difference, "+"), "novel classes"]
-    buttons = {attributes.get("data-row") for tag, attributes in reader.elements if tag == "button"}
-    for evidence in judgements[0].evidence:
-        for label in (evidence.a.label, evidence.b.label):
-            assert str([row.label for row in page.rows].index(label)) in buttons
-    assert 'id="claims"' not in page_html(gather([load_board(find(TASK)[0], results)]))
 
 
 def test_a_number_is_rounded_once():

@@ -25,7 +25,7 @@ def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
         home: the folders.
 
     Raises:
-        UserError: nothing is stored of the task with fewer, or nobody knows how many it has.
+        UserError: nothing is stored of the task with fewer, or the number that it has is not known.
     """
     few = {
         change["base-classes"]: board

@@ -129,7 +129,7 @@ def confusions(
     count = min(SEQUENCES if protocol_of(kind).learns_sessions else EPISODES, most) if episodes is None else episodes
     if not 1 <= count <= most:
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
-    if not train:  # all that is missing is told before anything is computed
+    if not train:  # what is missing is an error before anything is computed
         check_trained(jobs, work.home)
     return [_confusions(job.label, open_model(job, work), count, work) for job in jobs]
 

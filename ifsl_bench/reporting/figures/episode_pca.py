@@ -64,7 +64,7 @@ class Plane:
 def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
     """Return a test episode as a method sees it, in the plane along which its features vary most.
 
-    Points of the plane are answered by the method itself, as queries beside the episode's support.
+    Points of the plane are answered by the method itself, as queries of the episode.
 
     Args:
         ready: the trained model.

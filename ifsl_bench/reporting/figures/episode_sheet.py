@@ -24,9 +24,9 @@ NARROW, ROOMY, BETWEEN = 0.19, 0.24, 0.015  # a support image in one column, in 
 LINE, GAP, LABEL, EDGE = 0.094, 0.06, 0.15, 0.04  # a line of text, what is between parts, a heading, the margin
 CAPITAL = 0.73 * TEXT / 72  # the height of a letter
 BLOCK = 1.05  # of a class's support, at least: for its name
-MARK = 0.08  # of a method's mark before what it says
+MARK = 0.08  # of a method's mark before its answer
 MOST_LINES = 3  # of a name
-MOST_BESIDE = 10  # support images of a class beside each other
+MOST_ACROSS = 10  # support images of a class next to each other
 RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
 BLUE, ORANGE = "#0072B2", "#BF4C00"  # of what is right and wrong, told apart with colour vision deficiencies
 FRAMES: dict[str, dict[str, Any]] = {  # around an image
@@ -161,18 +161,18 @@ def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: floa
     """Draw the support images, a block for each class, next to and below each other; return the height below."""
     ways = len(episode.classes)
     shots, each = episode.drawn.support.shape[1] // ways, size + BETWEEN
-    beside = min(shots, MOST_BESIDE, max(1, int((width - 2 * EDGE) / each)))
-    blocks = max(1, min(ways, int((width - EDGE) / max(beside * each + EDGE, BLOCK))))
+    across = min(shots, MOST_ACROSS, max(1, int((width - 2 * EDGE) / each)))
+    blocks = max(1, min(ways, int((width - EDGE) / max(across * each + EDGE, BLOCK))))
     block = (width - EDGE) / blocks
     titles = [wrapped(f"N{way + 1} {text_of(name)}", block - EDGE, TEXT) for way, name in enumerate(episode.classes)]
     head = LINE * max(title.count("\n") + 1 for title in titles) + 0.01  # of the longest, so that images stand in lines
-    deep = head + math.ceil(shots / beside) * each + 0.04
+    deep = head + math.ceil(shots / across) * each + 0.04
     y = sheet.heading(y, f"support: {ways} ways, {shots} shot{'s' * (shots > 1)}")
     for way, title in enumerate(titles):
         x, top = EDGE + way % blocks * block, y + way // blocks * deep
         sheet.text(x, top + LINE / 2, title)
         for shot in range(shots):
-            row, column = divmod(shot, beside)
+            row, column = divmod(shot, across)
             image = sheet.novel[int(episode.drawn.support[0, way * shots + shot])]
             sheet.image(image, x + column * each, top + head + row * each, size)
     return y + math.ceil(ways / blocks) * deep
@@ -190,12 +190,12 @@ def _entry(answer: Episode) -> str:
 
 def _legend(axes: Axes, answers: Sequence[Episode], width: float, title: str) -> float:
     axes.text(EDGE, LABEL / 2, title, va="center", fontsize=TITLE)
-    beside = max(1, int(width / (max(width_of(_entry(answer)) for answer in answers) + 0.3)))
+    across = max(1, int(width / (max(width_of(_entry(answer)) for answer in answers) + 0.3)))
     for i, answer in enumerate(answers):
-        x, y = i % beside * width / beside + 0.1, LABEL * (1 + i // beside) + LABEL / 2
+        x, y = i % across * width / across + 0.1, LABEL * (1 + i // across) + LABEL / 2
         axes.plot(x, y, **dots(answer.label), clip_on=False)
         axes.text(x + 0.1, y, _entry(answer), va="center")
-    return LABEL * (1 + math.ceil(len(answers) / beside))
+    return LABEL * (1 + math.ceil(len(answers) / across))
 
 
 def _key(sheet: _Sheet, y: float, methods: int) -> float:

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.training_stage import fresh, to_evaluate
+from ifsl_bench.experiments.stages import fresh, to_evaluate
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.attractor_method import READ, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method, format_label
@@ -84,7 +84,7 @@ def courses(
         raise UserError("--steps and --unrolled take numbers of steps from 1")
     if not 2 <= episodes <= most:
         raise UserError(f"--episodes must be 2 to {most:,} for task {rows[0][0].task.name}, not {episodes}")
-    if not train:  # all that is missing is told before anything is computed
+    if not train:  # what is missing is an error before anything is computed
         check_trained([job for jobs in rows for job in jobs], work.home)
     finished = []
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):

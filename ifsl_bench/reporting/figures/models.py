@@ -15,8 +15,8 @@ from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.searching import kept_choice
-from ifsl_bench.experiments.training_stage import MetaTrain, backbone_of, data_stage_of
+from ifsl_bench.experiments.search import kept_choice
+from ifsl_bench.experiments.stages import MetaTrain, backbone_of, data_stage_of
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocols.episode_loader import Batch, predict
@@ -28,8 +28,13 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
 
-def jobs_of(methods: Sequence[str], task: str, home: Paths, seeds: Sequence[int] = (0,),
-            options: Mapping[str, Any] | None = None) -> list[Job]:  # fmt: skip
+def jobs_of(
+    methods: Sequence[str],
+    task: str,
+    home: Paths,
+    seeds: Sequence[int] = (0,),
+    options: Mapping[str, Any] | None = None,
+) -> list[Job]:
     """Return the jobs of methods on a task, by seed, then method, as ``run`` makes them.
 
     Args:
@@ -56,8 +61,10 @@ def check_trained(jobs: Sequence[Job], home: Paths) -> None:
     lacking = [job for job in jobs if not is_trained(job, home)]
     if lacking:
         more = f" ({len(lacking)} of {len(jobs)} models are missing)" if len(jobs) > 1 else ""
-        raise UserError(f"{lacking[0]} is not trained in {home.cache}: {command_of(lacking[0], home)} trains it and "
-                        f"stores its result, or add --train here, train=True in Python{more}")  # fmt: skip
+        raise UserError(
+            f"{lacking[0]} is not trained in {home.cache}: {command_of(lacking[0], home)} trains it and "
+            f"stores its result, or add --train here, train=True in Python{more}"
+        )
 
 
 def open_model(job: Job, work: Workspace) -> EvaluationContext:

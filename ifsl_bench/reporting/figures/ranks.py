@@ -33,7 +33,7 @@ def draw(boards: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, lis
 
     Two rows whose bars share no rank are significantly apart, all pairs at once, at a chance of 5% of any mistake. A
     diagram of critical differences (Demsar 2006, JMLR 7:1) joins methods that cannot be told apart; bars say the same
-    where that is not transitive. Behind a name is its accuracy. Provisional rows are left out, and said.
+    where that is not transitive. Behind a name is its accuracy. Provisional rows are left out, which a note names.
 
     Args:
         boards: the results of each task.

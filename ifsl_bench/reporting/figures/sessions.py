@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
-from ifsl_bench.analysis.session_variance import PARTS
+from ifsl_bench.analysis.session_variance import ONE, PARTS, splits_of_differences, splits_of_rows
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.figures.style import (
@@ -31,7 +31,6 @@ from ifsl_bench.reporting.figures.style import (
     text_of,
 )
 from ifsl_bench.reporting.plot_styles import COLOURS
-from ifsl_bench.reporting.variance_table import ONE, splits_of_differences, splits_of_rows
 
 BAND = (2.5, 97.5)  # percent of the orders that are below its ends
 FORGOTTEN = LinearSegmentedColormap.from_list("accuracy", ["#FFFFFF", "#56B4E9", "#0072B2", "#00304F"])
@@ -76,15 +75,20 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
     axes = figure.add_subplot(xlabel="session", ylabel="Acc. over all classes so far (%)")
     for paper in papers:
         look = keys[f"{paper.label}, published" if named else "published"]
-        axes.plot(paper.sequence.after if paper.sequence else [], **look | {"markersize": 2.5}, zorder=1,
-                  gid=f"published {paper.label}")  # fmt: skip
+        axes.plot(
+            paper.sequence.after if paper.sequence else [],
+            **look | {"markersize": 2.5},
+            zorder=1,
+            gid=f"published {paper.label}",
+        )
     for lazy_row in lazy:
         axes.plot([value.mean for value in lazy_row.after()], **keys["lazy"], zorder=1.5, gid="lazy")
     for row, name, look in zip(rows, names, looks, strict=True):
         low, high = np.percentile(row.orders_after(), BAND, axis=0)
         sessions = np.arange(len(low))
-        axes.fill_between(sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2,
-                          gid=f"orders of {name}")  # fmt: skip
+        axes.fill_between(
+            sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2, gid=f"orders of {name}"
+        )
         means = [value.mean for value in row.after()]
         axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

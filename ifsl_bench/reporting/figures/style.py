@@ -34,7 +34,7 @@ from ifsl_bench.utils.files import check_out, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
-FAINT, DARK = "#B0B0B0", "#404040"  # guides, and what is said of them
+FAINT, DARK = "#B0B0B0", "#404040"  # guides, and their texts
 # Metadata that would say when or by which version a file was made.
 FORMATS: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -67,7 +67,7 @@ RULES: Any = {  # Matplotlib's names
     "hatch.linewidth": 0.4,
     "figure.constrained_layout.h_pad": 0.03,
     "figure.constrained_layout.w_pad": 0.03,
-    "text.parse_math": False,  # a method's name is somebody else's text
+    "text.parse_math": False,  # a method's name is text of unknown origin
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
@@ -77,7 +77,7 @@ RULES: Any = {  # Matplotlib's names
 Mark = tuple[Any, str]  # what stands in a legend, and what it means
 
 
-# Our settings, and nobody else's, for a `with` block or for the function that it decorates.
+# Our settings alone, for a `with` block or for the function that it decorates.
 styled = functools.partial(matplotlib.style.context, RULES, after_reset=True)
 
 
@@ -209,8 +209,14 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], 
     figure.set_figheight(height)
     figure.set_layout_engine("constrained", rect=(0, (share := (whole + below) / height), 1, 1 - share))
     if labels:
-        figure.legend(list(handles), texts, loc="lower center", bbox_to_anchor=(0.5, below / height), ncols=columns,
-                      borderaxespad=0)  # fmt: skip
+        figure.legend(
+            list(handles),
+            texts,
+            loc="lower center",
+            bbox_to_anchor=(0.5, below / height),
+            ncols=columns,
+            borderaxespad=0,
+        )
     symbols, meanings = zip(*marks, strict=True)
     figure.legend(symbols, meanings, loc="lower center", borderaxespad=0, ncols=mark_columns)
 
@@ -278,8 +284,10 @@ def shown(
     if not board.rows and not (papers and board.papers):
         first, more = board.left_out[:1], len(board.left_out) - 1
         left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
-        raise UserError(f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
-                        f"ifsl-bench run --method imprint --task {board.name}")  # fmt: skip
+        raise UserError(
+            f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
+            f"ifsl-bench run --method imprint --task {board.name}"
+        )
     if labels:
         (view,) = only([board], labels, f"of task {board.name}", f"ifsl-bench table {board.name}")
         (view,) = in_setting([view], setting) if setting else [view]
@@ -287,8 +295,10 @@ def shown(
         (view,) = in_setting([board], setting)
         view = replace(view, rows=tuple(row for row in view.rows if not row.has_options) or view.rows)
     if not view.rows and not (papers and view.papers):
-        raise UserError(f"{board.name}: none of these rows is of setting {view.setting}; there are: "
-                        f"{', '.join(sorted({row.setting for row in board.rows} - {EVERY}))}")  # fmt: skip
+        raise UserError(
+            f"{board.name}: none of these rows is of setting {view.setting}; there are: "
+            f"{', '.join(sorted({row.setting for row in board.rows} - {EVERY}))}"
+        )
     return view
 
 

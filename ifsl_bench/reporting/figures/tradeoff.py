@@ -25,6 +25,7 @@ from ifsl_bench.reporting.figures.style import (
 from ifsl_bench.utils.errors import UserError
 
 PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+LEVEL: dict[str, Any] = {"color": FAINT, "linewidth": 0.5, "zorder": 1, "scalex": False, "scaley": False}
 MANY = 9  # rows, as in the paper
 MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
 
@@ -75,8 +76,8 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
     if len(rows) <= MANY or wide:
         return figure, []
-    return figure, [f"{len(rows)} rows are close together in one column: --wide gives them room, --method "
-                    f"{rows[0].label},... draws some of them"]  # fmt: skip
+    note = "rows are close together in one column: --wide gives them room, --method"
+    return figure, [f"{len(rows)} {note} {rows[0].label},... draws some of them"]
 
 
 def _hollow(look: dict[str, Any]) -> dict[str, Any]:
@@ -90,41 +91,42 @@ def _view(axes: Axes, points: np.ndarray) -> None:
     axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
+def _levels(least: float, most: float) -> np.ndarray:
+    """Return at most six round numbers between two."""
+    step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
+    return np.arange(np.ceil(least / step) * step, most, step)
+
+
+def _annotate(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **more: Any) -> None:
+    """Write a text at a point, shifted by an offset in points of print."""
+    axes.annotate(text, at, offset, textcoords="offset points", color=DARK, annotation_clip=False, **more)
+
+
 def _equal_accuracy(axes: Axes, row: SeedAggregate) -> None:
     """Draw lines of equal Acc., which weighs base and novel accuracy by their queries."""
     shape = row.results[0].episodes.shape
-    base, novel = shape["base_queries"], shape["novel_queries"]
-    share = base / (base + novel)
+    share = shape["base_queries"] / (shape["base_queries"] + shape["novel_queries"])
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    least, most = share * left + (1 - share) * bottom, share * right + (1 - share) * top
-    step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
-    levels = np.arange(np.ceil(least / step) * step, most, step)
-    for level in levels:
+    for level in _levels(share * left + (1 - share) * bottom, share * right + (1 - share) * top):
         x = np.array([left, right])
-        axes.plot(x, (level - share * x) / (1 - share), color=FAINT, linewidth=0.5, zorder=1, gid=f"Acc. {level:g}",
-                  scalex=False, scaley=False)  # fmt: skip
+        axes.plot(x, (level - share * x) / (1 - share), **LEVEL, gid=f"Acc. {level:g}")
         out = (level - share * right) / (1 - share)  # where the line leaves at the right
         if bottom <= out <= top - 0.04 * (top - bottom):
-            axes.annotate(f"{level:g}", (right, out), (2, 0), textcoords="offset points", va="center", color=DARK,
-                          annotation_clip=False)  # fmt: skip
+            _annotate(axes, f"{level:g}", (right, out), (2, 0), va="center")
         elif out < bottom:  # it leaves below
             at = (level - (1 - share) * bottom) / share
-            axes.annotate(f"{level:g}", (at, bottom), (0, 2), textcoords="offset points", ha="center", color=DARK,
-                          bbox=PATCH, zorder=1.5)  # fmt: skip
-    axes.annotate("Acc.", (1, 1), (2, 0), xycoords="axes fraction", textcoords="offset points", va="center",
-                  color=DARK, annotation_clip=False)  # fmt: skip
+            _annotate(axes, f"{level:g}", (at, bottom), (0, 2), ha="center", bbox=PATCH, zorder=1.5)
+    _annotate(axes, "Acc.", (1, 1), (2, 0), xycoords="axes fraction", va="center")
 
 
 def _equal_harmonic_mean(axes: Axes) -> None:
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     least, most = (2 * x * y / (x + y) if x + y else 0.0 for x, y in ((left, bottom), (right, top)))
-    step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
-    for level in np.arange(np.ceil(least / step) * step, most, step):
+    for level in _levels(least, most):
         if level <= 0:
             continue
         x = np.linspace(max(left, level / 2 + 1e-6), right, 200)
-        axes.plot(x, level * x / (2 * x - level), color=FAINT, linewidth=0.5, linestyle=(0, (4, 3)), zorder=1,
-                  gid=f"harmonic {level:g}", scalex=False, scaley=False)  # fmt: skip
+        dashes = {"linestyle": (0, (4, 3)), "gid": f"harmonic {level:g}"}
+        axes.plot(x, level * x / (2 * x - level), **LEVEL | dashes)
         if 2 * top > level and left <= (at := level * top / (2 * top - level)) <= right - 0.04 * (right - left):
-            axes.annotate(f"{level:g}", (at, top), (0, 1.5), textcoords="offset points", ha="center", va="bottom",
-                          color=DARK, annotation_clip=False)  # fmt: skip
+            _annotate(axes, f"{level:g}", (at, top), (0, 1.5), ha="center", va="bottom")

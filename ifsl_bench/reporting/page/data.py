@@ -24,17 +24,16 @@ from ifsl_bench.analysis.aggregate import (
     calibrated_point,
 )
 from ifsl_bench.analysis.ranking import Ranking
+from ifsl_bench.analysis.session_variance import split_of
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.protocols.metrics import BALANCE, METRICS
 from ifsl_bench.protocols.protocol import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.claims import Judged
 from ifsl_bench.reporting.columns import TableRow, entries_of, published_entries, rounded
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, look_of, looks_of
 from ifsl_bench.reporting.table import Table
-from ifsl_bench.reporting.variance_table import split_of
 from ifsl_bench.store.published import LETTERS
 from ifsl_bench.store.schema import Result, path_of
 from ifsl_bench.utils.errors import UserError, one_line
@@ -71,7 +70,7 @@ class PageRow:
         cited: number in the list of citations.
         cited_method: of a published row, the number of its method's citation, where that is another one.
         note: what a reader should know of a published row.
-        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        printed: the +- that a paper prints next to its accuracy, of unknown kind.
         origin: None for published rows.
     """
 
@@ -118,7 +117,6 @@ class Page:
     boards: list[PageBoard]
     rows: list[PageRow]
     citations: list[Citation]
-    claims: Sequence[Judged]
 
 
 def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> list[TaskResults]:
@@ -158,12 +156,11 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
     return telling(shown if named else sorted(shown, key=late), every.values())
 
 
-def gather(boards: Iterable[TaskResults], claims: Sequence[Judged] = ()) -> Page:
+def gather(boards: Iterable[TaskResults]) -> Page:
     """Return the content of the page.
 
     Args:
         boards: the results of the tasks, shown in every setting that has rows of its own.
-        claims: claims on them, evaluated.
     """
     page_boards: list[PageBoard] = []
     rows: list[PageRow] = []
@@ -184,7 +181,7 @@ def gather(boards: Iterable[TaskResults], claims: Sequence[Judged] = ()) -> Page
                     numbers[_key(entry)] = len(rows)
                     rows.append(_row(entry, names[entry.label] > 1, looks, citations))
             page_boards.append(_board(view, table, numbers))
-    return Page(page_boards, rows, list(citations), claims)
+    return Page(page_boards, rows, list(citations))
 
 
 def _key(entry: TableRow) -> object:
@@ -318,7 +315,7 @@ def _cost(row: SeedAggregate) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in costs.items() if math.isfinite(value)}
 
 
-SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data have been held against
+SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data can test
 
 
 @dataclass(frozen=True)

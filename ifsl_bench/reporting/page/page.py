@@ -16,12 +16,11 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
-from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER, STORED
+from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER
 from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
-from ifsl_bench.reporting.claims import edges_of, heading_of_claim
-from ifsl_bench.reporting.columns import TableRow, plus_minus
+from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import RULE
 from ifsl_bench.reporting.page.data import Page, PageBoard, PageRow, RowPair
 from ifsl_bench.reporting.table import Cell, Table
@@ -61,11 +60,6 @@ def page_html(page: Page) -> str:
         settings={name: _setting_text(name) for name in settings_of(page)},
         version=__version__,
         counts=_counts(page),
-        claims=page.claims,
-        number_of={(row.task, row.label): at for at, row in enumerate(page.rows) if row.source == STORED}.get,
-        plus_minus=plus_minus,
-        edges_of=edges_of,
-        heading_of_claim=heading_of_claim,
         rule=rule.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_asset("style.css"),
         data=script_json(_data(page)),
@@ -150,7 +144,7 @@ def _counts(page: Page) -> dict[str, int]:
 def _note_markup(note: str) -> Markup:
     """Return a note, with what stands in backticks as code."""
     parts = [escape(part) for part in note.split("`")]
-    if len(parts) % 2 == 0:  # somebody's name has one
+    if len(parts) % 2 == 0:  # a name has one
         return escape(note)
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 

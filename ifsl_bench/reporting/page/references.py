@@ -21,7 +21,7 @@ class Citation:
     """A citation of a method or of a paper."""
 
     text: str  # what it is and where it was published, a paragraph for readers
-    bibtex: str  # entries for a bibliography; "" where nobody has written any
+    bibtex: str  # entries for a bibliography; "" where there are none
 
 
 def citation_of_row(method: str, label: str) -> Citation:
@@ -29,7 +29,7 @@ def citation_of_row(method: str, label: str) -> Citation:
 
     Args:
         method: the method's name in its results.
-        label: the row's; ``lr+a`` of it says which papers are meant where a method is of several.
+        label: the row's; ``lr+a`` of it tells papers apart where a method is of several.
     """
     name = method_of(label)
     return Citation(_first_words(method), _bibtex(name) or _bibtex(method))
@@ -73,6 +73,6 @@ def _first_words(method: str) -> str:
         spec = find_spec(points[0].module)
         source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
         docstring = ast.get_docstring(ast.parse(source or "")) or ""
-    except Exception:  # somebody's package, whatever is wrong with it
+    except Exception:  # an installed package, whatever is wrong with it
         return ""
     return inspect.cleandoc(docstring).split("\n\n")[0].replace("\n", " ")

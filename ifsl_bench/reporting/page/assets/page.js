@@ -95,24 +95,12 @@ function update() {
   for (const other of all("article.board")) other.hidden = other !== article(one);
   for (const other of all(".overview"))
     other.hidden = other.dataset.setting !== one.setting || other.dataset.protocol !== one.protocol;
-  showClaims(one);
   for (const table of all("table.results")) table.classList.toggle("full", controls.elements.more.checked);
   const shown = filter(one);
   drawChips(one, shown);
   drawPairs(one, shown);
   drawPlots(one, shown);
   writeAddress();
-}
-
-/** The claims that rest on this task. */
-function showClaims(one) {
-  if (!find("#claims")) return;
-  for (const claim of all(".claim"))
-    claim.hidden = !all("td:first-child", claim).some((cell) => cell.textContent === one.task);
-  const here = all(".claim:not([hidden])");
-  const holding = here.filter((claim) => !find(".fails", claim));
-  find("#claims small span").textContent = `${holding.length} of ${here.length} hold on this task; `;
-  find("#claims").hidden = !here.length;
 }
 
 // --- sorting ---------------------------------------------------------------------------------------------------------

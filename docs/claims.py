@@ -1,4 +1,4 @@
-"""Sentences that compare rows, with the differences that they rest on. Imports no torch.
+"""Sentences of README.md and docs that compare rows, with the differences that they rest on: ``python docs/claims.py``.
 
 ``results/claims.toml`` has the sentences of README.md and docs. Each names pairs of rows, tasks and a metric, and what
 it says of every A - B: the differences over episodes and seeds that ranks rest on. What has to
@@ -11,6 +11,8 @@ tests, Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15(6):657): a l
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,8 +27,7 @@ from ifsl_bench.analysis.comparison import overall
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, setting_of
 from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
 from ifsl_bench.protocols.protocol import titles
-from ifsl_bench.reporting.columns import plus_minus, rounded
-from ifsl_bench.reporting.table import Column, Table
+from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
@@ -58,7 +59,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metric: str = "acc"
     margin: float = 0.0
 
-    def needs(self, a: str, b: str) -> list[Statement]:
+    def assertions(self, a: str, b: str) -> list[Statement]:
         """The statements on A and B that have to be shown, all of them."""
         return {
             "ahead": [(a, b, 0.0)],
@@ -66,11 +67,11 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "equivalent": [(a, b, -self.margin), (b, a, -self.margin)],
         }.get(self.says, [])
 
-    def fears(self, a: str, b: str) -> list[Statement]:
+    def refutations(self, a: str, b: str) -> list[Statement]:
         """The statements of which each would contradict it."""
         if self.says == "equivalent":
             return [(a, b, self.margin), (b, a, self.margin)]
-        return [statement for statement in ((a, b, 0.0), (b, a, 0.0)) if statement not in self.needs(a, b)]
+        return [statement for statement in ((a, b, 0.0), (b, a, 0.0)) if statement not in self.assertions(a, b)]
 
     def verdict(self, shown: bool) -> str:
         """The verdict where nothing contradicts the claim, once it has been shown or has not."""
@@ -92,7 +93,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluatedClaim:
     """A claim with its evidence."""
 
     name: str
@@ -125,7 +126,7 @@ def read_claims(path: Path) -> dict[str, Claim]:
     return claims
 
 
-def judged(root: Path | None = None) -> list[Judged]:
+def evaluate_all(root: Path | None = None) -> list[EvaluatedClaim]:
     """All claims, computed from the stored results.
 
     Args:
@@ -135,41 +136,41 @@ def judged(root: Path | None = None) -> list[Judged]:
         UserError: a claim on a row or task that is not there.
     """
     claims = read_claims(packaged_root() / CLAIMS)
-    return judge(claims, replace(Paths.locate(), results=root or packaged_root()))
+    return evaluate(claims, replace(Paths.locate(), results=root or packaged_root()))
 
 
-def judge(claims: Mapping[str, Claim], folders: Paths) -> list[Judged]:
+def evaluate(claims: Mapping[str, Claim], folders: Paths) -> list[EvaluatedClaim]:
     """Claims with their verdicts, all statements tested at once; boards are those of these folders."""
     boards = {task: board_of(task, folders) for task in {name for claim in claims.values() for name in claim.tasks}}
     evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
     asserted, opposed = dict[Key, float](), dict[Key, float]()  # of each statement once, however many claims share it
     for name, claim in claims.items():
         for compared in evidence[name]:
-            needs, fears = _keys(claim, compared)
+            assertions, refutations = _keys(claim, compared)
             # "Not told apart" needs nothing, and asserts that neither direction can be shown.
-            asserted |= {key: _p(compared, key) for key in needs or fears}
-            opposed |= {key: _p(compared, key) for key in fears if needs}
+            asserted |= {key: _p(compared, key) for key in assertions or refutations}
+            opposed |= {key: _p(compared, key) for key in refutations if assertions}
     families = (asserted, LEVEL - OPPOSED), (opposed, OPPOSED)
     shown = {key for p, level in families
              for key, sure in zip(p, holm(np.array(list(p.values())), level), strict=True) if sure}  # fmt: skip
-    return [_judged(name, claim, evidence[name], shown) for name, claim in claims.items()]
+    return [_evaluated(name, claim, evidence[name], shown) for name, claim in claims.items()]
 
 
-def _judged(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) -> Judged:
-    needs, fears = (
+def _evaluated(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) -> EvaluatedClaim:
+    assertions, refutations = (
         set(chain.from_iterable(keys)) for keys in zip(*(_keys(claim, compared) for compared in evidence), strict=True)
     )
-    if fears & shown:
-        return Judged(name, claim, evidence, "contradicted", False)
-    holds = needs <= shown
-    return Judged(name, claim, evidence, claim.verdict(holds), holds)
+    if refutations & shown:
+        return EvaluatedClaim(name, claim, evidence, "contradicted", False)
+    holds = assertions <= shown
+    return EvaluatedClaim(name, claim, evidence, claim.verdict(holds), holds)
 
 
 def _keys(claim: Claim, evidence: Evidence) -> tuple[list[Key], list[Key]]:
     """The keys of the statements that have to be shown of one difference, and of those that contradict the claim."""
     a, b, at = evidence.a.label, evidence.b.label, (evidence.task, claim.metric)
-    return [(*at, *statement) for statement in claim.needs(a, b)], [
-        (*at, *statement) for statement in claim.fears(a, b)
+    return [(*at, *statement) for statement in claim.assertions(a, b)], [
+        (*at, *statement) for statement in claim.refutations(a, b)
     ]
 
 
@@ -209,50 +210,59 @@ def _backbones(row: SeedAggregate) -> set[str]:
     return {str(about.get("features", about.get("key"))).rpartition("-seed")[0] for about in pretrainings}
 
 
-def heading_of_claim(judged_claim: Judged) -> str:
+def heading_of_claim(claim: EvaluatedClaim) -> str:
     """The heading of the metric that a claim is on: in sessions alone, Acc. is an average."""
-    metric, evidence = judged_claim.claim.metric, judged_claim.evidence
-    of_rows = {one.a.protocol.column(metric).title for one in evidence}
+    metric = claim.claim.metric
+    of_rows = {evidence.a.protocol.column(metric).title for evidence in claim.evidence}
     return of_rows.pop() if len(of_rows) == 1 else titles()[metric]
 
 
-def claim_table(judged_claim: Judged) -> Table[Evidence]:
-    """A claim: its sentence, the verdict, and a row for each difference."""
-    claim, edge = judged_claim.claim, edges_of(judged_claim)
-
-    def record(evidence: Evidence) -> dict[str, object]:
-        gap = evidence.difference
-        return {
-            "claim": judged_claim.name, "sentence": judged_claim.text, "says": claim.says,
-            "margin": claim.margin or None, "verdict": judged_claim.verdict, "a": evidence.a.label,
-            "b": evidence.b.label, "task": evidence.task, "metric": claim.metric, "difference": rounded(gap.mean, 6),
-            "interval": rounded(gap.interval, 6), "fixed": evidence.fixed, "edge": edge,
-        }  # fmt: skip
-
-    columns: list[Column[Evidence]] = [
-        Column("task", lambda e: e.task, fold=18),
-        Column("A", lambda e: e.a.label, fold=18),
-        Column("B", lambda e: e.b.label, fold=18),
-        Column(f"A - B, {heading_of_claim(judged_claim)}", lambda e: plus_minus(e.difference, "+")),
-        Column("held fixed", lambda e: e.fixed, fold=24, drop=1),
-        Column(fields=record),
-    ]
-    notes = [f"chosen at the edge of what was tried: {edge}"] if edge else []
-    title = f"{judged_claim.name}: {judged_claim.verdict}"
-    return Table(columns, judged_claim.evidence, title, notes, lead=judged_claim.text)
-
-
-def edges_of(judged_claim: Judged) -> str:
+def edges_of(claim: EvaluatedClaim) -> str:
     """The options of a claim's rows that were chosen at the edge of what was tried, in words."""
-    rows = {row.label: row.edge for e in judged_claim.evidence for row in (e.a, e.b) if row.edge}
+    rows = {row.label: row.edge for e in claim.evidence for row in (e.a, e.b) if row.edge}
     return "; ".join(f"{label}: {', '.join(options)}" for label, options in sorted(rows.items()))
 
 
-def summary(claims: Collection[Judged]) -> str:
-    """Says how many claims there are, how many hold, and what the verdicts rest on."""
+def summary(claims: Collection[EvaluatedClaim]) -> str:
+    """Return how many claims there are, how many hold, and what the verdicts rest on."""
     holding = sum(claim.holds for claim in claims)
     units = join_or(evidence.a.units for claim in claims for evidence in claim.evidence)
     return (
         f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over {units} and seeds. Verdicts: "
         f"all claims at once, by Holm's procedure at {LEVEL:.0%}."
     )
+
+
+def lines_of(claim: EvaluatedClaim) -> list[str]:
+    """Return a claim in lines: its verdict and sentence, each difference, and options at the edge."""
+    lines = [f"{claim.name}: {claim.verdict}", claim.text]
+    heading = heading_of_claim(claim)
+    for evidence in claim.evidence:
+        gap = plus_minus(evidence.difference, "+")
+        lines.append(
+            f"  {evidence.task}: {evidence.a.label} - {evidence.b.label}: {gap} {heading}; held fixed: {evidence.fixed}"
+        )
+    if edge := edges_of(claim):
+        lines.append(f"  chosen at the edge of what was tried: {edge}")
+    return lines
+
+
+def main() -> int:
+    """Print the claims; return 1 if one does not hold, 2 if there is none of a name."""
+    parser = argparse.ArgumentParser(description="Compute what README and docs say of the stored rows.")
+    parser.add_argument("names", nargs="*", help="[all claims]")
+    parser.add_argument("--results", type=Path, help="take the rows of this folder in place of the stored ones")
+    options = parser.parse_args()
+    claims = {claim.name: claim for claim in evaluate_all(options.results)}
+    if odd := [name for name in options.names if name not in claims]:
+        print(unknown("claim", odd[0], claims, see="python docs/claims.py"), file=sys.stderr)
+        return 2
+    shown = [claims[name] for name in options.names or claims]
+    for claim in shown:
+        print("\n".join(lines_of(claim)), end="\n\n")
+    print(summary(shown))
+    return int(not all(claim.holds for claim in shown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
