@@ -22,7 +22,7 @@ from ifsl_bench.cli.options import (
     results_option,
     style_option,
 )
-from ifsl_bench.cli.output import say, show_tables, tell_lacking
+from ifsl_bench.cli.output import print_missing, say, show_tables
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
 
@@ -45,7 +45,7 @@ def _wanted(
     narrowed, _ = with_tasks(asked(campaign, request), machine.folders)
     work = machine.workspace(narrowed.results, device)
     jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
-    tell_lacking(lacking)
+    print_missing(lacking)
     return jobs, work, dict(narrowed.data)
 
 
