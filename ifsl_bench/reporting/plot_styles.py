@@ -33,7 +33,7 @@ class PlotStyle:
 def style_of(label: str) -> PlotStyle:
     """Return the look of a row by its label; options, tuning and calibration do not change it.
 
-    Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its
+    Methods of the package have theirs by their place in methods/papers.bib. Another method gets the look that its
     name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
     share one.
     """

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.training_stage import fresh, to_evaluate
+from ifsl_bench.experiments.stages import fresh, to_evaluate
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.attractor_method import READ, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method, format_label
