@@ -13,17 +13,23 @@ Statistical Computation and Simulation 35:135-143), which is exact for one mean 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ifsl_bench.analysis.aggregate import SeedAggregate, having
+from ifsl_bench.analysis.comparison import overall as difference_of_rows
 from ifsl_bench.analysis.ranking import Difference, Prior, difference
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
+from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.utils.errors import UserError, unknown
 
 TAIL = 0.025  # of a 95% interval, on each side
 NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
+ONE = "one"  # a single value: one order, support set and seed
 PARTS = ("order", "support", "seed", "seed by order", "rest")
 
 
@@ -225,3 +231,70 @@ def wrong_sign(x: np.ndarray) -> WrongSign | None:
     error = math.sqrt((mean.error / deviation) ** 2 + ratio**2 * of_variance / (4 * variance**2))
     half = float(stdtrit(min(mean.degrees, 1e9), 1 - TAIL)) * error
     return WrongSign(float(ndtr(-ratio)), float(ndtr(-(ratio + half))), float(ndtr(-max(0.0, ratio - half))), observed)
+
+
+@dataclass(frozen=True, eq=False)
+class VarianceSplit:
+    """A row, or the difference a - b of two, with the variance of its parts."""
+
+    a: SeedAggregate
+    b: SeedAggregate | None
+    mean: Estimate | Difference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
+    parts: Mapping[str, Variance]  # by PARTS and "one"; what the design cannot tell is left out
+    seeds: int  # how many it is over; 1 where all are the same by construction
+    sign: WrongSign | None = None  # of a difference that is not 0
+
+
+def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
+    """Return the split of each row, the best first.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
+
+    Raises:
+        UserError: the task is in episodes, has one order, or no row has the metric.
+    """
+    if not board.task.sessions:
+        raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
+    if not board.rows:
+        raise nothing_stored(board)
+    rows = having((place.row for place in board.places), metric)
+    if not rows:
+        metrics = {name for row in board.rows for name in row.metrics}
+        raise unknown("metric", metric, metrics, where=f"of the measured rows of {board.name}")
+    return [split_of(row, metric) for row in rows]
+
+
+def split_of(row: SeedAggregate, metric: str) -> VarianceSplit:
+    """Return the split of a row; raise :class:`UserError` where there is one order of the classes.
+
+    Args:
+        row: the row.
+        metric: the metric that is split.
+    """
+    x = _values(row, metric, row.seeds, row.fixed)
+    return VarianceSplit(row, None, row.summary()[metric], split(x), len(x))
+
+
+def splits_of_differences(board: TaskResults, metric: str) -> list[VarianceSplit]:
+    """Return the split of the difference of every two rows that have a seed in common, the better one first.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
+    """
+    rows = having((place.row for place in board.places), metric)
+    splits = []
+    for a, b in itertools.combinations(rows, 2):
+        if seeds := [seed for seed in a.seeds if seed in b.seeds]:
+            fixed = a.fixed and b.fixed
+            x = _values(a, metric, seeds, fixed) - _values(b, metric, seeds, fixed)
+            gap = difference_of_rows(a, b, board.compared, metric)
+            splits.append(VarianceSplit(a, b, gap, split(x), len(x), wrong_sign(x)))
+    return splits
+
+
+def _values(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
+    """Return [seeds, orders, supports] of a row; of the first seed where all are the same."""
+    return row.by_sequence(metric, seeds[:1] if fixed else seeds)

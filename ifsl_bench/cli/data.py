@@ -81,8 +81,7 @@ def data_prepare(
     """
     from ifsl_bench.data.datasets import prepared
     from ifsl_bench.data.preparing.catalogue import pools_listing
-    from ifsl_bench.data.preparing.download import downloadable, downloaded
-    from ifsl_bench.data.preparing.prepare import prepare
+    from ifsl_bench.data.preparing.prepare import downloadable, downloaded, prepare
     from ifsl_bench.data.sets.folder import OwnOptions
     from ifsl_bench.reporting.table import plain_table
 
@@ -103,7 +102,7 @@ def data_prepare(
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
     show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
     if dataset.partial:
-        from ifsl_bench.data.feasibility import infeasible_tasks
+        from ifsl_bench.data.suggested_tasks import infeasible_tasks
         from ifsl_bench.protocols.tasks.task_files import packaged
 
         tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]

@@ -111,7 +111,7 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     The data set must be prepared. The file explains each key. Changing most of them makes another task
     (docs/task-file.md).
     """
-    from ifsl_bench.data.preparing.new_tasks import write_new
+    from ifsl_bench.data.preparing.catalogue import write_new
 
     folders = folders_of(home or (context.parent.params.get("home") if context.parent else None))
     path = Path(out).expanduser() if out else folders.tasks / f"{name}.toml"  # where names are found

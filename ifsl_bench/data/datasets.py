@@ -1,5 +1,4 @@
-"""Data sets by name: those that are registered under the entry point group ``ifsl_bench.datasets``, and those that are
-prepared in a home."""
+"""Data sets by name: registered under the entry point group ``ifsl_bench.datasets``, or prepared in a home."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths
 
-if TYPE_CHECKING:  # what has been prepared is opened without its source
+if TYPE_CHECKING:  # prepared data are opened without it
     from ifsl_bench.data.source import DatasetSource
 
 
 @cache
 def dataset_source(name: str) -> DatasetSource:
-    """The data set plugin registered under ``name``.
+    """Return the data set plugin registered under ``name``.
 
     Raises:
-        UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`DatasetSource`.
+        UserError: The name is unknown, or the plugin is broken or no :class:`DatasetSource`.
     """
     from ifsl_bench.data.source import DatasetSource
 
@@ -34,7 +33,7 @@ def dataset_source(name: str) -> DatasetSource:
 
 
 def is_made_here(name: str) -> bool:
-    """Returns whether a data set is registered, and made from nothing."""
+    """Return whether a data set is registered, and made from nothing."""
     return name in registry.names(registry.DATASETS) and not dataset_source(name).needs_source
 
 
@@ -43,11 +42,15 @@ def is_prepared(home: Paths, name: str) -> bool:
 
 
 def prepared(home: Paths, name: str) -> Dataset | None:
-    """The data set as it was prepared; None where it is not there, or damaged and made again when it is needed.
+    """Open a prepared data set; return None if it is not there, or damaged and can be made again from nothing.
+
+    Args:
+        home: Folders of caches.
+        name: Of the data set.
 
     Raises:
-        CorruptFile: it is damaged, and cannot be made again without its source.
-        UserError: it may not be read.
+        CorruptFile: It is damaged, and cannot be made again without its source.
+        UserError: It may not be read.
     """
     if not is_prepared(home, name):
         return None
@@ -60,7 +63,12 @@ def prepared(home: Paths, name: str) -> Dataset | None:
 
 
 def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
-    """The prepared data set, whatever made it, if its fingerprint is the one that a task is pinned to."""
+    """Open a prepared data set if it has the fingerprint that a task is pinned to, else return None.
+
+    Args:
+        home: Folders of caches.
+        spec: Name and fingerprint in the task.
+    """
     if spec.fingerprint and is_prepared(home, spec.name):
         with suppress(CorruptFile):
             dataset = open_dataset(home.data / spec.name)
@@ -69,19 +77,24 @@ def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
 
 
 def rough_seconds(name: str) -> float | None:
-    """About how long a data set takes to make here; None where nobody knows."""
+    """Return about how long a data set takes to make, or None if unknown."""
     return dataset_source(name).rough_seconds() if name in registry.names(registry.DATASETS) else None
 
 
 def command(name: str) -> str:
-    """The command that prepares a data set."""
+    """Return the command that prepares a data set."""
     plugin = registry.load(registry.DATASETS, name) if name in registry.names(registry.DATASETS) else None
     source = "" if plugin and not plugin.problem and not plugin.value.needs_source else " --from PATH"
     return f"ifsl-bench data prepare {name}{source}"
 
 
 def not_prepared(home: Paths, spec: DataSpec) -> str:
-    """A message for someone who lacks a data set: how to get it, and what to do then."""
+    """Return the message that a data set is not prepared, and how to get it.
+
+    Args:
+        home: Folders of caches.
+        spec: Name and source in the task.
+    """
     then = f"Then: {command(spec.name)}"
     if spec.obtain and spec.name not in registry.names(registry.DATASETS):
         then = (

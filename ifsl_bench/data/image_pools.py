@@ -1,4 +1,4 @@
-"""The way from lists of image files to pools: decodes them, reports progress, deals with bad and duplicate images."""
+"""Pools from image files: decoding with progress, images that cannot be used, and duplicates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import ProgressTask
 
 T = TypeVar("T")
-LISTED = 20  # images that the manifest names of the bad and of the duplicate ones
+LISTED = 20  # bad, and duplicate, images that the manifest names
 
 
 @dataclass(frozen=True, slots=True)
 class ListItem:
-    """An image that is no file of its own: where its list is, and its index there. Messages call it "list[index]"."""
+    """An image in a list, ``list[index]`` in messages."""
 
     where: str
     index: int
@@ -30,15 +30,19 @@ class ListItem:
         return f"{self.where}[{self.index}]"
 
 
-ImageFiles = Mapping[str, Sequence[str | ListItem]]  # class -> images, in the order they are to have
-Read = Callable[[str, Sequence[Any]], Iterator[Item]]  # pool, its images as the caller's ImageFiles has them -> content
+ImageFiles = Mapping[str, Sequence[str | ListItem]]  # class -> images, in order
+Read = Callable[[str, Sequence[Any]], Iterator[Item]]  # pool, its images -> items
 
 
 def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[T]]]:
-    """Pool -> class -> images: those of base classes divided 80/10/10 in their order, those of novel ones whole.
+    """Divide classes into pools: images of base classes 80/10/10 in their order, novel classes whole.
 
     Args:
-        sides: "base", or the pool of a novel class, for each class.
+        classes: Class -> images.
+        sides: Class -> "base", or the pool of a novel class.
+
+    Returns:
+        Pool -> class -> images.
     """
     pools: dict[str, dict[str, Sequence[T]]] = {}
     for name, paths in classes.items():
@@ -57,7 +61,12 @@ def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict
 def unfinished(
     context: BuildContext, pools: Mapping[str, Mapping[str, Sequence[Any]]]
 ) -> Iterator[tuple[list[str], ProgressTask]]:
-    """Inside, the pools that an interrupted import has not completed, and the stage that counts their images."""
+    """Yield the pools that an interrupted import has not completed, and the progress of their images.
+
+    Args:
+        context: State of the build.
+        pools: Pool -> class -> images.
+    """
     counts = {name: sum(map(len, files.values())) for name, files in pools.items()}
     names = [name for name in pools if not context.writer.has(name)]
     total, left = sum(counts.values()), sum(counts[name] for name in names)
@@ -66,22 +75,23 @@ def unfinished(
 
 
 def pool_labels(files: Mapping[str, Sequence[Any]]) -> np.ndarray:
-    """The label of each image of a pool, class -> images; int64 [n]."""
+    """Return the label of each image of a pool (class -> images), int64 [n]."""
     return np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
 
 
 def import_images(
     context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None
 ) -> None:
-    """Decodes the files of each pool and writes the pools.
+    """Decode the files of each pool and write the pools.
 
     Args:
+        context: State of the build.
         pools: pool -> class -> paths in ``context.files``, or items of lists; classes and images keep their order.
-        read: how the images of a pool are read where they are items of lists; the row of one is its place there among
-            those asked for.
+        spec: Size and fit of the images.
+        read: Reads the images of a pool if they are items of lists; the row of an item is its index in the argument.
 
     Raises:
-        UserError: images that cannot be used, where the user has not allowed less; a class without any image.
+        UserError: Images cannot be used and the user has not allowed it; or a class has no image.
     """
     refused: list[Bad] = []
     items = read or (lambda _, paths: tree_items(context.files, paths))
@@ -103,14 +113,14 @@ def import_images(
     _note_enlarged(context, pools, spec)
 
 
-class _Bad(Exception):
-    """Leaves the block that writes a pool, so that a pool with unusable images never counts as complete."""
+class _BadImagesError(Exception):
+    """Leaves the block that writes a pool, so that it does not count as complete."""
 
 
 def _import_pool(
     context: BuildContext, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
 ) -> list[Bad]:
-    """Writes a pool and returns the images that cannot be used, if the user has not allowed them to be left out."""
+    """Write a pool; return the images that cannot be used, if the user has not allowed to leave them out."""
     paths = [path for group in files.values() for path in group]
     labels = pool_labels(files)
     shape, facts = (spec.size, spec.size, 3), dict[str, Any]()
@@ -119,10 +129,10 @@ def _import_pool(
             done = decode_into(images, read(name, paths), spec, advance)
             context.bytes_read += done.bytes_read
             if done.bad:
-                raise _Bad
+                raise _BadImagesError
             facts |= _enlarged(done)
             np.save(context.writer.side_file(name), done.digests)
-    except _Bad:
+    except _BadImagesError:
         if not context.allow_partial:
             return done.bad
     else:
@@ -142,12 +152,12 @@ def _import_pool(
 
 
 def _enlarged(done: Decoded) -> dict[str, Any]:
-    """The manifest's record of images that were smaller than they are now."""
+    """Return the manifest's record of enlarged images."""
     return {"enlarged": {"images": done.enlarged, "smallest": done.smallest}} if done.enlarged else {}
 
 
 def _note_enlarged(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
-    """Warns of images that were smaller than they are now, in pools of an interrupted import too."""
+    """Warn of enlarged images, in pools of an interrupted import too."""
     entries = [entry for name in pools if (entry := context.writer.pools[name].get("enlarged"))]
     if not entries:
         return
@@ -159,7 +169,12 @@ def _note_enlarged(context: BuildContext, pools: Mapping[str, ImageFiles], spec:
 
 
 def note_duplicates(context: BuildContext, pools: Mapping[str, ImageFiles]) -> None:
-    """Says and records which images are equal to another, pixel by pixel; they are kept."""
+    """Report and record which images are equal to another, pixel by pixel; they are kept.
+
+    Args:
+        context: State of the build.
+        pools: Pool -> class -> images.
+    """
     paths = [(name, path) for name, files in pools.items() for group in files.values() for path in group]
     digests = np.concatenate([np.load(context.writer.side_file(name)) for name in pools])
     repeated = np.flatnonzero(digests != 0)
@@ -171,8 +186,10 @@ def note_duplicates(context: BuildContext, pools: Mapping[str, ImageFiles]) -> N
     across = [pair for pair in pairs if _side(pair[0][0]) != _side(pair[1][0])]
     within = [pair for pair in pairs if _side(pair[0][0]) == _side(pair[1][0])]
     shown = ", ".join(f"{a[1]} = {b[1]}" for a, b in (across or within)[:3])
-    told = f"{len(pairs):,} images repeat another one pixel by pixel, {len(across)} of them on another side ({shown})"
-    (context.reporter.warn if across else context.reporter.say)(f"{told}; they are kept")
+    message = (
+        f"{len(pairs):,} images repeat another one pixel by pixel, {len(across)} of them on another side ({shown})"
+    )
+    (context.reporter.warn if across else context.reporter.say)(f"{message}; they are kept")
     context.about["duplicates"] = {
         "images": len(pairs),
         "across_sides": len(across),

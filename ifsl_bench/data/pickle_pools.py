@@ -1,4 +1,4 @@
-"""Pools from pickles of arrays: images in one large array, or in a list of encoded ones, with labels beside them."""
+"""Pools from pickles: images in one large array, or in a list of encoded ones, with labels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,21 @@ SIZE = 84
 SHAPE = (SIZE, SIZE, 3)
 
 
-Rows = Mapping[str, Sequence[int]]  # class -> rows of the source array or list, in the order they are to have
+Rows = Mapping[str, Sequence[int]]  # class -> rows of the array or list, in order
 _BLOCK = 256  # rows copied at a time
 
 
 def required(tree: FileTree, name: str, what: str) -> Entry:
-    """The file of that name, in whatever folder of the tree; raises :class:`UserError` where there is none."""
+    """Return the file of a name in any folder of the tree.
+
+    Args:
+        tree: Folder or archive.
+        name: Of the file.
+        what: The set of files that it belongs to, in messages.
+
+    Raises:
+        UserError: There is none.
+    """
     entry = tree.named(name)
     if entry is None:
         raise UserError(
@@ -34,10 +43,15 @@ def required(tree: FileTree, name: str, what: str) -> Entry:
 
 
 def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, Any]:
-    """A pickled dict with at least these keys, which may be text or bytes.
+    """Read a pickled dict; its keys may be text or bytes.
+
+    Args:
+        tree: Folder or archive.
+        entry: The file.
+        keys: Keys that it must have.
 
     Raises:
-        UserError: it is none, or lacks a key.
+        UserError: It is no dict, or lacks a key.
     """
     where = tree.where(entry)
     value = load(tree.mapped(entry), where)
@@ -50,7 +64,7 @@ def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, An
 
 
 def text(value: object) -> str:
-    """A name that Python 2 or 3 wrote, as text; of what is no name the kind alone, since it may be nested deeply."""
+    """Return a name of Python 2 or 3 as text, and the kind of any other value, which may be nested deeply."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     name = isinstance(value, (str, np.generic)) or (isinstance(value, int) and abs(value) < 1 << 62)
@@ -58,7 +72,16 @@ def text(value: object) -> str:
 
 
 def integers(value: object, what: str, where: str) -> np.ndarray:
-    """A list or an array of whole numbers as int64 [n]; raises :class:`UserError` where it is something else."""
+    """Return a list or an array of whole numbers as int64 [n].
+
+    Args:
+        value: Of a pickle.
+        what: Its name in messages.
+        where: Name of the file in messages.
+
+    Raises:
+        UserError: It is something else.
+    """
     kind = described(value)
     if isinstance(value, (list, tuple)):
         odd = next((i for i, v in enumerate(value) if type(v) is not int or abs(v) >= 1 << 62), None)
@@ -73,10 +96,15 @@ def integers(value: object, what: str, where: str) -> np.ndarray:
 
 
 def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> dict[str, list[int]]:
-    """Class -> rows, of labels int64 [n] that have these names.
+    """Return class -> rows.
+
+    Args:
+        labels: int64 [n].
+        names: Label -> class.
+        where: Name of the file in messages.
 
     Raises:
-        UserError: a label has none, or two labels have one name.
+        UserError: A label has no name, or two labels have one name.
     """
     present = np.unique(labels).tolist()
     if nameless := [label for label in present if label not in names]:
@@ -89,7 +117,17 @@ def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> d
 
 
 def labels_of(value: object, what: str, count: int, where: str) -> np.ndarray:
-    """The label of each of ``count`` images, int64 [count]; raises :class:`UserError` where they are others."""
+    """Return the labels of ``count`` images, int64 [count].
+
+    Args:
+        value: Of a pickle.
+        what: Its name in messages.
+        count: Number of images.
+        where: Name of the file in messages.
+
+    Raises:
+        UserError: They are no whole numbers, or of another number.
+    """
     labels = integers(value, what, where)
     if len(labels) != count:
         raise UserError(f"{where} has {count:,} images and {len(labels):,} labels")
@@ -97,14 +135,33 @@ def labels_of(value: object, what: str, count: int, where: str) -> np.ndarray:
 
 
 def names_of(value: object, what: str, where: str) -> list[str]:
-    """Names of classes, a list or an array of texts; raises :class:`UserError` where it is something else."""
+    """Return the names of classes in a list or an array of texts.
+
+    Args:
+        value: Of a pickle.
+        what: Its name in messages.
+        where: Name of the file in messages.
+
+    Raises:
+        UserError: It is something else.
+    """
     if not isinstance(value, (list, tuple, np.ndarray)):
         raise UserError(f"{what} of {where} is {described(value)}, expected a list of names")
     return [text(name) for name in (np.atleast_1d(value) if isinstance(value, np.ndarray) else value)]
 
 
 def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """An array of images, uint8 [n, ``*shape``]; raises :class:`UserError` where it is something else."""
+    """Return an array of images, uint8 [n, ``*shape``].
+
+    Args:
+        value: Of a pickle.
+        what: Its name in messages.
+        where: Name of the file in messages.
+        shape: Of an image.
+
+    Raises:
+        UserError: It is something else.
+    """
     if not isinstance(value, np.ndarray):
         kind = described(value)
     elif value.dtype != np.uint8 or value.shape[1:] != shape:
@@ -117,11 +174,13 @@ def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHA
 def copy_pools(
     context: BuildContext, pools: Mapping[str, Rows], arrays: Mapping[str, np.ndarray], digests: bool = False
 ) -> None:
-    """Writes pools of images that lie in arrays; those that are complete already stay.
+    """Write pools from arrays of images; complete pools stay.
 
     Args:
-        arrays: of each pool, uint8 [n, H, W, 3].
-        digests: keep a number for each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
+        context: State of the build.
+        pools: Pool -> class -> rows.
+        arrays: Pool -> uint8 [n, H, W, 3].
+        digests: Whether to write a digest of each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
     """
     with unfinished(context, pools) as (names, stage):
         for pool in names:
@@ -140,19 +199,21 @@ def copy_pools(
 
 
 def items_of(where: str, groups: Rows) -> dict[str, list[ListItem]]:
-    """Class -> its items in a list, as ``import_images`` wants them."""
+    """Return class -> items of the list ``where``, for :func:`import_images`."""
     return {name: [ListItem(where, row) for row in group] for name, group in groups.items()}
 
 
 def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: int) -> Iterator[Item]:
-    """The encoded images that lie as byte arrays in a pickled list.
+    """Yield encoded images from a pickled list of byte arrays.
 
     Args:
-        wanted: items of that list; each becomes the row of its place here.
-        count: how many items the list should have.
+        tree: Folder or archive.
+        entry: The file.
+        wanted: Items of the list, in the order of the rows.
+        count: Number of items that the list should have.
 
     Raises:
-        UserError: the list has more or fewer items, or other ones.
+        UserError: The list has more or fewer items, or other ones.
     """
     where = tree.where(entry)
     images = load(tree.mapped(entry), where)

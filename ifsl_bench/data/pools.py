@@ -1,4 +1,4 @@
-"""The one form in which every data set lies on disk, and how it is opened and verified; :mod:`.writer` builds it.
+"""Data sets on disk: how they are opened and verified; :mod:`.writer` builds them.
 
 A data set is a folder::
 
@@ -8,8 +8,8 @@ A data set is a folder::
     ...                      the same for the other pools
 
 The fingerprint is a SHA-256 over the content (pool names, class names, images, labels, and whether it is partial), so
-two copies with equal fingerprints give equal results, however they were made. The images, which may be many, are
-checked by :meth:`Dataset.check_images` when something is made of them, and by :func:`verify`; all else, on opening.
+two copies with equal fingerprints give equal results, however they were made. Images are checked by
+:meth:`Dataset.check_images` when something is computed from them, and by :func:`verify`; all else, on opening.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ifsl_bench.utils.files import open_file, read_errors, sha256_file, sha256_j
 from ifsl_bench.utils.serialization import check_kinds, open_array, read_checksummed
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
-# Where supports and queries of the novel test classes are apart: what supports are drawn from.
+# The supports of the novel test classes, where they are apart from the queries.
 SUPPORT = "novel/support"
 EVERY_POOL = (*POOLS, SUPPORT)
-INSTEAD = {  # what a task does without a pool
+_INSTEAD = {  # of a pool that is missing
     "novel/train": '; a task without it needs protocol = "shared"',
     SUPPORT: "; without a published list of sessions leave out listed = true",
 }
@@ -45,8 +45,8 @@ class Pool:
     Attributes:
         images: uint8 [n, H, W, C], or float32 [n, D] for frozen features; a read-only memory map.
         labels: int64 [n], ascending.
-        classes: the name of each label.
-        starts: int64 [C + 1], class c is rows ``starts[c]:starts[c + 1]``.
+        classes: Names of the labels.
+        starts: int64 [C + 1]; class c is rows ``starts[c]:starts[c + 1]``.
     """
 
     name: str
@@ -73,21 +73,21 @@ class Dataset:
 
     @property
     def novel_fingerprint(self) -> str:
-        """The fingerprint of the data set of the novel classes, where that is another one; see :mod:`.views`."""
+        """The fingerprint of the data set of the novel classes, if that is another one, else ""; see :mod:`.views`."""
         return ""
 
     def origin(self, pool: str) -> str:
-        """Part of a fingerprint that tells another data set's pool from this one's of that name, or ""."""
+        """Return the prefix of the fingerprint of the data set that a pool comes from; "" for this one."""
         return ""
 
     @property
     def partial(self) -> bool:
-        """Returns whether it was made from less than its source should hold."""
+        """Whether it was made from less than its source should hold."""
         return bool(self.manifest.get("about", {}).get("partial", False))
 
     @property
     def pictures(self) -> bool:
-        """Returns whether it holds images that a person can look at; else features, a user's own or embedded ones."""
+        """Whether it holds images, not features."""
         return len(self.shape) == 3 and "features_of" not in self.manifest.get("about", {})
 
     @property
@@ -99,11 +99,11 @@ class Dataset:
         return pool in self.manifest["pools"]
 
     def pool(self, name: str) -> Pool:
-        """Opens a pool.
+        """Open a pool.
 
         Raises:
-            UserError: there is no such pool, or its files may not be read.
-            CorruptFile: the labels, or the size or header of the images, are not what was written.
+            UserError: There is no such pool, or its files may not be read.
+            CorruptFile: The labels, or the size or header of the images, are not what was written.
         """
         entry = entry_of(self.manifest["pools"], name, self.name)
         images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
@@ -112,7 +112,7 @@ class Dataset:
         return Pool(name, images, labels, tuple(entry["classes"]), starts)
 
     def check_images(self, pool: str) -> None:
-        """Raises :class:`CorruptFile` where a pool's images are not those that were written; reads them all."""
+        """Raise CorruptFile if a pool's images are not what was written; reads them all."""
         try:
             _check(self.folder, self.manifest["pools"][pool]["images"])
         except CorruptFile as error:
@@ -124,14 +124,23 @@ class Dataset:
 
 
 def entry_of(pools: Mapping[str, T], name: str, data: str) -> T:
-    """What there is of the pool ``name`` of data set ``data``; raises :class:`UserError` where it has no such pool."""
+    """Return the entry of a pool.
+
+    Args:
+        pools: Pool -> entry.
+        name: Of the pool.
+        data: Name of the data set in messages.
+
+    Raises:
+        UserError: There is no such pool.
+    """
     if name not in pools:
-        raise UserError(f"data set {data!r} has no pool {name}; it has {', '.join(pools)}{INSTEAD.get(name, '')}")
+        raise UserError(f"data set {data!r} has no pool {name}; it has {', '.join(pools)}{_INSTEAD.get(name, '')}")
     return pools[name]
 
 
 def _labels(path: Path, sha256: str, count: int) -> np.ndarray:
-    """Labels, int64 [count], which are small enough to be checked whenever they are read."""
+    """Return labels, int64 [count]; they are small enough to be checked whenever they are read."""
     try:
         with open_file(path) as file, read_errors(path):
             content = file.read()
@@ -146,7 +155,12 @@ def _labels(path: Path, sha256: str, count: int) -> np.ndarray:
 
 
 def fingerprint(pools: Mapping[str, dict[str, Any]], partial: bool) -> str:
-    """Identity of the content: pools' names, classes, images and labels, and whether something is missing."""
+    """Return the identity of the content.
+
+    Args:
+        pools: Pool -> entry of the manifest.
+        partial: Whether the data set is partial.
+    """
     content: dict[str, Any] = {
         pool: [entry["images"]["sha256"], entry["labels"]["sha256"], entry["classes"]] for pool, entry in pools.items()
     }
@@ -156,11 +170,11 @@ def fingerprint(pools: Mapping[str, dict[str, Any]], partial: bool) -> str:
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Opens a prepared data set.
+    """Open a prepared data set.
 
     Raises:
-        CorruptFile: a file is damaged or missing, or the manifest is of a format version that is not known here.
-        UserError: a file may not be read.
+        CorruptFile: A file is damaged or missing, or the manifest has an unknown format version.
+        UserError: A file may not be read.
     """
     path = folder / "manifest.json"
     try:
@@ -182,10 +196,14 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def verify(dataset: Dataset, advance: Callable[[int], None] | None = None) -> None:
-    """Compares the full checksum of every file with the manifest.
+    """Compare the checksum of every file with the manifest.
+
+    Args:
+        dataset: The data set.
+        advance: Called with numbers of bytes that were read.
 
     Raises:
-        CorruptFile: names the first file that differs.
+        CorruptFile: Names the first file that differs.
     """
     for entry in dataset.manifest["pools"].values():
         for part in ("images", "labels"):

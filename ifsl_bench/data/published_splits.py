@@ -1,5 +1,7 @@
-"""Published facts of data sets: class and image lists, packaged in ``ifsl_bench.tasks``, and counts to hold an import
-against. Where a choice of images is not published, it is drawn by a hash."""
+"""Published splits and session lists, packaged in ``ifsl_bench.tasks``, and the checks of imports against them.
+
+A choice of images that is not published is drawn by a hash.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,24 @@ import hashlib
 import io
 import lzma
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
+import numpy as np
+
+from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.read.archive import FileTree, natural
-from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolCounts, count_files
+from ifsl_bench.data.source import BuildContext, Count, DatasetSource, Layout, PoolCounts, count_files
+from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
 
-Image = TypeVar("Image")
-Pools = dict[str, dict[str, Sequence[Image]]]  # pool -> class -> images
+ImageT = TypeVar("ImageT")
+Pools = dict[str, dict[str, Sequence[ImageT]]]  # pool -> class -> images
 LISTED = 3  # missing images that a message names
 
 
@@ -28,47 +36,48 @@ def _content(name: str) -> bytes:
 
 
 def rows(name: str) -> Iterator[dict[str, str]]:
-    """The rows of a packaged CSV file, which may be compressed by xz."""
+    """Yield the rows of a packaged CSV file, which may be compressed by xz."""
     content = lzma.decompress(_content(name)) if name.endswith(".xz") else _content(name)
     yield from csv.DictReader(io.StringIO(content.decode("utf-8")))
 
 
 def digest(*names: str) -> str:
-    """16 hex digits that change with packaged lists; for recipes."""
+    """Return 16 hex digits that change with packaged lists, for recipes."""
     return hashlib.sha256(b"".join(_content(name) for name in names)).hexdigest()[:16]
 
 
 @cache
 def columns(name: str, key: str, value: str) -> Mapping[str, str]:
-    """Two columns of a packaged list as a mapping, in the list's order."""
+    """Return two columns of a packaged list as a mapping, in the order of the list."""
     return MappingProxyType({row[key]: row[value] for row in rows(name)})
 
 
-def shuffled(images: Sequence[Image], salt: str) -> list[Image]:
-    """Images in a random order that is the same everywhere: by the hash of ``salt`` and their places."""
+def shuffled(images: Sequence[ImageT], salt: str) -> list[ImageT]:
+    """Return images in the order of a hash of ``salt`` and their positions."""
     order = sorted(range(len(images)), key=lambda i: hashlib.sha256(f"{salt}:{i}".encode()).digest())
     return [images[i] for i in order]
 
 
-def held_out(images: Sequence[Image], salt: str) -> dict[str, list[Image]]:
-    """A class's images drawn into the base pools: 80% train, 10% val (both rounded down), the rest test.
-
-    These are the shares, and the way of rounding, of tiered-ImageNet's Train-A.
-    """
+def held_out(images: Sequence[ImageT], salt: str) -> dict[str, list[ImageT]]:
+    """Draw a class's images into base pools: 80% train, 10% val (rounded down), the rest test."""
     train, val = len(images) * 8 // 10, len(images) // 10
     places = shuffled(range(len(images)), salt)
     parts = {"base/train": places[:train], "base/val": places[train : train + val], "base/test": places[train + val :]}
     return {pool: [images[i] for i in sorted(part)] for pool, part in parts.items()}
 
 
-def divided(classes: Mapping[str, Sequence[Image]], sides: Mapping[str, str], salt: str) -> Pools[Image]:
-    """Pool -> class -> images: of the classes on the side train drawn by :func:`held_out`, of the others whole.
+def divided(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], salt: str) -> Pools[ImageT]:
+    """Divide classes into pools: those of side train by :func:`held_out`, the others whole.
 
     Args:
-        sides: class -> train, val or test.
-        salt: what the draw depends on beside the name of a class.
+        classes: Class -> images.
+        sides: Class -> train, val or test.
+        salt: Prefix of the hashed text.
+
+    Returns:
+        Pool -> class -> images.
     """
-    pools: Pools[Image] = {pool: {} for pool in ("base/train", "base/val", "base/test", "novel/val", "novel/test")}
+    pools: Pools[ImageT] = {pool: {} for pool in ("base/train", "base/val", "base/test", "novel/val", "novel/test")}
     for name, images in classes.items():
         whole = {f"novel/{sides[name]}": images}
         for pool, part in (held_out(images, f"{salt}:{name}") if sides[name] == "train" else whole).items():
@@ -83,14 +92,20 @@ def find_images(
     classes: Container[str] | None = None,
     what: str = "",
 ) -> dict[str, dict[str, str]]:
-    """Class -> name of an image, as published -> path of a file that the pattern matches; classes in order.
+    """Find the files that match a pattern.
 
     Args:
-        named: class and name, of a match.
-        classes: all of them, where a folder of another class is an error; ``what`` has them.
+        tree: Folder or archive.
+        pattern: Of paths.
+        named: Returns class and published name of a match.
+        classes: All classes of the data set, if others are an error.
+        what: Name of the data set in messages.
+
+    Returns:
+        Class -> published name of an image -> path; classes are sorted.
 
     Raises:
-        UserError: there are two files of one name, or of another class.
+        UserError: There are two files of one name, or of another class.
     """
     images: dict[str, dict[str, str]] = {}
     for entry in tree.entries:
@@ -117,7 +132,7 @@ class IlsvrcLayout(Layout):
         return any(WNID_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
     def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
-        """wnid -> file name as published (``n01532829_28.JPEG``) -> path, both in order of their numbers."""
+        """Return wnid -> published file name (``n01532829_28.JPEG``) -> path, in the order of their numbers."""
 
         def named(match: re.Match[str]) -> tuple[str, str]:
             return match[1].lower(), f"{match[1].lower()}_{int(match[2])}.JPEG"
@@ -127,26 +142,34 @@ class IlsvrcLayout(Layout):
 
 
 def report_missing(context: BuildContext, missing: Sequence[str], what: str) -> None:
-    """Says that some images of a list are missing, and names the first.
+    """Report images of a list that are missing.
 
     Args:
-        what: the images, after their number: "images of ...".
+        context: State of the build.
+        missing: Their names.
+        what: The images after their number, such as "images of ...".
 
     Raises:
-        UserError: the user has not allowed it.
+        UserError: The user has not allowed it.
     """
     named = f"{', '.join(missing[:LISTED])}{', ...' if len(missing) > LISTED else ''}"
     refused = f"{context.origin} lacks {len(missing):,} {what} ({named}); get the whole"
     context.require_complete(f"{len(missing):,} images are missing: {named}", refused)
 
 
-def check_pools(context: BuildContext, what: str, expected: PoolCounts, pools: Pools[Image]) -> None:
-    """Sorts each pool's classes by name, drops those that cannot be used, and compares the rest with what should be.
+def check_pools(context: BuildContext, what: str, expected: PoolCounts, pools: Pools[ImageT]) -> None:
+    """Sort each pool's classes, drop those without images, and compare the counts with the published ones.
 
-    A class without images is dropped, and one of the base classes that any of the three base pools lacks.
+    A base class that one of the base pools lacks is dropped from all of them.
+
+    Args:
+        context: State of the build.
+        what: Name of the data set in messages.
+        expected: Published counts.
+        pools: Pool -> class -> images; changed in place.
 
     Raises:
-        UserError: counts differ where the user has not allowed it; a pool is empty.
+        UserError: Counts differ and the user has not allowed it; or a pool is empty.
     """
     base = [pool for pool in expected if pool.startswith("base/")]
     common = set.intersection(*({name for name, images in pools[p].items() if len(images)} for p in base))
@@ -163,8 +186,8 @@ class PublishedData(DatasetSource):
 
     Attributes:
         shape: (H, W, C) of an image.
-        counts: classes and images of each pool.
-        lists: the packaged files that say which image is for what; the recipe changes with them.
+        counts: Classes and images of each pool.
+        lists: Packaged files of the split; the recipe changes with them.
     """
 
     shape: ClassVar[tuple[int, int, int]]
@@ -176,3 +199,103 @@ class PublishedData(DatasetSource):
 
     def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         return self.shape, self.counts
+
+
+SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")
+HELD_OUT = 50  # training images of a base class in base/val, of the 500 in CIFAR-100 and mini-ImageNet
+COUNTS_60_40 = {  # of both data sets: 60 base and 40 novel classes
+    "base/train": Count(60, 60 * 450),
+    "base/val": Count(60, 60 * HELD_OUT),
+    "base/test": Count(60, 60 * 100),
+    "novel/support": Count(40, 40 * 500),
+    "novel/test": Count(40, 40 * 100),
+}
+
+
+@dataclass(frozen=True)
+class ListedImage:
+    """A row of a session list: an image of class ``name``, which comes in ``session`` (0 is the base session)."""
+
+    image: str
+    name: str
+    session: int
+    test: bool
+
+
+def session_pools(
+    what: str, listed: Iterable[ListedImage], images: Mapping[str, Mapping[str, ImageT]], held_out: int, salt: str
+) -> Pools[ImageT]:
+    """Divide the images of a session list into pools, in the order of the list.
+
+    Args:
+        what: Name of the list in messages.
+        listed: Rows of the list.
+        images: Class -> name in the list -> image, of all images; those of novel classes that are not listed follow
+            the listed supports.
+        held_out: Number of training images of each base class in base/val.
+        salt: Prefix of the hashed text that draws these.
+
+    Returns:
+        Pool -> class -> images.
+
+    Raises:
+        UserError: A class comes in two sessions, or an image is listed twice.
+    """
+    sessions: dict[str, int] = {}
+    names: dict[tuple[str, bool], list[str]] = {}
+    role: dict[str, bool] = {}
+    for row in listed:
+        if (session := sessions.setdefault(row.name, row.session)) != row.session:
+            both = "both base and novel" if 0 in (session, row.session) else "in two sessions"
+            raise UserError(f"{what}: class {row.name} is {both} (sessions {session} and {row.session})")
+        if row.image in role:
+            twice = "there twice" if role[row.image] is row.test else "both for training and for testing"
+            raise UserError(f"{what}: image {row.image} is {twice}")
+        role[row.image] = row.test
+        names.setdefault((row.name, row.test), []).append(row.image)
+    pools: Pools[ImageT] = {pool: {} for pool in SESSION_POOLS}
+    for name, session in sessions.items():
+        train, test, present = names.get((name, False), []), names.get((name, True), []), images.get(name, {})
+        if session:
+            listed_names = {*train, *test}
+            others = [image for image in present if image not in listed_names]
+            parts = {"novel/support": [*train, *others], "novel/test": test}
+        else:
+            drawn = set(shuffled(train, f"{salt}:{name}")[:held_out])
+            parts = {
+                "base/train": [image for image in train if image not in drawn],
+                "base/val": [image for image in train if image in drawn],
+                "base/test": test,
+            }
+        for pool, part in parts.items():
+            pools[pool][name] = [present[image] for image in part if image in present]
+    return pools
+
+
+class SessionSource(PublishedData):
+    """A data set whose classes come in the sessions of a published list."""
+
+    @abstractmethod
+    def sessions(self) -> Mapping[str, int]:
+        """Return class -> session, in the order of the list."""
+
+
+def order_of(data: str, classes: Sequence[str]) -> np.ndarray:
+    """Return the order of the novel classes of a session list, as indices into ``classes``; int64 [T N].
+
+    Args:
+        data: Name of the data set.
+        classes: Names of its novel classes.
+
+    Raises:
+        UserError: The data set has no published list, or lacks a class of it.
+    """
+    source = dataset_source(data) if data in registry.names(registry.DATASETS) else None
+    if not isinstance(source, SessionSource):
+        raise UserError(f"data set {data!r} has no published list of sessions; leave out published = true")
+    sessions = source.sessions()
+    novel = sorted((name for name in sessions if sessions[name]), key=sessions.__getitem__)
+    if missing := [name for name in novel if name not in classes]:
+        raise UserError(f"data set {data!r} lacks {len(missing):,} of the {len(novel):,} novel classes of its list "
+                        f"({', '.join(missing[:LISTED])}); prepare it from all images")  # fmt: skip
+    return np.array([classes.index(name) for name in novel], np.int64)

@@ -1,5 +1,4 @@
-"""Views of data sets: fewer base classes, others of a published list, or novel classes of another data set. Nothing is
-copied on the disk.
+"""Views of data sets: fewer or other base classes, or novel classes of another data set; nothing is copied.
 
 Which base classes stay is drawn, since files often list classes by kind, and depends on no training seed; a smaller
 number takes a subset of a larger one's, so that figures over it (Ren et al. 2019, last figure) change the number alone.
@@ -28,14 +27,18 @@ BASE_POOLS = ("base/train", "base/val", "base/test")
 
 
 def chosen_classes(count: int, classes: int) -> np.ndarray:
-    """The ``count`` of 0..classes-1 that stay, [count], ascending: those that come first in the order of a hash."""
+    """Return the base classes that stay, the first in the order of a hash; [count], ascending.
+
+    Args:
+        count: Number of classes that stay.
+        classes: Number of all base classes.
+    """
     order = sorted(range(classes), key=lambda label: seed_of("base class", label))
     return np.sort(np.array(order[:count], dtype=np.int64))
 
 
 class _View:
-    """Rows of several memory maps [n, H, W, C], counted through, or their grey images with three equal channels: made
-    when asked for."""
+    """Rows of several memory maps [n, H, W, C], as if concatenated, with ``channels`` equal channels for one."""
 
     def __init__(self, parts: Sequence[np.ndarray], rows: np.ndarray, channels: int = 1) -> None:
         self.parts, self.rows, self.channels = parts, rows, channels
@@ -59,19 +62,25 @@ TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT), ("base/test", "no
 
 
 def drawn_base(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
-    """The ``count`` base classes of draw ``number`` among the classes of a list."""
+    """Return the base classes of draw ``number`` among the classes of a list.
+
+    Args:
+        classes: Of the list.
+        count: Number of base classes.
+        number: Of the draw.
+    """
     return frozenset(sorted(classes, key=lambda name: seed_of("base order", number, name))[:count])
 
 
 @dataclass(frozen=True)
 class RegroupedDataset(Dataset):
-    """The data set ``whole`` with some of its pools filled anew from its own.
+    """The data set ``whole`` with classes or images in other pools.
 
-    The fingerprint is the whole data set's; what is changed is in the task's definition.
+    The fingerprint is the whole data set's; the change is in the task's definition.
 
     Attributes:
-        rows: pool -> class -> images of its :attr:`sources`, counted through.
-        sources: pool -> the pools of the whole data set whose images it may have.
+        rows: Pool -> class -> rows of its :attr:`sources`, as if concatenated.
+        sources: Pool -> pools of the whole data set with its images.
     """
 
     whole: Dataset
@@ -105,9 +114,13 @@ def _regrouped(
 
 
 def other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
-    """The data set of a published list with the base classes of draw ``number``, as many as the list has.
+    """Return a data set of a published list with the base classes of draw ``number``.
 
-    The share of a base class's training images that are base/val stays; which ones, a hash of its name draws.
+    The share of base/val among the training images stays; a hash of the class draws which ones.
+
+    Args:
+        dataset: Of a published list.
+        number: Of the draw.
     """
     train, test = (_rows([dataset.pool(name) for name in names]) for names in (TRAIN_POOLS, TEST_POOLS))
     base = dataset.manifest["pools"]["base/train"]["classes"]
@@ -127,7 +140,7 @@ def other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
 
 
 def _rows(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
-    """Class -> its images in the pools, counted through."""
+    """Return class -> rows of the pools, as if concatenated."""
     rows: dict[str, list[np.ndarray]] = {}
     first = 0
     for pool in pools:
@@ -138,7 +151,13 @@ def _rows(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
 
 
 def check_fewer(name: str, count: int, classes: int) -> None:
-    """Raises :class:`UserError` where ``count`` is no part of a data set's ``classes`` base classes."""
+    """Raise UserError if a data set has too few base classes.
+
+    Args:
+        name: Of the data set.
+        count: Base classes of a task.
+        classes: Base classes of the data set.
+    """
     if count >= classes:
         raise UserError(
             f"data set {name!r} has {classes} base classes: a task of {count} cannot be made of it"
@@ -147,7 +166,15 @@ def check_fewer(name: str, count: int, classes: int) -> None:
 
 
 def some_base_classes(dataset: Dataset, count: int) -> Dataset:
-    """The data set with ``count`` of its base classes; raises :class:`UserError` where it has no more than so many."""
+    """Return a data set with fewer base classes.
+
+    Args:
+        dataset: The data set.
+        count: Number of base classes.
+
+    Raises:
+        UserError: It has no more than ``count``.
+    """
     classes = dataset.manifest["pools"]["base/train"]["classes"]
     check_fewer(dataset.name, count, len(classes))
     names = [classes[label] for label in chosen_classes(count, len(classes))]
@@ -163,8 +190,7 @@ NOVEL = ("novel/val", "novel/test")  # the pools of the other data set
 class Crossed(Dataset):
     """The data set ``base`` with the pools :data:`NOVEL` of ``novel``.
 
-    Name, folder and fingerprint are those of ``base``: what is made of its pools alone, like a pretraining, is the same
-    for both.
+    Name, folder and fingerprint are those of ``base``, so that pretrainings on its pools serve both.
     """
 
     base: Dataset
@@ -185,7 +211,7 @@ class Crossed(Dataset):
         if name not in NOVEL:
             return self.base.pool(name)
         pool = replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
-        if grey_beside_colour(self.base.shape, self.novel.shape):
+        if is_grey_version(self.base.shape, self.novel.shape):
             images = _View([pool.images], np.arange(len(pool)), channels=3)
             return replace(pool, images=cast(np.ndarray, images))
         return pool
@@ -194,27 +220,34 @@ class Crossed(Dataset):
         (self.novel if pool in NOVEL else self.base).check_images(pool)
 
 
-def grey_beside_colour(shape: Sequence[int], grey: Sequence[int]) -> bool:
-    """Returns whether ``grey`` [H, W, C] is of grey images of the size of these coloured ones."""
+def is_grey_version(shape: Sequence[int], grey: Sequence[int]) -> bool:
+    """Return whether images are grey and of the size of coloured ones.
+
+    Args:
+        shape: [H, W, C] of the coloured images.
+        grey: [H, W, C] of the grey images.
+    """
     return len(shape) == 3 and tuple(grey) == (*shape[:2], 1) and shape[2] == 3
 
 
 def prefix_of(fingerprint: str) -> str:
-    """The part of a fingerprint that names of files have."""
+    """Return the part of a fingerprint in names of files."""
     return fingerprint[:12]
 
 
 def check_crossing(
     base: str, base_shape: Sequence[int], novel: str, novel_shape: Sequence[int], pools: Container[str]
 ) -> None:
-    """Raises :class:`UserError` where novel classes of one data set cannot stand beside base classes of another.
+    """Raise UserError if novel classes of one data set do not fit base classes of another.
 
     Args:
-        base, novel: their names.
-        base_shape, novel_shape: of their images [H, W, C], or features [D].
-        pools: that ``novel`` has.
+        base: Name of the data set of the base classes.
+        base_shape: Of its images [H, W, C], or features [D].
+        novel: Name of the data set of the novel classes.
+        novel_shape: Of its images or features.
+        pools: Pools of the data set of the novel classes.
     """
-    if tuple(base_shape) != tuple(novel_shape) and not grey_beside_colour(base_shape, novel_shape):
+    if tuple(base_shape) != tuple(novel_shape) and not is_grey_version(base_shape, novel_shape):
         sizes = ["x".join(map(str, sides)) for sides in (novel_shape, base_shape)]
         raise UserError(
             f"novel classes of {novel!r} do not fit base classes of {base!r}: {sizes[0]} beside {sizes[1]}; both need "
@@ -226,7 +259,15 @@ def check_crossing(
 
 
 def crossed(base: Dataset, novel: Dataset) -> Crossed:
-    """The view of both; raises :class:`UserError` where their images differ in size, or ``novel`` lacks a pool."""
+    """Return a data set with the novel classes of another.
+
+    Args:
+        base: Data set of the base classes.
+        novel: Data set of the novel classes.
+
+    Raises:
+        UserError: Their images differ in size, or ``novel`` lacks a pool.
+    """
     pools, others = base.manifest["pools"], novel.manifest["pools"]
     check_crossing(base.name, base.shape, novel.name, novel.shape, others)
     taken = {

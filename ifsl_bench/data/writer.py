@@ -1,7 +1,4 @@
-"""Builds data sets: pools are written one by one, and the whole appears at once or not at all.
-
-The form on disk is described in :mod:`ifsl_bench.data.pools`.
-"""
+"""Builds data sets on disk: pools are written one by one, and the whole appears at once or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools th
 
 
 class Writer:
-    """Collects the pools of a data set under construction in a folder; for ``keys`` see :func:`build`."""
+    """The pools of a data set under construction in a folder; for ``keys`` see :func:`build`."""
 
     def __init__(self, folder: Path, keys: Sequence[str] = ()) -> None:
         self.folder, self.keys = folder, keys
@@ -33,7 +30,7 @@ class Writer:
             self._resume()
 
     def _resume(self) -> None:
-        """Takes over the complete pools of an unfinished build of the same thing, and removes everything else."""
+        """Take over the complete pools of an unfinished build of the same data set, and remove everything else."""
         try:
             progress = read_checksummed(self.folder / PROGRESS)
             origins = {name: list(origin) for name, origin in progress["made"].items() if origin[0] in self.keys}
@@ -54,13 +51,13 @@ class Writer:
         return sha256_file(self.folder / file) if (self.folder / file).exists() else ""
 
     def _record(self, pools: dict[str, dict[str, Any]], origins: dict[str, list[str]]) -> None:
-        """Takes pools for complete, once the next build would know of it."""
+        """Record pools as complete, on the disk first."""
         if self.keys:
             write_checksummed(self.folder / PROGRESS, {"made": origins, "pools": pools})
         self.pools, self._origins = pools, origins
 
     def discard_incomplete(self) -> None:
-        """Removes all files but those of complete pools."""
+        """Remove all files but those of complete pools."""
         names = {PROGRESS} if self.pools else set()
         for name, entry in self.pools.items():
             names |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
@@ -69,11 +66,11 @@ class Writer:
                 path.unlink()
 
     def has(self, pool: str) -> bool:
-        """Returns whether a pool is complete already."""
+        """Return whether a pool is complete."""
         return pool in self.pools
 
     def side_file(self, pool: str) -> Path:
-        """A .npy file for what the builder wants to remember of a complete pool until the data set is finished."""
+        """Return the path of a .npy file with further facts of a pool, which exists until the data set is finished."""
         return self.folder / f"{pool.replace('/', '-')}.side.npy"
 
     @contextmanager
@@ -86,21 +83,21 @@ class Writer:
         dtype: str = "uint8",
         facts: dict[str, Any] | None = None,
     ) -> Iterator[np.ndarray]:
-        """A pool's images, to be filled inside the ``with`` block, in any order.
+        """Yield the images of a pool, to be filled in the block in any order.
 
-        Where they are many, call :func:`release` after every few hundred MB written.
+        Call :func:`release` after every few hundred MB.
 
         Args:
-            name: one of :data:`EVERY_POOL`.
-            labels: integers [n], ascending, each of ``0..len(classes)-1`` at least once.
-            classes: names of the classes; the base pools must share them.
+            name: One of :data:`EVERY_POOL`.
+            labels: Integers [n], ascending, each of ``0..len(classes)-1`` at least once.
+            classes: Names of the classes; the base pools must share them.
             shape: (H, W, C) of an image, or (D,) of a feature vector.
             dtype: "uint8" for images, "float32" for features.
-            facts: what else the manifest is to say of this pool, JSON-able; may be added to inside the block.
+            facts: Further entries of the manifest, JSON-able; they may be added to in the block.
         """
         labels = np.asarray(labels, dtype=np.int64)
         _check_pool(name, labels, classes)
-        self.pools.pop(name, None)  # where it is written once more
+        self.pools.pop(name, None)  # if it is written again
         stem = name.replace("/", "-")
         images_file, labels_file = f"{stem}.images.npy", f"{stem}.labels.npy"
         images = create_array(self.folder / images_file, (len(labels), *shape), dtype)
@@ -108,8 +105,8 @@ class Writer:
         images.flush()
         np.save(self.folder / labels_file, labels)
         release(images)
-        with ThreadPoolExecutor(1) as beside:  # a checksum leaves Python's lock, and so do sums over arrays
-            described = beside.submit(_describe, self.folder / images_file)
+        with ThreadPoolExecutor(1) as thread:  # checksums and sums over arrays release the GIL
+            described = thread.submit(_describe, self.folder / images_file)
             entry = {
                 **(facts or {}),
                 "shape": list(images.shape),
@@ -134,7 +131,7 @@ def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None
 
 
 def _statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Per-channel mean and standard deviation in the units stored (0..255 for images), and images per class."""
+    """Return mean and standard deviation of each channel in stored units (0..255 for images), and images per class."""
     channels = images.shape[-1] if images.ndim == 4 else 1
     integer = images.dtype == np.uint8
     total = np.zeros(images.shape[1:], np.uint64 if integer else np.float64)
@@ -172,16 +169,16 @@ def build(
     about: dict[str, Any],
     keys: Sequence[str] = (),
 ) -> Dataset:
-    """Builds a data set into ``folder``, whose lock is held; it appears there whole or not at all.
+    """Build a data set into ``folder``, whose lock is held; it appears there whole or not at all.
 
     Args:
-        recipe: identity of what ``fill`` makes; a cached copy with another recipe is out of date.
-        fill: writes the pools.
-        about: what else to record in the manifest (source, whether it is partial, ...); read after ``fill``, which may
-            add to it.
-        keys: first the identity of recipe and source together: when a build ends early, in whatever way, its complete
-            pools are kept, and the next one goes on from those that were made under one of its keys. Empty: it starts
-            anew, and leaves nothing.
+        folder: Of the data set.
+        name: Of the data set.
+        recipe: Identity of what ``fill`` makes; a cached copy with another recipe is out of date.
+        fill: Writes the pools.
+        about: Further entries of the manifest; read after ``fill``, which may add to it.
+        keys: Identities of recipe and source. A build that ends early keeps its complete pools under the first key,
+            and takes over those under any of its keys. Empty: it starts from nothing and leaves nothing.
     """
     with atomic_folder(folder, bool(keys)) as partial:
         writer = Writer(partial, keys)

@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 from ifsl_bench.backbones.contract import corpora_of
 from ifsl_bench.backbones.pretrained import HeadKind, pretraining_key
-from ifsl_bench.experiments.candidates import rounds_of
+from ifsl_bench.experiments import search as settings
 from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.search import rounds_of
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin import search_points as settings
 from ifsl_bench.plugin.display_names import parse_label
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.options import resolve_options

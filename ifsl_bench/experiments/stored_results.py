@@ -44,7 +44,7 @@ def kept_of(job: Job, home: Paths) -> Kept:
     """
     # A run that repeats its results asks for none.
     from ifsl_bench.backbones.weights import weights_to_use
-    from ifsl_bench.experiments.candidates import rounds_of
+    from ifsl_bench.experiments.search import rounds_of
 
     path, searched = job.result_path(home), job.searched
     if not os.path.exists(path):

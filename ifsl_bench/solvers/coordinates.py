@@ -1,7 +1,4 @@
-"""Coordinates for a quasi-Newton method: the unknowns as they are, or an objective's own.
-
-----
-Off a stationary point that is no minimum, along a direction in which the objective curves downwards."""
+"""Coordinates of a quasi-Newton method, the unknowns or an objective's own, and how to leave a saddle in them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Quasi-Newton directions from a few past steps, each episode with its own.
-
-----
-Line searches, every episode with its own step t [E]: how far to go along a direction.
-
-----
-Batched L-BFGS: every episode with its own line search, history and end.
+"""Batched L-BFGS: every episode with its own line search, history and end.
 
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
 whose step is not gets a shorter or longer one. A turn is some fifty operations, however many episodes there are, and

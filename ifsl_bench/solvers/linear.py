@@ -1,7 +1,7 @@
-"""Batched Krylov methods: A x = b for self-adjoint A, by its products alone, each episode by itself.
+"""Self-adjoint systems: Krylov methods, and linear solvers for the adjoint, u = H^-1 v, exactly or as in a paper.
 
-----
-Self-adjoint operators, and linear solvers for the adjoint: u = H^-1 v, exactly or in the manner of a paper."""
+Methods need products with the operator alone, and treat each episode by itself.
+"""
 
 from __future__ import annotations
 

@@ -5,10 +5,7 @@
 Both layers see x only through the S support rows, and their penalties are diagonal quadratics, so at every stationary
 point W_3 = c_3 + P_3^-1 X^T beta and [W_2, b_2] = c_2 + P_2^-1 [X 1]^T B. The search runs in (B [H, S], beta [N, S],
 [W b]): with 40 hidden units and 25 rows 1,330 numbers instead of 23,000, and no product in it touches a D.
-
-
-----
-The learner of a tanh network, with the solver that suits it."""
+"""
 
 from __future__ import annotations
 
@@ -118,10 +115,9 @@ class TanhNetwork(Shape, Objective):
         starts = np.empty((0, count))
         if self.begin is not None:
             starts = DualSpace.of(replace(self, begin=doubled(self.begin)), doubled(args)).initial().numpy()
-        return self.problems(args).outcome(
-            x.dtype, starts, planes.numpy(), outer.numpy(), compiled.normal(count), self.start_spread, tolerance,
-            solver.gap, solver.max_steps, solver.history, solver.max_trials, solver.escapes,
-        )  # fmt: skip
+        start = (starts, planes.numpy(), outer.numpy(), compiled.normal(count), self.start_spread)
+        options = (tolerance, solver.gap, solver.max_steps, solver.history, solver.max_trials, solver.escapes)
+        return self.problems(args).outcome(x.dtype, start, options)
 
     def problems(self, args: Tree) -> compiled.Problems:
         """The episodes of args as the kernels take them."""

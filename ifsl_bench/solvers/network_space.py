@@ -1,12 +1,10 @@
-"""The dual numbers of a tanh network in coordinates whose metric is the Euclidean one, for the search of many episodes.
+"""The coordinates in which the search for a tanh network runs: its dual numbers; see `network`.
 
-With kernels K = L L^T, B L and beta L stand for B and beta, and [W b] P_1^(1/2) for [W b]. Then a point needs no image
-under the metric, and an evaluation is a few large operations. One more hidden unit, which is always 1, stands for the
-bias, and one more class for the fixed one: their rows of numbers are zero, and so are those of every gradient.
-
-
-----
-The coordinates in which the search for a tanh network runs: its dual numbers; see `network`."""
+`WhitenedNetwork` has those whose metric is the Euclidean one, for many episodes at once: with kernels K = L L^T, B L
+and beta L stand for B and beta, and [W b] P_1^(1/2) for [W b]. Then a point needs no image under the metric, and an
+evaluation is a few large operations. One more hidden unit, which is always 1, stands for the bias, and one more class
+for the fixed one: their rows of numbers are zero, and so are those of every gradient.
+"""
 
 from __future__ import annotations
 

@@ -93,21 +93,21 @@ class Problems:
 
     def each(self, name: str, *more: Any) -> None:
         x, labels, base_logsumexp, centres, *others = self.arguments
-        words = (single_words(x), labels, single_words(base_logsumexp), single_words(centres))
-        each(getattr(self.kernels, name), self.count, *words, *others, *more)
+        problems = (single_words(x), labels, single_words(base_logsumexp), single_words(centres), *others)
+        each(getattr(self.kernels, name), self.count, problems, *more)
 
     def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
         """The outcome of `solve` with these options."""
         v, (norm, value) = np.empty((self.count, self.unknowns)), np.empty((2, self.count))
         steps, converged = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
-        self.each("solve", *options, v, norm, value, steps, converged)
+        self.each("solve", *options, (v, norm, value, steps, converged))
         counts = (torch.from_numpy(x) for x in (converged, steps))
         return Outcome(self.tree(v, dtype), *counts, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
 
     def inverse(self, v: Tree, rhs: Tree, tolerance: float, most: int, accurate: float) -> LinearOutcome:
         u, share = np.empty((self.count, self.unknowns)), np.empty(self.count)
         steps, indefinite = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
-        self.each("inverse", flat(v), flat(rhs), tolerance, most, u, share, steps, indefinite)
+        self.each("inverse", flat(v), flat(rhs), tolerance, most, (u, share, steps, indefinite))
         residual = torch.from_numpy(share)
         value = self.tree(u, pack(rhs).dtype)
         failed = ~(residual <= accurate)
@@ -116,7 +116,7 @@ class Problems:
     def series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         """The Neumann series, and which have grown [E]."""
         u, diverged = np.empty((self.count, self.unknowns)), np.empty(self.count, np.bool_)
-        self.each("series", flat(v), flat(rhs), steps, damping, rate, u, diverged)
+        self.each("series", flat(v), flat(rhs), steps, damping, rate, (u, diverged))
         return self.tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
 
     def curvature(self, v: Tree, start: Tensor, steps: int) -> Tensor:

@@ -1,10 +1,4 @@
-"""Kernels over many episodes, on as many threads as torch may use.
-
-----
-Rows of feature banks, put together to episodes.
-
-----
-Hits of joint logits, in one look at them."""
+"""Kernels over many episodes on several threads, and two that solve nothing: gathered features and counted hits."""
 
 from __future__ import annotations
 

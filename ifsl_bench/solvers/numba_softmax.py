@@ -1,10 +1,7 @@
-"""Elementary functions of arrays, in loops that a compiler makes vector instructions of.
+"""Elementary functions of arrays, support rows, and the softmax over novel classes and the fixed one.
 
-----
-Support rows, and the softmax over novel classes beside the fixed one; the formulas are those of docs/solve.md.
-
-S support rows, N novel classes, D features. Probabilities p [N+1, S] have the fixed class last. `spare` [S] is room to
-compute in.
+The formulas are those of docs/solve.md. S support rows, N novel classes, D features. Probabilities p [N+1, S] have the
+fixed class last. `spare` [S] is room to compute in. Loops are written so that a compiler makes vector instructions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Gradients through a solve: through the minimum, or through the steps that led there.
-
-----
-One entry point: solver x adjoint x linear solver."""
+"""`minimise`: solver x adjoint x linear solver; gradients go through the minimum, or the steps that led there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nested tuples, named tuples, lists and dicts of tensors, flattened and put together again.
+"""Trees of tensors with a leading dimension of episodes, and the loop in which every solver changes them.
 
-----
-The loop of every solver: step after step until all episodes are done, or a limit."""
+A tree is a nested tuple, named tuple, list or dict of tensors, flattened and put together again.
+"""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def _classes(result: Result, task: Task, home: Paths) -> Iterator[str]:
 def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sampler | SequenceSampler:
     """Return the episodes of a side, drawn from the very data that a result was measured on."""
     from ifsl_bench.data.preparing.metadata import ensure_of
-    from ifsl_bench.data.session_lists import order_of
+    from ifsl_bench.data.published_splits import order_of
     from ifsl_bench.protocols.sampling.episodes import task_stream
     from ifsl_bench.utils.progress import Reporter
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ifsl_bench.data import suggested_tasks as own_task
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.sets import own as own_task
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter

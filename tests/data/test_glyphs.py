@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
-from ifsl_bench.data.sets.glyphs import fonts, raster, variation
+from ifsl_bench.data.sets.glyphs import drawing, fonts
 from ifsl_bench.data.sets.glyphs.fonts import Outline
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import spoil
@@ -45,14 +45,14 @@ def test_every_letter_shows_in_every_face() -> None:
     """No empty image, and none that is a missing letter's box: each face's image differs from the other letters'."""
     images = np.concatenate([glyphs.render(letter, np.arange(6)) for letter in LETTERS]).astype(np.int64)
     spread = images.max(axis=(1, 2, 3)) - images.min(axis=(1, 2, 3))
-    assert spread.min() >= variation.STYLE.contrast[0] // 2
+    assert spread.min() >= drawing.STYLE.contrast[0] // 2
     assert len({image.tobytes() for image in images}) == len(images)
 
 
 def test_recipe_follows_what_determines_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     before = glyphs.recipe()
     assert len(before) == 64
-    monkeypatch.setattr(variation, "STYLE", variation.Style(shear=7))
+    monkeypatch.setattr(drawing, "STYLE", drawing.Style(shear=7))
     glyphs.recipe.cache_clear()
     try:
         assert glyphs.recipe() != before
@@ -70,9 +70,9 @@ def square(low: int, high: int) -> list[tuple[int, int]]:
     return [(low, low), (high, low), (high, high), (low, high)]
 
 
-def fill(expected_contents: Outline, size: int, side: int) -> np.ndarray:
-    sizes = np.array([size * raster.PIXEL])
-    return raster.coverage([expected_contents], IDENTITY, sizes, CENTRE, side)[0]
+def fill(outline: Outline, size: int, side: int) -> np.ndarray:
+    sizes = np.array([size * drawing.PIXEL])
+    return drawing.coverage([outline], IDENTITY, sizes, CENTRE, side)[0]
 
 
 @pytest.mark.parametrize("face", ["DejaVuSans", "DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic"])
@@ -92,8 +92,8 @@ def test_letters_agree_with_freetype_and_agg(face: str) -> None:
         linear = np.eye(2) + generator.uniform(-0.25, 0.25, (2, 2))
         matrix = np.round(linear * (1 << 14)).astype(np.int64)
         size = int(generator.integers(18, 29))
-        ours = raster.coverage(
-            [fonts.outline(face, ord(letter))], matrix[None], np.array([size * raster.PIXEL]), CENTRE, 32
+        ours = drawing.coverage(
+            [fonts.outline(face, ord(letter))], matrix[None], np.array([size * drawing.PIXEL]), CENTRE, 32
         )[0]
 
         path = TextPath((0, 0), letter, size=100, prop=prop)
@@ -108,7 +108,7 @@ def test_letters_agree_with_freetype_and_agg(face: str) -> None:
         alpha = np.asarray(renderer.buffer_rgba())[..., 3] / 255.0
         theirs = alpha.reshape(32, 8, 32, 8).mean(axis=(1, 3))
 
-        worst = max(worst, float(np.abs(ours / raster.FULL - theirs).mean()))
+        worst = max(worst, float(np.abs(ours / drawing.FULL - theirs).mean()))
     assert worst < 0.006
 
 

@@ -21,8 +21,15 @@ from PIL import Image
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import columns, rows
-from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionSource, order_of, session_pools
+from ifsl_bench.data.published_splits import (
+    COUNTS_60_40,
+    ListedImage,
+    SessionSource,
+    columns,
+    order_of,
+    rows,
+    session_pools,
+)
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions, mini_sessions
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
 from ifsl_bench.protocols.sampling.episodes import task_stream

@@ -33,8 +33,8 @@ from ifsl_bench.data.read.images import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.pickles import load
 from ifsl_bench.data.sets.feature_files import _features, _labels, _read
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides
+from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.tasks.task_files import find, parse
-from ifsl_bench.store.check import check_file
 from ifsl_bench.store.schema import read as read_stored
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths

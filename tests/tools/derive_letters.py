@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.sets.glyphs import fonts, raster
+from ifsl_bench.data.sets.glyphs import drawing, fonts
 from ifsl_bench.data.sets.glyphs.dataset import SIDES, Letter
 
 SCRIPT_STAGE = {
@@ -183,9 +183,9 @@ def _drawings(letters: list[Letter], through: Map) -> npt.NDArray[np.bool_]:
     for start in range(0, len(outlines), 256):
         block = outlines[start : start + 256]
         matrices = np.tile(np.array(through, dtype=np.int64).reshape(2, 2), (len(block), 1, 1))
-        sizes = np.full(len(block), _BOX * raster.PIXEL, dtype=np.int64)
+        sizes = np.full(len(block), _BOX * drawing.PIXEL, dtype=np.int64)
         middle = np.zeros((len(block), 2), dtype=np.int64)
-        blocks.append(raster.coverage(block, matrices, sizes, middle, _SIDE) * 2 >= raster.FULL)
+        blocks.append(drawing.coverage(block, matrices, sizes, middle, _SIDE) * 2 >= drawing.FULL)
     return np.concatenate(blocks)
 
 

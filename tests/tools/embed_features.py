@@ -22,7 +22,7 @@ from ifsl_bench.backbones import pretrained as stored
 from ifsl_bench.backbones import weights
 from ifsl_bench.backbones.features import bank_folder, class_moments
 from ifsl_bench.backbones.pretrained import HeadKind, definition, pretraining_key
-from ifsl_bench.data.preparing.importing import run
+from ifsl_bench.data.preparing.prepare import run
 from ifsl_bench.data.sets.embedded import FORM, HEADS, OURS, EmbeddedFeatures, checksum
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace

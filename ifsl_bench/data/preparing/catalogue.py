@@ -1,8 +1,9 @@
-"""The commands ``ifsl-bench data ...`` as functions that return rows."""
+"""The commands ``ifsl-bench data ...`` and ``tasks new`` as functions."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -19,9 +21,11 @@ from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, ve
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import first_few
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
+from ifsl_bench.data.suggested_tasks import suggested, task_file
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
+from ifsl_bench.protocols.tasks.task_limits import NAME, RULE
 from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
 from ifsl_bench.utils.files import PARTIAL, Paths, check_out, disk_errors, write_bytes
 from ifsl_bench.utils.locks import is_locked, locked, remove, unfinished
@@ -42,13 +46,13 @@ def prepared_names(home: Paths) -> list[str]:
 
 
 def unfinished_names(home: Paths) -> list[str]:
-    """Data sets whose import goes on now, or was interrupted; the same command then goes on with it."""
+    """Return the data sets whose import is running, or was interrupted."""
     folders = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
     return sorted({path.name.removeprefix(PARTIAL) for path in folders if path.is_dir()})
 
 
 def listing(home: Paths) -> list[dict[str, str]]:
-    """Every data set that is registered, prepared, or used by a packaged task."""
+    """Return a row for each data set that is registered, prepared, or used by a task."""
     rows = []
     registered = registry.names(registry.DATASETS)
     used = {task.dataset.name: task.dataset for task in packaged().values()}
@@ -80,7 +84,12 @@ def listing(home: Paths) -> list[dict[str, str]]:
 
 
 def state_of(home: Paths, name: str) -> str:
-    """Says in words that a task's data set is there, or what makes it."""
+    """Return in words whether a task's data set is there, or what makes it.
+
+    Args:
+        home: Folders of caches.
+        name: Of the data set.
+    """
     if is_prepared(home, name):
         return "prepared"
     if name not in registry.names(registry.DATASETS):
@@ -94,7 +103,7 @@ def state_of(home: Paths, name: str) -> str:
 
 
 def task_listing(home: Paths) -> list[dict[str, str]]:
-    """The packaged tasks and the user's own, by data set: those first whose data are there, or need no files."""
+    """Return a row for each task, packaged or the user's own; those with available data come first."""
 
     @cache
     def state(name: str) -> str:
@@ -119,7 +128,16 @@ def task_listing(home: Paths) -> list[dict[str, str]]:
 
 
 def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
-    """A prepared data set; one that needs no source is made now."""
+    """Open a prepared data set; one that needs no files is built now.
+
+    Args:
+        home: Folders of caches.
+        name: Of the data set.
+        reporter: Takes messages and progress.
+
+    Raises:
+        UserError: It is not prepared, or there is none of that name.
+    """
     if (ready := prepared(home, name)) is not None:
         return ready
     if is_made_here(name):
@@ -133,10 +151,15 @@ def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
 
 
 def verify_all(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
-    """A line for each data set whose checksums are right, then an error for those whose are not.
+    """Verify data sets, and yield a line for each whose checksums are right.
+
+    Args:
+        home: Folders of caches.
+        names: Of the data sets; all of them if empty.
+        reporter: Takes progress.
 
     Raises:
-        CorruptFile: names the first bad file of each damaged data set, and what to do.
+        CorruptFile: Names the first bad file of each damaged data set, at the end.
     """
     damaged = []
     if missing := [name for name in names if not is_prepared(home, name)]:
@@ -161,12 +184,16 @@ def _bytes(dataset: Dataset) -> int:
 
 
 def removable(home: Paths, name: str) -> list[Path]:
-    """Lists what :func:`remove_data` removes: a data set's folder, unfinished imports of it, and its task file.
+    """Return the paths that :func:`remove_data` removes.
 
-    The task file stays as long as there are results: they are read with it.
+    The task file stays as long as there are results, which are read with it.
+
+    Args:
+        home: Folders of caches, results and task files.
+        name: Of the data set.
 
     Raises:
-        UserError: nothing of that name is there to be removed, or a process imports it now.
+        UserError: There is nothing to remove, or a process imports it now.
     """
     folder, written = home.data / name, home.tasks / f"{name}.toml"
     tasks: list[Task] = []
@@ -188,10 +215,14 @@ def removable(home: Paths, name: str) -> list[Path]:
 
 
 def remove_data(home: Paths, name: str) -> None:
-    """Removes a prepared data set, unfinished or not, and its task file; what was computed from it stays in the cache.
+    """Remove a data set, its unfinished imports and its task file; the caches made from it stay.
+
+    Args:
+        home: Folders of caches, results and task files.
+        name: Of the data set.
 
     Raises:
-        UserError: as :func:`removable`; or it cannot be removed.
+        UserError: As :func:`removable`; or it cannot be removed.
     """
     paths = removable(home, name)
     with locked(home.data / name):
@@ -203,7 +234,7 @@ def remove_data(home: Paths, name: str) -> None:
 
 
 def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
-    """Classes and images of each pool, and the first classes by name."""
+    """Return a row for each pool: classes, images, and the first names of classes."""
     rows = []
     for pool, (classes, images, each), entry in _pools_of(dataset):
         names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
@@ -213,7 +244,7 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
 
 
 def _pools_of(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Mapping[str, Any]]]:
-    """Each pool that a data set has or should have: classes, images and images of a class as texts, and its entry."""
+    """Yield each pool that a data set has or should have, with (classes, images, images of a class) and its entry."""
     for pool in EVERY_POOL:
         if dataset.has(pool):
             entry = dataset.manifest["pools"][pool]
@@ -226,7 +257,13 @@ def _pools_of(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Map
 
 
 def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
-    """The paper's "Dataset Statistics" for any data set."""
+    """Return a titled table of a data set's pools, like the paper's "Dataset Statistics".
+
+    Args:
+        home: Folders of caches.
+        name: Of the data set.
+        reporter: Takes messages and progress.
+    """
     dataset = open_or_make(home, name, reporter)
     rows: list[dict[str, object]] = []
     for pool, (classes, images, each), entry in _pools_of(dataset):
@@ -240,10 +277,18 @@ def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, li
 
 
 def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
-    """A picture of some classes of each pool, a row each, spread over the pool's classes; its name says the format.
+    """Write a picture with a row of images for some classes of each pool.
+
+    Args:
+        home: Folders of caches.
+        name: Of the data set.
+        path: The file; its suffix is the format.
+        classes: Classes of each pool, at most.
+        images: Images of each class, at most.
+        reporter: Takes messages and progress.
 
     Raises:
-        UserError: another format, no such data set, features, or a picture larger than the format allows.
+        UserError: Another format, no such data set, features, or a picture larger than the format allows.
     """
     if (kind := SHEET_FORMATS.get(path.suffix.lower())) is None:
         raise UserError(f"{path}: a contact sheet ends in {', '.join(SHEET_FORMATS)}")
@@ -279,13 +324,13 @@ def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int,
 
 
 def _font() -> ImageFont.FreeTypeFont:
-    """DejaVu, which comes with Matplotlib: class names may be in any script."""
+    """Return DejaVu, which Matplotlib ships: class names may be in any script."""
     file = font_directory() / "DejaVuSans.ttf"
     return ImageFont.truetype(str(file), 10, layout_engine=ImageFont.Layout.BASIC)
 
 
 def _lines(name: str, most: int) -> list[str]:
-    """A class's name in lines beside a row of images; where they are too many, without the words after the first."""
+    """Wrap the name of a class; if there are too many lines, leave out words after the first."""
     words = one_line(name).split()
     for start in range(1, len(words) + 1):
         shown = [f"{words[0]}…", *words[start:]] if start > 1 else words
@@ -295,7 +340,47 @@ def _lines(name: str, most: int) -> list[str]:
 
 
 def _wrapped(name: str) -> list[str]:
-    """A name in lines that end, where they can, between words or after a stroke."""
+    """Wrap a name between words or after a stroke."""
     wrapper = textwrap.TextWrapper(LINE_WIDE)
     wrapper.wordsep_re = re.compile(r"(\s+|[^\s/_]*[/_])")
     return wrapper.wrap(name)
+
+
+def write_new(home: Paths, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
+    """Write tasks ``name-1shot``, ``name-5shot`` and, if the data suffice, ``name-sessions``; return their names.
+
+    Training is as in the first task on the data set, or else as for data of the user's own.
+
+    Args:
+        home: Folders of caches and task files.
+        name: Beginning of the names of the tasks.
+        data: Name of a data set that is prepared, or needs no files.
+        path: The file to write.
+        reporter: Takes messages.
+
+    Raises:
+        UserError: No such name or data set, the data are not prepared, the file or tasks of the name are there.
+    """
+    if not re.fullmatch(NAME, name):
+        raise UserError(f"{name!r} is no name for tasks: {RULE}")
+    if ending := re.search(r"-(\d+shot|sessions)$", name):
+        plain = name.removesuffix(ending[0])
+        raise UserError(f"the tasks are called NAME-1shot, NAME-5shot and NAME-sessions; leave out {ending[0]!r}: "
+                        f"ifsl-bench tasks new {plain or 'NAME'} --data {data}")  # fmt: skip
+    if os.path.exists(path):
+        raise UserError(f"{path} is there already; choose another name, or another file with --out")
+    dataset = open_or_make(home, data, reporter)
+    tasks_there = {**packaged(), **own(home)}
+    content: dict[str, Any] = suggested(dataset)
+    like = next((task for task in tasks_there.values() if task.dataset.name == data and task.kind.has_base), None)
+    if like is not None:
+        tables = msgspec.to_builtins(like)
+        content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
+        content["dataset"]["fingerprint"] = dataset.fingerprint
+    text = task_file(dataset, name, content, f"# Tasks on the data set {data}.\n", reporter)
+    tasks = [task.name for task in parse(text, str(path))]
+    if taken := [task for task in tasks if task in tasks_there]:
+        raise UserError(f"there is a task {taken[0]!r} already; choose another name")
+    with disk_errors(path):
+        write_bytes(path, text.encode())
+    return tasks

@@ -1,4 +1,4 @@
-"""The data of a task, and what can be said of them before they are made."""
+"""The data of a task, and their metadata, which are known before the data are made."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from ifsl_bench.utils.progress import Reporter
 
 @dataclass(frozen=True)
 class DatasetMetadata:
-    """A task's data, as far as they are known.
+    """Shapes, sizes and fingerprint of a task's data, as far as they are known.
 
     Attributes:
-        fingerprint: of its data set; None where that is not prepared and not pinned.
-        shape: of an image [H, W, C] or of features [D]; empty where nobody knows.
-        starts: pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``. Of a data set that is not
-            prepared, as if all classes of a pool had equally many; empty where nobody knows.
-        prepared: whether it is there.
-        classes: pool -> the names of its classes; empty of a data set that is not prepared.
+        fingerprint: Of the data set; None if it is neither prepared nor pinned.
+        shape: Of an image [H, W, C] or of features [D]; empty if unknown.
+        starts: Pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``; with equal classes if the
+            data set is not prepared, and empty if unknown.
+        prepared: Whether the data set is prepared.
+        classes: Pool -> names of its classes, if it is prepared.
     """
 
     fingerprint: str | None
@@ -62,7 +62,7 @@ _fingerprints: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVa
 
 @contextmanager
 def cached_fingerprints() -> Iterator[None]:
-    """Inside, a prepared data set is opened once to be asked for its fingerprint, however many stages do."""
+    """Read the fingerprint of each prepared data set only once within the block."""
     token = _fingerprints.set({})
     try:
         yield
@@ -71,12 +71,22 @@ def cached_fingerprints() -> Iterator[None]:
 
 
 def novel_fingerprint(task: Task, home: Paths) -> str:
-    """The fingerprint of the data set that novel classes come from; "" where that is the task's own, or unknown."""
+    """Return the fingerprint of the data set of the novel classes; "" if it is the task's own, or unknown.
+
+    Args:
+        task: The task.
+        home: Folders of caches.
+    """
     return next((fingerprint_of(spec, home) or "" for spec in data_of(task, home)[1:]), "")
 
 
 def fingerprint_of(spec: DataSpec, home: Paths) -> str | None:
-    """The fingerprint of the prepared data set, or the one that the task is pinned to."""
+    """Return the fingerprint of the prepared data set, or the one that the task is pinned to.
+
+    Args:
+        spec: Name and fingerprint in the task.
+        home: Folders of caches.
+    """
     fingerprints, key = _fingerprints.get(), (home.data, spec.name)
     if fingerprints is None:
         fingerprints = {}
@@ -87,14 +97,16 @@ def fingerprint_of(spec: DataSpec, home: Paths) -> str | None:
 
 
 def metadata_of(task: Task, home: Paths, lacking: bool = False) -> DatasetMetadata:
-    """Reads what is prepared, asks the data set's plugin otherwise; makes nothing.
+    """Return the metadata of a task's data, prepared or not; nothing is made.
 
     Args:
-        lacking: take published counts for those of data that have to be obtained first.
+        task: The task.
+        home: Folders of caches.
+        lacking: Use published counts of data that have to be obtained first.
 
     Raises:
-        UserError: the data have to be obtained first, have fewer base classes than the task wants, or its novel classes
-            come from a data set that does not fit.
+        UserError: The data have to be obtained first, have too few base classes, or do not fit those of the novel
+            classes.
     """
     first, *others = data_of(task, home)
     mine = _outline(first, home, lacking, task.base_classes, task.base_order)
@@ -132,10 +144,14 @@ def _outline(
 
 
 def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
-    """The data sets that a task needs: its own, and the one that novel classes come from where that is another.
+    """Return the data sets that a task needs: its own, and that of the novel classes if it is another.
+
+    Args:
+        task: The task.
+        home: Folders of caches.
 
     Raises:
-        UserError: there is no data set of that name.
+        UserError: There is no data set of that name.
     """
     name = task.novel_from
     if name is None:
@@ -151,11 +167,16 @@ def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
 
 
 def ensure_of(task: Task, home: Paths, reporter: Reporter) -> Dataset:
-    """The data of a task, built now if they can be.
+    """Return the data of a task; they are built now if they are not there and need no files.
+
+    Args:
+        task: The task.
+        home: Folders of caches.
+        reporter: Takes messages and progress.
 
     Raises:
-        UserError: as :func:`ifsl_bench.data.preparing.prepare.ensure`; or the task wants more base classes than there
-            are, or novel classes of a data set that does not fit.
+        UserError: As :func:`ifsl_bench.data.preparing.prepare.ensure`; or there are too few base classes, or the novel
+            classes come from a data set that does not fit.
     """
     first, *novel = (_ensure(spec, home, reporter) for spec in data_of(task, home))
     base = _with_base(first, task.base_classes, task.base_order)

@@ -1,38 +1,46 @@
-"""Makes data sets available: opens, builds, rebuilds or refuses them."""
+"""Makes data sets available: downloads, builds, resumes, rebuilds or refuses them."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, pinned, prepared
 from ifsl_bench.data.pools import Dataset, open_dataset
-from ifsl_bench.data.preparing.importing import run
 from ifsl_bench.data.read.archive import FileTree, open_tree
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
-from ifsl_bench.data.source import BuildContext, DatasetSource
+from ifsl_bench.data.source import BuildContext, DatasetSource, Downloadable
+from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_limits import NAME
-from ifsl_bench.utils.errors import CorruptFile, UserError, unknown
-from ifsl_bench.utils.files import Paths, mark_used
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
+from ifsl_bench.utils.files import DOWNLOAD, Paths, disk_errors, mark_used, sha256_json
+from ifsl_bench.utils.locks import locked, remove, unfinished
 from ifsl_bench.utils.progress import Reporter
 
 
 def ensure(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
-    """The data set of a task, built now if it can be.
+    """Return the data set of a task; it is built now if it is not there and needs no files.
+
+    Args:
+        home: Folders of caches.
+        spec: Name and fingerprint in the task.
+        reporter: Takes messages and progress.
 
     Raises:
-        UserError: the data have to be obtained first, or are not the ones that the task is pinned to.
-        CorruptFile: the cached copy is damaged and cannot be rebuilt without its source.
+        UserError: The data have to be obtained first, or are not the ones that the task is pinned to.
+        CorruptFile: The cached copy is damaged and cannot be rebuilt without its source.
     """
     dataset = pinned(home, spec)
     if dataset is None and is_made_here(spec.name):
@@ -59,19 +67,22 @@ def prepare(
     allow_partial: bool = False,
     own: OwnOptions | None = None,
 ) -> Dataset:
-    """``ifsl-bench data prepare``: builds a data set, from ``path`` where it needs one.
+    """Build a data set, from ``path`` if it needs files.
 
     A name that no plugin has makes a data set of the user's own: of images in folders, with tasks on them, or of
     frozen features; see :mod:`ifsl_bench.data.sets.own`.
 
     Args:
-        path: the folder or archive that the data are made from.
-        force: build again even if a good copy is there, and without what an import that failed has left.
-        allow_partial: accept less than the source should hold; the data set is then marked partial.
-        own: how images of the user's own are divided and resized.
+        home: Folders of caches.
+        name: Of the data set.
+        path: The folder or archive that the data are made from.
+        force: Build again even if a good copy is there, and without the pools of an import that failed.
+        reporter: Takes messages and progress.
+        allow_partial: Accept less than the source should hold; the data set is then marked partial.
+        own: How images of the user's own are divided and resized.
 
     Raises:
-        UserError: unknown name, nothing to build from, or unusable content.
+        UserError: Unknown name, nothing to build from, or unusable content.
     """
     names = registry.names(registry.DATASETS)
     _check_name(name)
@@ -106,16 +117,18 @@ def prepare(
 def prepare_objects(
     home: Paths, objects: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
 ) -> Dataset:
-    """Builds a data set of the user's own from objects in memory, or a known one from the files they were loaded from.
+    """Build a data set of the user's own from objects in memory, or a known one from the files of the objects.
 
     Args:
-        objects: a list of one object for each of train, validation and test.
-        name: of the data set of the user's own; None for the one whose files the objects have loaded.
-        force: as in :func:`prepare`.
-        allow_partial: as in :func:`prepare`; without it a partial data set that is there already is refused, too.
+        home: Folders of caches.
+        objects: A list [train, validation, test].
+        name: Of the data set of the user's own; None for the one whose files the objects have loaded.
+        force: As in :func:`prepare`.
+        reporter: Takes messages and progress.
+        allow_partial: As in :func:`prepare`; without it a partial data set that is there already is refused, too.
 
     Raises:
-        UserError: objects of no known class, unusable content, or a data set that was made from something else.
+        UserError: Objects of no known class, unusable content, or a data set that was made from something else.
     """
     if name is None:
         name, folder = files_of(objects)
@@ -158,7 +171,7 @@ def _prepared(
     check: Callable[[Dataset], None],
     make: Callable[[], Dataset],
 ) -> Dataset:
-    """The data set as it was prepared before, unless ``check`` refuses it, or as ``make`` builds it; with its tasks."""
+    """Return the prepared data set if ``check`` does not raise, else build it by ``make``; write its tasks."""
     own = source if isinstance(source, OwnData) else None
     if not force and (ready := _current(home, source)) is not None:  # before the lock, which a read-only folder denies
         check(ready)
@@ -176,12 +189,9 @@ def _prepared(
 
 
 def _current(home: Paths, source: DatasetSource, warn: Callable[[str], None] = lambda _: None) -> Dataset | None:
-    """The data set as it was prepared before; None where it is not there, damaged, or made by another version.
+    """Return the prepared data set; None if it is not there, damaged, or made by another version.
 
-    Where no lock is held, another process may be replacing it: who gets None looks again under the lock.
-
-    Args:
-        warn: told why what is there is built again.
+    Without the lock another process may be replacing it, so callers look again under the lock.
     """
     if not is_prepared(home, source.name):
         return None
@@ -190,7 +200,7 @@ def _current(home: Paths, source: DatasetSource, warn: Callable[[str], None] = l
     except CorruptFile as error:
         warn(f"{error}; building it again")
         return None
-    # What is the user's own has settings instead, which must not be replaced without a word.
+    # Data of the user's own have settings instead, and must not be replaced silently.
     if isinstance(source, OwnData) or dataset.manifest["recipe"] == source.recipe():
         return dataset
     warn(f"{dataset.folder} was made by another version; building it again")
@@ -203,7 +213,7 @@ def _there(dataset: Dataset) -> str:
 
 
 def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, reporter: Reporter) -> None:
-    """Raises :class:`UserError` where a data set was made with other settings, or from something else than ``path``."""
+    """Raise UserError if a data set was made with other settings, or from something else than ``path``."""
     there = _there(dataset)
     remedy = "--force replaces it" + (", or choose another name" if isinstance(source, OwnData) else "")
     if isinstance(source, OwnData) and not source.has_same_settings(dataset):
@@ -212,11 +222,11 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, repo
         about = dataset.manifest["about"]
         made_from = about.get("made_from", {})
         with open_tree(path) as tree:
-            # The content is looked at where the files lie elsewhere; what objects gave has an identity alone.
+            # The content counts if the files lie elsewhere; objects have an identity alone.
             same = tree.identity() == made_from.get("identity") or made_from.items() >= tree.content().items()
         if not same:
-            told = f"from other files than {path} holds now (it was made from {about.get('source')})"
-            raise UserError(f"{there}, {told}; {remedy}")
+            message = f"from other files than {path} holds now (it was made from {about.get('source')})"
+            raise UserError(f"{there}, {message}; {remedy}")
     reporter.say(f"{there} (--force builds it again)")
 
 
@@ -238,11 +248,7 @@ def _build(
 
 
 def _check_form(source: DatasetSource, tree: FileTree) -> None:
-    """Holds the form of files against those of all data sets.
-
-    Raises:
-        UserError: they are of no form of this data set, but of one of another; names every one that fits.
-    """
+    """Raise UserError if the files have no layout of this data set, but one of another."""
     if not source.layouts or source.layout(tree) is not None:
         return
     names = [name for name in registry.names(registry.DATASETS) if not registry.load(registry.DATASETS, name).problem]
@@ -259,3 +265,121 @@ def _check_form(source: DatasetSource, tree: FileTree) -> None:
             f"{tree.path} holds {titles}, which makes data set {choices}, not {source.name!r}; to prepare it: "
             f"{commands}"
         )
+
+
+def run(
+    folder: Path,
+    source: DatasetSource,
+    context: BuildContext,
+    made_from: dict[str, str] | None,
+    write: Callable[[BuildContext], None],
+    force: bool = False,
+) -> Dataset:
+    """Build a data set into ``folder``, whose lock the caller holds; an unfinished import of the same is resumed.
+
+    Args:
+        folder: Of the data set.
+        source: The plugin.
+        context: State of the build.
+        made_from: Identity and content of the source, for the manifest; None if there is no source.
+        write: Writes the pools.
+        force: Resume only an import that was forced.
+
+    Raises:
+        UserError: The import failed; complete pools are kept, as the message says.
+    """
+    recipe, complete = source.recipe(), dict[str, object]()
+    keys: list[str] = []
+    if made_from is not None:
+        context.about["made_from"] = made_from
+        # Pools of a stricter import serve too: whole pools where parts would do.
+        partly, forced = dict.fromkeys((context.allow_partial, False)), dict.fromkeys((force, True))
+        keys = [sha256_json([recipe, made_from["identity"], *how]) for how in itertools.product(partly, forced)]
+
+    def fill(writer: Writer) -> None:
+        context.writer = writer
+        complete.update(writer.pools)
+        if complete:
+            context.reporter.say(f"going on with an unfinished import; complete are {', '.join(complete)}")
+        write(context)
+
+    start = time.perf_counter()
+    with _reporting_kept_pools(folder, context):
+        dataset = build(folder, source.name, recipe, fill, context.about, keys)
+    if made_from is not None:
+        _say_speed(dataset, context, complete, time.perf_counter() - start)
+    return dataset
+
+
+@contextmanager
+def _reporting_kept_pools(folder: Path, context: BuildContext) -> Iterator[None]:
+    """Add to an error which pools are kept on the disk; Ctrl-C has a message of its own."""
+    try:
+        yield
+    except Exception as error:
+        writer = getattr(context, "writer", None)  # none where building had not begun
+        if writer is None or not writer.keys or not writer.pools:
+            raise
+        kind = "command" if context.tree else "call"
+        kind += "" if context.allow_partial else f", with or without {context.partial_option},"
+        pools = ", ".join(writer.pools)
+        message = f"Complete and kept: {pools} (in {unfinished(folder)}); the same {kind} goes on from there"
+        if isinstance(error, UserError):
+            raise type(error)(f"{error}. {message}") from error
+        context.reporter.warn(message)
+        raise
+
+
+def _say_speed(dataset: Dataset, context: BuildContext, complete: Container[str], seconds: float) -> None:
+    """Report the speed; pools of an unfinished import that was resumed do not count."""
+    entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
+    images = sum(entry["shape"][0] for entry in entries)
+    written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
+    speed = f"{images / seconds:,.0f} images/s, {written / seconds:,.1f} MB/s written"
+    if context.bytes_read:
+        speed += f", {context.bytes_read / 1e6 / seconds:,.1f} MB/s read"
+    mark = ", partial" if dataset.partial else ""
+    context.reporter.say(f"{dataset.name}{mark}: {images:,} images, {written:,.1f} MB, in {seconds:.1f} s ({speed})")
+
+
+def downloadable(name: str) -> Downloadable:
+    """Return a data set that can be downloaded; raise UserError if it cannot."""
+    names = registry.names(registry.DATASETS)
+    if name not in names:
+        raise unknown("data set", name, names, see="ifsl-bench data list")
+    source = datasets.dataset_source(name)
+    if not source.needs_source:
+        raise UserError(f"data set {name!r} needs no files: leave --download out")
+    if not isinstance(source, Downloadable):
+        raise UserError(f"data set {name!r} has to be got by hand, docs/data.md says where; then: {command(name)}")
+    return source
+
+
+@contextmanager
+def downloaded(home: Paths, name: str, reporter: Reporter) -> Iterator[Path]:
+    """Download the archive of a data set; it is removed at the end of the block if that succeeds.
+
+    Args:
+        home: Folders of caches.
+        name: Of the data set.
+        reporter: Takes messages.
+
+    Raises:
+        UserError: The data set has no address, or it cannot be reached, or the archive has another checksum.
+    """
+    source = downloadable(name)
+    folder = home.cache / f"{DOWNLOAD}{name}"
+    with disk_errors(folder), locked(folder, reporter.warn):
+        folder.mkdir(parents=True, exist_ok=True)
+        how = "checking what is here of" if any(folder.iterdir()) else "downloading"
+        reporter.say(f"{how} {source.address}")
+        try:
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a bar of another library's
+                path = source.fetch(folder)
+        except (OSError, RuntimeError) as error:
+            remove(folder)
+            why = one_line(str(getattr(error, "reason", error)))[:120]
+            raise UserError(f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: "
+                            f"{command(name)}") from error  # fmt: skip
+        yield path
+        remove(folder)

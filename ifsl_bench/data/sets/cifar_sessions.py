@@ -13,8 +13,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.published_splits import check_pools, report_missing, rows
-from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionSource, session_pools
+from ifsl_bench.data.published_splits import (
+    COUNTS_60_40,
+    HELD_OUT,
+    ListedImage,
+    SessionSource,
+    check_pools,
+    report_missing,
+    rows,
+    session_pools,
+)
 from ifsl_bench.data.sets.cifar_fs import PARTS, Cifar100, CifarFS, sides
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError

@@ -13,9 +13,15 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.published_splits import check_pools, report_missing, rows
+from ifsl_bench.data.published_splits import (
+    ListedImage,
+    SessionSource,
+    check_pools,
+    report_missing,
+    rows,
+    session_pools,
+)
 from ifsl_bench.data.read.images import ImageSpec
-from ifsl_bench.data.session_lists import ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.cub import Photographs
 from ifsl_bench.data.source import BuildContext, Count
 

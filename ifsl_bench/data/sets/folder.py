@@ -16,15 +16,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ifsl_bench.data.image_pools import T, divide, import_images
-from ifsl_bench.data.read.archive import FileTree, first_few, nfc
+from ifsl_bench.data.read.archive import FileTree, first_few, natural, nfc
 from ifsl_bench.data.read.images import SUFFIXES, ImageSpec
-from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_class_folders, is_image, nested
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import SPLIT_FILE
 from ifsl_bench.utils.toml import read_user_file
 
+SIDES = ("base", "novel/train", "novel/val", "novel/test")
+SPELLED = {
+    **{side: side for side in SIDES},
+    **{side.replace("/", "-"): side for side in SIDES[1:]},
+    **{side.replace("/", "_"): side for side in SIDES[1:]},
+    "train": "base", "train_a": "base", "train-a": "base", "train_b": "novel/train", "train-b": "novel/train",
+    "val": "novel/val", "valid": "novel/val", "validation": "novel/val", "test": "novel/test",
+}  # fmt: skip
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
 _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
@@ -35,11 +42,11 @@ class OwnOptions:
     """Settings by which a user's own images are divided and resized.
 
     Attributes:
-        split: a CSV file with columns ``class`` and ``split``; sides are base (or train), novel/train, novel/val (val)
+        split: A CSV file with columns ``class`` and ``split``; sides are base (or train), novel/train, novel/val (val)
             and novel/test (test). Without novel/train the tasks have the shared protocol.
-        split_seed: divides the classes 64/16/20 into base, val and test, where there is no such file.
-        size: height and width that images are resized to; the middle of an image that is not square is taken.
-        depth: of how many nested folders a class is named; one unless said.
+        split_seed: Divides the classes 64/16/20 into base, val and test, if there is no such file.
+        size: Height and width of the images; the middle of an image that is not square is taken.
+        depth: Number of nested folders in the name of a class; one by default.
     """
 
     split: Path | None = None
@@ -48,12 +55,12 @@ class OwnOptions:
     depth: int | None = None
 
     def flags(self) -> list[str]:
-        """The options that the user gave, as the command line spells them."""
+        """Return the options that were given, as on the command line."""
         options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size, "--depth": self.depth}
         return [name for name, value in options.items() if value is not None]
 
     def settings(self) -> dict[str, Any]:
-        """The settings as JSON; for the manifest, and to tell whether a data set was made with the same."""
+        """Return the settings as JSON, for the manifest."""
         common = {"size": self.size or SIZE, **({"depth": self.depth} if self.depth not in (None, 1) else {})}
         if self.split is not None:
             return {"split": sha256_json(read_sides(self.split))[:16], **common}
@@ -74,10 +81,10 @@ class ImageFolder(Layout):
     def build(self, context: BuildContext) -> None:
         options = self.options
         depth = options.depth or 1
-        tell_ignored(context, options.split)
+        warn_of_ignored_files(context, options.split)
         folders = find_class_folders(context.files, depth)
-        if told := nested(folders, depth):
-            context.reporter.warn(told)
+        if warning := _nested_warning(folders, depth):
+            context.reporter.warn(warning)
         classes, where = folders.classes, "the seeded split"
         sides: Mapping[str, str] | None = None
         if options.split is not None:
@@ -99,25 +106,120 @@ class ImageFolder(Layout):
         import_images(context, divide(classes, sides), spec)
 
 
+@dataclass(frozen=True)
+class ClassFolders:
+    """The classes and sides in the names of folders.
+
+    Attributes:
+        classes: Class -> paths of its images, both in natural order; names of classes in Unicode's NFC.
+        sides: Class -> side of the data set, if the folders above the classes are called after sides.
+        folders: These folders, in natural order.
+        inner: Class -> the folders of its images, for each class without images outside of them.
+    """
+
+    classes: Mapping[str, list[str]]
+    sides: Mapping[str, str]
+    folders: Sequence[str]
+    inner: Mapping[str, Sequence[str]]
+
+
+def is_image(path: str) -> bool:
+    """Return whether a file is an image by its name."""
+    return path.lower().endswith(SUFFIXES)
+
+
+def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
+    """Find the classes in ``<root>/<class>/<image>`` or ``<root>/<side>/<class>/<image>``.
+
+    The root is the deepest folder that all images share. Folders below a class belong to the class.
+
+    Args:
+        tree: Folder or archive.
+        depth: Number of nested folders in the name of a class, such as two in "alphabet/character".
+
+    Raises:
+        UserError: Images lie outside the folders of classes, there is one folder only, a class is on two sides, or
+            some folders are called after sides and others are not.
+    """
+    paths = [entry.path for entry in tree.entries if is_image(entry.path)]
+    parts = [path.split("/")[:-1] for path in paths]
+    if paths and all(folders == parts[0] for folders in parts):
+        where = tree.where("/".join(parts[0])) if parts[0] else str(tree.path)
+        raise UserError(
+            f"all {len(paths):,} images are in one folder, {where}, which makes one class; give the folder that holds "
+            f"those of all classes, the layout is <root>/<class>/<image>"
+        )
+    root = 0
+    while all(len(p) > root for p in parts) and len({p[root] for p in parts}) == 1:
+        root += 1
+    tops = sorted({nfc(p[root]) for p in parts if len(p) > root}, key=natural)
+    by_side = all(name.lower() in SPELLED for name in tops)
+    named = [name for name in tops if name.lower() in SPELLED]
+    sides_named = {SPELLED[name.lower()] for name in named}
+    if not by_side and "base" in sides_named and len(sides_named) > 1:  # one alone may be a class called "test"
+        raise UserError(
+            f"{tree.path} has folders that are called after sides of a data set ({first_few(named)}), and beside them "
+            f"{first_few([name for name in tops if name not in named])}; move these elsewhere, or give one of the "
+            f"sides' folders with --from, whose classes are then divided"
+        )
+    start = root + by_side
+    form = "/".join(["<root>", *["<side>"] * by_side, *["<class>"] * (depth == 1), *["<folder>"] * depth * (depth > 1)])
+    classes: dict[str, list[str]] = {}
+    sides: dict[str, str] = {}
+    inner: dict[str, dict[str, None]] = {}
+    for path, folders in zip(paths, parts, strict=True):
+        if len(folders) < start + depth:
+            raise UserError(
+                f"{tree.where(path)} lies beside the folders of the classes, not in one; the layout is {form}/<image>"
+            )
+        name = nfc("/".join(folders[start : start + depth]))
+        if by_side and sides.setdefault(name, side := SPELLED[nfc(folders[root]).lower()]) != side:
+            raise UserError(
+                f"class {name!r} is in several of the folders {', '.join(tops)} of {tree.path}, and novel classes must "
+                f"be others than base classes; give one of these folders with --from, whose classes are then divided"
+            )
+        classes.setdefault(name, []).append(path)
+        inner.setdefault(name, {})[folders[start + depth] if len(folders) > start + depth else ""] = None
+    names = sorted(classes, key=natural)
+    return ClassFolders(
+        {name: sorted(classes[name], key=natural) for name in names},
+        {name: sides[name] for name in names} if by_side else {},
+        tops if by_side else (),
+        {name: sorted(inner[name], key=natural) for name in names if "" not in inner[name] and len(inner[name]) > 1},
+    )
+
+
+def _nested_warning(layout: ClassFolders, depth: int) -> str | None:
+    if not layout.inner:
+        return None
+    name, folders = next(iter(layout.inner.items()))
+    count = sum(map(len, layout.inner.values()))
+    return (
+        f"{len(layout.inner):,} of the {len(layout.classes):,} classes contain only folders, {count:,} in total "
+        f"({name}: {first_few(folders)}); each is taken as one class. If the folders in them are the classes, add "
+        f"--depth {depth + 1}"
+    )
+
+
 def _counts(sides: Mapping[str, str]) -> str:
     counts = Counter(sides.values())
     return ", ".join(f"{counts[side]} on {side}" for side in SIDES if counts[side])
 
 
-def tell_ignored(context: BuildContext, split: Path | None = None) -> None:
-    """Warns of files that do not have the name of an image.
+def warn_of_ignored_files(context: BuildContext, split: Path | None = None) -> None:
+    """Warn of files whose names are not those of images.
 
     Args:
-        split: a file that is used otherwise, wherever it lies.
+        context: State of the build.
+        split: A file that is used otherwise.
 
     Raises:
-        UserError: among them are links that cannot be followed, perhaps to whole classes, and the user has not allowed
-            less. (Such a link by the name of an image is an image that cannot be read.)
+        UserError: There are links that cannot be followed, perhaps to whole classes, and the user has not allowed it.
     """
     others = [entry for entry in context.files.entries if not is_image(entry.path)]
     if lost := [entry.path for entry in others if entry.lost]:
-        told = f"{len(lost):,} links in {context.files.path} cannot be followed: {first_few(lost)}"
-        context.require_complete(told, f"{told}. Mend or remove them")
+        message = f"{len(lost):,} links in {context.files.path} cannot be followed: {first_few(lost)}"
+        context.require_complete(message, f"{message}. Mend or remove them")
     used = split.resolve() if split else None
     if ignored := [e for e in others if not (e.lost or (used and (context.files.path / e.path).resolve() == used))]:
         context.reporter.warn(
@@ -127,10 +229,10 @@ def tell_ignored(context: BuildContext, split: Path | None = None) -> None:
 
 
 def read_sides(path: Path) -> dict[str, str]:
-    """Class -> side of a CSV file with columns ``class`` and ``split``, in its order; classes in Unicode's NFC.
+    """Return class -> side of a CSV file with columns ``class`` and ``split``; names of classes in Unicode's NFC.
 
     Raises:
-        UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
+        UserError: There is no such file, column or side, or a class is there twice.
     """
     text = read_user_file(path, "split", SPLIT_FILE, "utf-8-sig")
     content = text.lstrip()  # blank lines may come first
@@ -164,31 +266,31 @@ def read_sides(path: Path) -> dict[str, str]:
 
 
 def _listed(context: BuildContext, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
-    """The sides of the classes that are both in the CSV file and in the tree."""
+    """Return the sides of the classes that are both in the CSV file and in the tree."""
     sides = read_sides(split)
     missing = [name for name in sides if name not in classes]
     if missing:
-        told = f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.files.path}"
-        told += f": {first_few(missing)}"
-        context.require_complete(told, f"{told}. Correct the file")
+        message = f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.files.path}"
+        message += f": {first_few(missing)}"
+        context.require_complete(message, f"{message}. Correct the file")
     if extra := [name for name in classes if name not in sides]:
         context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {first_few(extra)}")
     return {name: sides[name] for name in classes if name in sides}
 
 
 def large_enough(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
-    """The classes with enough images for 5-shot episodes, or for the three base pools."""
+    """Return the classes with enough images for 5-shot episodes; raise UserError if others are not allowed to go."""
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
     if small:
         shown = first_few([f"{name} ({count})" for name, count in small.items()])
-        told = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
-        context.require_complete(told, f"{told}. Leave these classes out")
+        message = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
+        context.require_complete(message, f"{message}. Leave these classes out")
     return {name: paths for name, paths in classes.items() if name not in small}
 
 
 def seeded_sides(names: Sequence[str], seed: int) -> dict[str, str]:
-    """A side for each class: 20% test, 16% val (5 classes at least), the others base.
+    """Return a side for each class: 20% test, 16% val (at least 5 classes each), the others base.
 
     Classes are ordered by a hash of seed and name, so a class that is added or removed moves few others.
     """
@@ -200,6 +302,13 @@ def seeded_sides(names: Sequence[str], seed: int) -> dict[str, str]:
 
 
 def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]], where: str) -> None:
+    """Raise UserError if a side has too few classes for 5-way episodes, or the base classes have too few images.
+
+    Args:
+        sides: Class -> side.
+        classes: Class -> images.
+        where: Origin of the sides in messages.
+    """
     counts = {side: sum(s == side for s in sides.values()) for side in SIDES}
     shared = counts["novel/train"] == 0
     need = {"base": 2 * WAYS if shared else 2, "novel/train": 0 if shared else WAYS,

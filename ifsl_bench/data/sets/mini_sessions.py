@@ -13,9 +13,16 @@ from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE
-from ifsl_bench.data.published_splits import check_pools, rows
+from ifsl_bench.data.published_splits import (
+    COUNTS_60_40,
+    HELD_OUT,
+    ListedImage,
+    SessionSource,
+    check_pools,
+    rows,
+    session_pools,
+)
 from ifsl_bench.data.read.images import ImageSpec
-from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionSource, session_pools
 from ifsl_bench.data.sets.mini import NAMES, Photographs, listed_images
 from ifsl_bench.data.source import BuildContext
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.feasibility import SIDES, infeasible_tasks
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets.feature_files import FeatureFiles
-from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
+from ifsl_bench.data.sets.folder import SHOTS, ImageFolder, OwnOptions
 from ifsl_bench.data.source import BuildContext, DatasetSource, Layout
-from ifsl_bench.protocols.tasks.reference import task_text
+from ifsl_bench.data.suggested_tasks import RATE, SIDES, STEPS, suggested, task_file
 from ifsl_bench.protocols.tasks.task import (
     NO_BACKBONE,
     DataSpec,
@@ -34,9 +33,6 @@ HEAD = """\
 # Written when {name} was prepared, for you to change; a changed task is a new task. It is left as it is until there
 # are other data than {fingerprint}.
 """
-EPOCHS, BATCH = 30, 128  # of pretraining on images
-SESSIONS = 10  # at most; the common lists have 8 or 10
-STEPS, RATE = 2000, 0.1  # of a base classifier on features with a mean square of one
 
 
 class OwnData(DatasetSource):
@@ -64,7 +60,7 @@ class OwnData(DatasetSource):
         return [f"{self.name}-{shots}shot" for shots in (1, SHOTS)]
 
     def check_name(self) -> None:
-        """Raises :class:`UserError` where the tasks would be called as others are."""
+        """Raise UserError if the names of the tasks are taken."""
         for name in (*self.task_names(), f"{self.name}-sessions"):
             if (task := packaged().get(name)) is not None:
                 raise UserError(
@@ -73,10 +69,10 @@ class OwnData(DatasetSource):
                 )
 
     def check_episodes(self, starts: Mapping[str, np.ndarray]) -> None:
-        """Raises :class:`UserError` where the tasks that are written cannot have episodes.
+        """Raise UserError if episodes of the written tasks cannot be drawn.
 
         Args:
-            starts: int64 [C + 1] of each pool: images of class c are ``starts[c]:starts[c + 1]``.
+            starts: Pool -> int64 [C + 1]; images of class c are ``starts[c]:starts[c + 1]``.
         """
         from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
@@ -95,17 +91,19 @@ class OwnData(DatasetSource):
             task_stream(task, side, 0, starts.__getitem__)
 
     def has_same_settings(self, dataset: Dataset) -> bool:
-        """Returns whether a data set was made with the settings asked for."""
+        """Return whether a data set was made with these settings."""
         about = dataset.manifest["about"]
         if about.get("over_folders" if self.options.split_seed is None else "division"):
-            return False  # the seed has divided the classes, and folders were to, or the other way round
+            return False  # one was divided by folders, the other by the seed
         settings = about.get("settings")
         return settings == self.options.settings() if settings else not self.options.flags()
 
     def has_tasks(self, home: Paths, dataset: Dataset) -> bool:
-        """Returns whether the tasks of a data set are there, or cannot be, since others have their names.
+        """Return whether the tasks of a data set are there, or their names are taken.
 
-        They are for other data only where the file names other fingerprints and not this one.
+        Args:
+            home: Folders of task files.
+            dataset: The data set; a file with other fingerprints alone is for other data.
         """
         if any(name in packaged() for name in self.task_names()):
             return True
@@ -116,12 +114,16 @@ class OwnData(DatasetSource):
         return not named or dataset.fingerprint in named
 
     def write_tasks(self, home: Paths, dataset: Dataset, reporter: Reporter) -> None:
-        """Writes the tasks of a data set; a file for other data is kept aside."""
+        """Write the tasks of a data set; a file for other data is kept under another name.
+
+        Args:
+            home: Folders of task files.
+            dataset: The data set.
+            reporter: Takes messages.
+        """
         path, head = home.tasks / f"{self.name}.toml", HEAD.format(name=self.name, fingerprint=dataset.fingerprint)
         text = task_file(dataset, self.name, suggested(dataset), head, reporter)
-        tasks = [
-            task.name for task in parse(text, str(path))
-        ]  # one wrong file there would stop every command that lists tasks
+        tasks = [task.name for task in parse(text, str(path))]  # a wrong file would stop every command that lists tasks
         if os.path.exists(path):
             aside = quarantine(path, "old")
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
@@ -143,72 +145,10 @@ class OwnData(DatasetSource):
 
 
 class OwnObjects(OwnData):
-    """Data of one's own from objects of another library in memory; how they are divided is no option."""
+    """A data set from objects of another library in memory; there are no options."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, OwnOptions())
 
     def recipe(self) -> str:
         return "objects of one's own, 1"
-
-
-def suggested(dataset: Dataset) -> dict[str, Any]:
-    """The tables of a task file on a data set, but for the tasks."""
-    pools = dataset.manifest["pools"]
-    train = pools["base/train"]["statistics"]
-    data = {"name": dataset.name, "fingerprint": dataset.fingerprint, "partial": dataset.partial}
-    batch = max(2, min(BATCH, train["images"]))
-    if len(dataset.shape) != 3:
-        square = float(np.mean(np.square(train["mean"]) + np.square(train["std"])))  # of an entry
-        pretraining = {"backbone": NO_BACKBONE, "steps": STEPS, "batch": batch}
-        rate = float(f"{RATE / max(1.0, square):.1g}")  # with larger features the loss is steeper
-        return {"dataset": data, "pretraining": {**pretraining, "schedule": {"rate": rate, "drops": [STEPS // 2]}}}
-    steps = max(1, EPOCHS * (train["images"] // batch))
-    data["mean"] = [round(v / 255, 4) for v in train["mean"]]
-    data["std"] = [round(max(v, 1.0) / 255, 4) for v in train["std"]]
-    pretraining = {
-        "backbone": "resnet10-stempool",
-        "steps": steps,
-        "batch": batch,
-        "crop_padding": dataset.shape[0] // 8,
-        "flip": False,
-        "schedule": {"rate": RATE, "shape": "cosine", "warmup": steps // EPOCHS},
-    }
-    return {"dataset": data, "pretraining": pretraining}
-
-
-def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
-    """TOML with tasks of 1 and of 5 shots on a data set, and one in sessions if classes and images suffice.
-
-    Args:
-        name: that the tasks are called after.
-        content: tables of the file, as :func:`suggested` makes them.
-        head: comments above them.
-    """
-    base, novel = (dataset.manifest["pools"][pool]["statistics"]["classes"] for pool in ("base/train", "novel/test"))
-    tasks = {
-        f"{name}-{shots}shot": {
-            "title": f"{name} {base}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
-            "shots": shots,
-            "protocol": "separate" if dataset.has("novel/train") else "shared",
-        }
-        for shots in (1, SHOTS)
-    }
-    episodes = {**content, "tasks": tasks}
-    if (count := min(novel // WAYS, SESSIONS)) < 2:
-        reporter.say(
-            f"{name}-sessions is left out: two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has "
-            f"{novel}; smaller ones: ifsl-bench run --method ncm --task {name}-{SHOTS}shot --sessions 2 "
-            f"--ways {novel // 2}"
-        )
-        return task_text(episodes, head)
-    sessions = {
-        "of": f"{name}-{SHOTS}shot",
-        "title": f"{name} {base} + {count} x {WAYS}, sessions of {SHOTS} shots",
-        "sessions": {"count": count, "ways": WAYS},
-    }
-    text = task_text({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
-    if lines := infeasible_tasks(dataset, [task for task in parse(text, name) if task.sessions]):
-        reporter.say(f"{lines[0]}; it is left out")
-        return task_text(episodes, head)
-    return text

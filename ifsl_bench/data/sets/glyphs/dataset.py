@@ -2,7 +2,7 @@
 
 The split is by script: Latin, Greek and Cyrillic train, Georgian validates, Armenian, Hebrew, Lao and Canadian
 Aboriginal test. Every image is a function of (recipe, seed, letter, index) in integer arithmetic, hence the same bytes
-on every machine. `tests/tools/derive_letters.py` says how the letters were chosen, `variation` how an image varies.
+on every machine. `tests/tools/derive_letters.py` says how the letters were chosen, `drawing` how an image varies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.sets.glyphs import fonts, rng, variation
+from ifsl_bench.data.sets.glyphs import drawing, fonts
 from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
 
 IMAGE_SHAPE = (32, 32, 1)
@@ -81,7 +81,7 @@ def recipe() -> str:
     parts = {
         "version": VERSION,
         "seed": SEED,
-        "style": asdict(variation.STYLE),
+        "style": asdict(drawing.STYLE),
         "letters": [[letter.codepoint, letter.side, letter.faces] for letter in letters()],
         "fonts": fonts.FONT_SHA256,
     }
@@ -94,9 +94,9 @@ def render(letter: Letter, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uin
     Each depends on its letter, its index and the recipe alone. Raises UserError when a font file is missing or is not
     the recipe's.
     """
-    key = np.array([rng.key_of(recipe(), SEED, letter.codepoint)], dtype=np.uint64)
+    key = np.array([drawing.key_of(recipe(), SEED, letter.codepoint)], dtype=np.uint64)
     outlines = [fonts.outline(face, letter.codepoint) for face in letter.faces]
-    return variation.draw(rng.mix(key, indices.astype(np.uint64)), outlines)
+    return drawing.draw(drawing.mix(key, indices.astype(np.uint64)), outlines)
 
 
 class Glyphs(DatasetSource):

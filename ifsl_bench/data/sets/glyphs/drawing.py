@@ -1,0 +1,222 @@
+"""Images of letters in integer arithmetic, hence the same bytes on every machine.
+
+Random numbers are counter-based: none depends on how many were drawn before. Outlines are filled in fixed point by
+non-zero winding, with exact horizontal coverage on four lines per pixel row. :class:`Style` has every number that sets
+the difficulty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ifsl_bench.data.sets.glyphs.fonts import Outline
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+def key_of(*parts: str | int) -> int:
+    """Return the 64-bit key of names and numbers: the first eight bytes of a SHA-256, big-endian."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def mix(keys: U64, counters: U64) -> U64:
+    """Return splitmix64's outputs number ``counters`` from the states ``keys``; the arrays broadcast."""
+    state = keys + (counters + np.uint64(1)) * np.uint64(_GOLDEN)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
+    mixed: U64 = state ^ (state >> np.uint64(31))
+    return mixed
+
+
+def below(words: U64, bound: I64) -> I64:
+    """Map uint64 words to 0 .. bound - 1 (bound < 2**31), uniform up to a part in 2**32; int64 of the same shape."""
+    high: I64 = (words >> np.uint64(32)).astype(np.int64)
+    scaled: I64 = (high * bound) >> 32
+    return scaled
+
+
+def between(words: U64, low: I64 | int, high: I64 | int) -> I64:
+    """Map uint64 words to low .. high, both included; int64 of the same shape."""
+    bound = np.asarray(high, dtype=np.int64) - np.asarray(low, dtype=np.int64) + 1
+    value: I64 = low + below(words, bound)
+    return value
+
+
+PIXEL = 256  # positions are in 1/PIXEL of a pixel
+LINES = 4  # lines per pixel row
+FULL = PIXEL * LINES  # coverage of a pixel that lies inside
+_STEP = PIXEL // LINES
+
+
+def coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I64, side: int) -> I64:
+    """Fill one outline per image.
+
+    Args:
+        outlines: N outlines.
+        matrices: [N, 2, 2], linear maps, y upwards, in 2**-14.
+        sizes: [N], larger sides of the mapped outlines' bounding boxes, in 1/256 pixel.
+        positions: [N, 2], places of the boxes, x and y (downwards), from -256 (left or upper edge) to 256.
+        side: Height and width of an image in pixels.
+
+    Returns:
+        The coverage [N, side, side], 0 .. FULL.
+    """
+    counts = np.array([len(outline.x) for outline in outlines], dtype=np.int64)
+    first = np.cumsum(counts) - counts
+    # All points, mapped and placed, in 1/PIXEL pixel, y downwards.
+    x = np.concatenate([outline.x for outline in outlines])
+    y = np.concatenate([outline.y for outline in outlines])
+    cells = np.repeat(matrices.reshape(-1, 4), counts, axis=0)
+    right = cells[:, 0] * x + cells[:, 1] * y
+    down = -(cells[:, 2] * x + cells[:, 3] * y)
+    left, top = np.minimum.reduceat(right, first), np.minimum.reduceat(down, first)
+    width = np.maximum.reduceat(right, first) - left
+    height = np.maximum.reduceat(down, first) - top
+    larger = np.maximum(np.maximum(width, height), 1)
+    placed = []
+    for values, low, extent, position in ((right, left, width, positions[:, 0]), (down, top, height, positions[:, 1])):
+        room = side * PIXEL - extent * sizes // larger
+        start = (room * (256 + position)) >> 9
+        scaled = (values - np.repeat(low, counts)) * np.repeat(sizes, counts) // np.repeat(larger, counts)
+        placed.append(scaled + np.repeat(start, counts))
+    after = np.concatenate([outline.after for outline in outlines]) + np.repeat(first, counts)
+    image = np.repeat(np.arange(len(outlines), dtype=np.int64), counts)
+    return _fill(placed[0], placed[1], after, image, len(outlines), side)
+
+
+def _fill(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
+    """Coverage [images, side, side] of the polygons whose edges run from point i to point after[i]."""
+    # An edge meets the lines whose height h has min(y) <= h < max(y); line k lies at (k + 1/2) _STEP.
+    line = np.clip((y + _STEP // 2 - 1) // _STEP, 0, side * LINES)
+    line_after = line[after]
+    upper, lower = np.minimum(line, line_after), np.maximum(line, line_after)
+    edge = np.flatnonzero(lower > upper)
+    meets = (lower - upper)[edge]
+    x0, y0 = x[edge], y[edge]
+    dx, dy = x[after[edge]] - x0, y[after[edge]] - y0
+    slope = (dx << 20) // dy
+    key = (image[edge] * (side * LINES)) << 32
+
+    # One row per crossing of an edge and a line.
+    skipped = np.cumsum(meets) - meets
+    at_line = np.arange(int(meets.sum()), dtype=np.int64) + np.repeat(upper[edge] - skipped, meets)
+    height = at_line * _STEP + (_STEP // 2 - np.repeat(y0, meets))
+    at = np.repeat(x0, meets) + ((np.repeat(slope, meets) * height + (1 << 19)) >> 20)
+    np.clip(at, 0, side * PIXEL, out=at)
+
+    # Sorted by image, line and position, with the direction in the lowest bit.
+    keys = np.repeat(key + (dy > 0), meets) + (at_line << 32) + (at << 1)
+    keys.sort()
+    winding = np.cumsum(((keys & 1) << 1) - 1)
+    inside = winding != 0
+    enters = inside.copy()
+    enters[1:] &= ~inside[:-1]
+    opening, closing = keys[enters], keys[~inside]
+
+    # A span [a, b) is [a, end of row) minus [b, end of row): two differences along the row, summed at the end.
+    changes = np.zeros(images * side * (side + 2), dtype=np.int64)
+    for bounds, sign in ((opening, 1), (closing, -1)):
+        position = (bounds & 0xFFFFFFFF) >> 1
+        cell = ((bounds >> 32) // LINES) * (side + 2) + position // PIXEL
+        part = position % PIXEL
+        np.add.at(changes, cell, sign * (PIXEL - part))
+        np.add.at(changes, cell + 1, sign * part)
+    filled: I64 = np.cumsum(changes.reshape(images, side, side + 2), axis=2)[:, :, :side]
+    return filled
+
+
+SIDE = 32
+
+
+@dataclass(frozen=True)
+class Style:
+    """Ranges (least, greatest) and half-widths of what is drawn, uniformly, for each image."""
+
+    size: tuple[int, int] = (13 * 256, 28 * 256)  # larger side of the letter, in 1/256 pixel
+    position: int = 200  # greatest share of the room around the letter that it is moved by, in 1/256
+    half_angle_tangent: int = 8627  # tan(7.5 degrees) in 1/65536: rotation within 15 degrees
+    shear: int = 64  # greatest sideways shift per height, in 1/256
+    stretch: tuple[int, int] = (205, 320)  # width against height, in 1/256
+    contrast: tuple[int, int] = (50, 210)  # grey levels between letter and background
+    gradient: int = 120  # greatest change of the background across the image, each axis, in 1/256 of the contrast
+    noise: tuple[int, int] = (45, 165)  # standard deviation of a pixel's noise, in 1/256 of the contrast
+
+
+STYLE = Style()
+
+# Order of the random words of an image; the noise has a counter of its own.
+_FACE, _SIZE, _X, _Y, _ANGLE, _SHEAR, _STRETCH = range(7)
+_CONTRAST, _LEVEL, _POLARITY, _SLOPE_X, _SLOPE_Y, _NOISE, _SEED = range(7, 14)
+
+_UNITS = 1 << 10  # grey levels are computed in 1/_UNITS
+
+
+def draw(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]:
+    """Draw images [N, 32, 32, 1] for keys [N] of a letter with these outlines, one for each face."""
+    words = mix(keys[:, None], np.arange(_SEED + 1, dtype=np.uint64)[None, :])
+    faces = below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
+    sizes = between(words[:, _SIZE], *STYLE.size)
+    positions = between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
+    drawn = [outlines[face] for face in faces.tolist()]
+    return _paint(coverage(drawn, _matrices(words), sizes, positions, SIDE), words)[..., None]
+
+
+def _matrices(words: U64) -> I64:
+    """Rotation x shear x stretch, [N, 2, 2] in 2**-14."""
+    tangent = between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
+    shear = between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
+    stretch = between(words[:, _STRETCH], *STYLE.stretch)
+    # (1 - t^2, 2 t) / (1 + t^2): cosine and sine without a transcendental function.
+    square, unit = tangent * tangent, 1 << 32
+    cosine = ((unit - square) << 14) // (unit + square)
+    sine = (tangent << 31) // (unit + square)
+    rows = [
+        (cosine * stretch) >> 8,
+        (cosine * shear - (sine << 8)) >> 8,
+        (sine * stretch) >> 8,
+        (sine * shear + (cosine << 8)) >> 8,
+    ]
+    return np.stack(rows, axis=1).reshape(-1, 2, 2)
+
+
+def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
+    """Grey levels [N, 32, 32] of letters with the coverage `filled`: background gradient, contrast, polarity, noise."""
+    contrast = between(words[:, _CONTRAST], *STYLE.contrast)
+    dark = below(words[:, _LEVEL], 256 - contrast)
+    bright_letter = below(words[:, _POLARITY], np.full(len(words), 2)) == 1
+    ground = np.where(bright_letter, dark, dark + contrast)
+    letter = np.where(bright_letter, dark + contrast, dark)
+
+    # The gradient runs over +-31 half pixels, so it changes the corners by at most half its sum.
+    slopes = between(words[:, [_SLOPE_X, _SLOPE_Y]], -STYLE.gradient, STYLE.gradient) * contrast[:, None]
+    ramp = np.arange(SIDE, dtype=np.int64) * 2 - (SIDE - 1)
+    across = slopes[:, :, None] * ramp * (_UNITS // 256) // (2 * (SIDE - 1))  # [N, 2, 32]
+    level = (ground * _UNITS)[:, None, None] + across[:, 0, None, :] + across[:, 1, :, None]
+    level += ((letter * _UNITS)[:, None, None] - level) * filled // FULL
+
+    # Four bytes sum to a bell of standard deviation 147.8; 443 / 65536 is its inverse. A word serves two pixels.
+    deviation = between(words[:, _NOISE], *STYLE.noise) * contrast  # 1/256 grey level
+    sums = _byte_sums(mix(words[:, _SEED, None], np.arange(SIDE * SIDE // 2, dtype=np.uint64)[None, :]))
+    noise = (sums - 510) * (deviation * 443 * (_UNITS // 256))[:, None] >> 16
+    level += noise.reshape(-1, SIDE, SIDE)
+    grey: npt.NDArray[np.uint8] = np.clip((level + _UNITS // 2) // _UNITS, 0, 255).astype(np.uint8)
+    return grey
+
+
+def _byte_sums(words: U64) -> I64:
+    """Sum of the low four bytes and of the high four of each word: [N, P] to [N, 2 P], low before high."""
+    pairs = (words & np.uint64(0x00FF00FF00FF00FF)) + ((words >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
+    fours = (pairs & np.uint64(0x0000FFFF0000FFFF)) + ((pairs >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF))
+    both = np.stack([fours & np.uint64(0xFFFFFFFF), fours >> np.uint64(32)], axis=-1)
+    return both.reshape(len(words), -1).astype(np.int64)

@@ -1,0 +1,130 @@
+"""Task files for data sets without published tasks, and the tasks that a data set is too small for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.sets.folder import SHOTS, WAYS
+from ifsl_bench.protocols.tasks.reference import task_text
+from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Side, Task
+from ifsl_bench.protocols.tasks.task_files import parse
+from ifsl_bench.protocols.tasks.variants import Change, changed
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.progress import Reporter
+
+EPOCHS, BATCH = 30, 128  # of pretraining on images
+SESSIONS = 10  # at most; the common lists have 8 or 10
+STEPS, RATE = 2000, 0.1  # of a base classifier on features with a mean square of one
+SIDES: tuple[Side, ...] = ("train", "val", "test")
+
+
+def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
+    """Return a line for each task whose episodes cannot be drawn from a data set.
+
+    Args:
+        dataset: The data set.
+        tasks: Tasks on it.
+
+    Returns:
+        Reasons, with the options of ``run`` that would help.
+    """
+    lines = []
+    for task in tasks:
+        reason = _reason(dataset, task)
+        if reason is not None:
+            lines.append(f"{task.name} is out of reach: {reason}{_remedy(dataset, task)}")
+    return lines
+
+
+def _reason(dataset: Dataset, task: Task) -> str | None:
+    from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
+
+    def starts(pool: str) -> np.ndarray:
+        return dataset.pool(pool).starts
+
+    try:
+        for side in SIDES:
+            task_stream(task, side, 0, starts, classes=lambda pool: dataset.pool(pool).classes)
+    except UserError as error:
+        return str(error).partition("; --")[0]  # without the remedy for one side, which may not serve the others
+    return None
+
+
+def _remedy(dataset: Dataset, task: Task) -> str:
+    """Return the nearest feasible task in words: as many ways as possible, and then as many queries."""
+    shape = task.episode
+    for ways, queries in itertools.product(range(shape.ways, 1, -1), range(shape.novel_queries, 0, -1)):
+        if _reason(dataset, changed(task, Change(ways=ways, queries=queries))) is None:
+            options = {"--ways": (ways, shape.ways), "--queries": (queries, shape.novel_queries)}
+            flags = [f"{option} {value}" for option, (value, old) in options.items() if value != old]
+            return f"; within reach with {' '.join(flags)}"
+    return "; no number of --ways or --queries would do"
+
+
+def suggested(dataset: Dataset) -> dict[str, Any]:
+    """Return the tables of a task file on a data set, without the tasks."""
+    pools = dataset.manifest["pools"]
+    train = pools["base/train"]["statistics"]
+    data = {"name": dataset.name, "fingerprint": dataset.fingerprint, "partial": dataset.partial}
+    batch = max(2, min(BATCH, train["images"]))
+    if len(dataset.shape) != 3:
+        square = float(np.mean(np.square(train["mean"]) + np.square(train["std"])))  # of an entry
+        pretraining = {"backbone": NO_BACKBONE, "steps": STEPS, "batch": batch}
+        rate = float(f"{RATE / max(1.0, square):.1g}")  # with larger features the loss is steeper
+        return {"dataset": data, "pretraining": {**pretraining, "schedule": {"rate": rate, "drops": [STEPS // 2]}}}
+    steps = max(1, EPOCHS * (train["images"] // batch))
+    data["mean"] = [round(v / 255, 4) for v in train["mean"]]
+    data["std"] = [round(max(v, 1.0) / 255, 4) for v in train["std"]]
+    pretraining = {
+        "backbone": "resnet10-stempool",
+        "steps": steps,
+        "batch": batch,
+        "crop_padding": dataset.shape[0] // 8,
+        "flip": False,
+        "schedule": {"rate": RATE, "shape": "cosine", "warmup": steps // EPOCHS},
+    }
+    return {"dataset": data, "pretraining": pretraining}
+
+
+def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
+    """Return TOML with tasks of 1 and of 5 shots, and one in sessions if classes and images suffice.
+
+    Args:
+        dataset: The data set of the tasks.
+        name: Beginning of the names of the tasks.
+        content: Tables of the file, as :func:`suggested` returns them.
+        head: Comments above them.
+        reporter: Takes messages.
+    """
+    base, novel = (dataset.manifest["pools"][pool]["statistics"]["classes"] for pool in ("base/train", "novel/test"))
+    tasks = {
+        f"{name}-{shots}shot": {
+            "title": f"{name} {base}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
+            "shots": shots,
+            "protocol": "separate" if dataset.has("novel/train") else "shared",
+        }
+        for shots in (1, SHOTS)
+    }
+    episodes = {**content, "tasks": tasks}
+    if (count := min(novel // WAYS, SESSIONS)) < 2:
+        reporter.say(
+            f"{name}-sessions is left out: two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has "
+            f"{novel}; smaller ones: ifsl-bench run --method ncm --task {name}-{SHOTS}shot --sessions 2 "
+            f"--ways {novel // 2}"
+        )
+        return task_text(episodes, head)
+    sessions = {
+        "of": f"{name}-{SHOTS}shot",
+        "title": f"{name} {base} + {count} x {WAYS}, sessions of {SHOTS} shots",
+        "sessions": {"count": count, "ways": WAYS},
+    }
+    text = task_text({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
+    if lines := infeasible_tasks(dataset, [task for task in parse(text, name) if task.sessions]):
+        reporter.say(f"{lines[0]}; it is left out")
+        return task_text(episodes, head)
+    return text
