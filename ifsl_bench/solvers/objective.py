@@ -74,7 +74,7 @@ class Objective(ABC):
         return iterate(step, v, steps)
 
     def take(self, args: Tree, index: Tensor) -> Tree | None:
-        """Return the arguments of the episodes in `index`; None where it is unknown which of them have a dimension E."""
+        """Return the arguments of the episodes in `index`; None where it is unknown which have a dimension E."""
         return None
 
     def check(self, args: Tree) -> None:  # noqa: B027 (nothing to check unless a subclass knows better)
@@ -92,7 +92,7 @@ class Objective(ABC):
         return None
 
     def search(self, solver: Any, args: Tree) -> Any | None:
-        """Return an `Outcome` of the objective's own search, by the solver's rules and from its own start; else None."""
+        """Return an `Outcome` of the objective's own search, by the solver's rules and its own start; else None."""
         return None
 
 
