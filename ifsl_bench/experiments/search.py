@@ -34,7 +34,7 @@ from ifsl_bench.experiments.trained_models import Diverged
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.find_method import searched_options
 from ifsl_bench.plugin.method import Method, NonFinite
-from ifsl_bench.plugin.options import accepts, defaults, grid_of, settled, space_of
+from ifsl_bench.plugin.options import accepts, defaults, grid_of, space_of, without_defaults
 from ifsl_bench.plugin.space import RATE, Space
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import HitCounts
@@ -210,7 +210,7 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
 
 
 def _candidate(job: Job, point: Point) -> Candidate:
-    options = settled(job.method, {**job.set_options, **point}, job.task)
+    options = without_defaults(job.method, {**job.set_options, **point}, job.task)
     rate = point.get(RATE, job.training.rate)
     published = job.published_schedule.schedule.rate
     training = msgspec.structs.replace(job.training, rate=0.0 if rate == published else rate)

@@ -108,7 +108,7 @@ def _of_classes(comparison: Comparison) -> list[str]:
     return [note]
 
 
-def beside_tables(boards: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
+def published_comparison_tables(boards: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
     """Return a table for each task of which something was measured that a paper prints too."""
     return [_beside_table(board, pairs) for board in boards if (pairs := pairs_of(board))]
 

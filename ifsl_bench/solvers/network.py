@@ -105,7 +105,7 @@ class TanhNetwork(Shape, Objective):
         return grads
 
     def search(self, solver: LBFGS, args: Tree) -> Outcome | None:
-        """Searches in dual numbers by compiled kernels, where they serve."""
+        """Search in dual numbers by compiled kernels, where they serve."""
         x = args.features
         if not compiled.kernels_enabled(x):
             return None
@@ -120,7 +120,7 @@ class TanhNetwork(Shape, Objective):
         return self.problems(args).outcome(x.dtype, start, options)
 
     def problems(self, args: Tree) -> compiled.Problems:
-        """The episodes of args as the kernels take them."""
+        """Return the episodes of args as the kernels take them."""
         x, n, h = args.features, self.ways, self.hidden
         shapes = ((n, h + 1), (n, x.shape[2]), (h, x.shape[2] + 1))
         return compiled.networks(args, Network(*(x.new_empty(0, *shape) for shape in shapes)))
@@ -169,8 +169,10 @@ class NetworkHessian(Operator):
         return super().largest(like, steps)
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients (or MINRES) in their metric, in
-        float64."""
+        """Solve for u = P^-1 rhs + a correction in the dual numbers.
+
+        By conjugate gradients, or MINRES, in their metric, in float64.
+        """
         if compiled.kernels_enabled(rhs.output):
             return self._problems.inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         dtype = rhs.output.dtype

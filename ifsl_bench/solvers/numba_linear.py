@@ -16,14 +16,16 @@ from ifsl_bench.solvers.numba_softmax import add, doubled, inner, put
 
 
 def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
-    """The method with this operator and this metric."""
+    """Return the method with this operator and this metric."""
 
     @inlined
     def solve(
         data: Any, rhs: Array, rhs_image: Array, tolerance: float,
         most: int, watch: bool, x: Array, x_image: Array, room: Array,
     ) -> tuple[float, int, bool]:  # fmt: skip
-        """x and its image with A x = rhs; the share of rhs that is left, the steps, and whether A curves downwards.
+        """Solve A x = rhs for x and its image.
+
+        Returns the share of rhs that is left, the steps, and whether A curves downwards.
 
         Afterwards rhs and its image hold the residual, and the first row of room [3, P] the latest direction, along
         which A curves downwards if it does. watch: look for that.
@@ -69,14 +71,14 @@ def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
 
 
 def minres(apply: Kernel, metric: Kernel) -> Kernel:
-    """The method with this operator and this metric."""
+    """Return the method with this operator and this metric."""
 
     @inlined
     def solve(
         data: Any, rhs: Array, rhs_image: Array, tolerance: float,
         most: int, x: Array,
     ) -> int:  # fmt: skip
-        """x with A x = rhs, A definite or not, and the steps (Paige & Saunders 1975)."""
+        """Solve for x with A x = rhs, A definite or not, and return the steps (Paige & Saunders 1975)."""
         n = rhs.shape[0]
         room = np.zeros((8, n))
         w, w_before, v, v_before, v_image, h, h_image = room[0], room[1], room[2], room[3], room[4], room[5], room[6]
@@ -134,7 +136,7 @@ def hessian_kernels(
     def series(
         begin: int, end: int, problems: tuple, v: Array, rhs: Array, steps: int, damping: float, rate: float, out: tuple
     ) -> None:
-        """The Neumann series u [E, P], and whether it grew [E]; see `ifsl_bench.solvers.linear.Neumann`."""
+        """Return the Neumann series u [E, P], and whether it grew [E]; see `ifsl_bench.solvers.linear.Neumann`."""
         u, diverged = out
         n = v.shape[1]
         term, h = np.empty(n), np.empty(n)
@@ -156,7 +158,7 @@ def hessian_kernels(
             diverged[e] = not math.isfinite(length) or (length > before and steps > 1)
 
     def curvature(begin: int, end: int, problems: tuple, v: Array, start: Array, steps: int, sizes: Array) -> None:
-        """The largest absolute eigenvalues [E], from below; see `gradient_descent.largest_curvature`."""
+        """Return the largest absolute eigenvalues [E], from below; see `gradient_descent.largest_curvature`."""
         n = v.shape[1]
         d, h = np.empty(n), np.empty(n)
         for e in range(begin, end):
@@ -175,7 +177,7 @@ def hessian_kernels(
 
     @part
     def walk(data: tuple, rate: float, path: Array, gradient: Array) -> None:
-        """Makes gradient steps from the first row of path [steps + 1, P] to the last."""
+        """Make gradient steps from the first row of path [steps + 1, P] to the last."""
         for step in range(path.shape[0] - 1):
             at(data, path[step], gradient)
             for i in range(gradient.shape[0]):
@@ -193,7 +195,7 @@ def hessian_kernels(
     def ascend(
         begin: int, end: int, problems: tuple, v: Array, rate: Array, steps: int, slopes: Array, grads: Array
     ) -> None:
-        """Carries cotangents slopes [E, P] of its end back through `descend`.
+        """Carry cotangents slopes [E, P] of its end back through `descend`.
 
         grads [E, 3, max(P, S)]: what they are in the centres, in the precisions of each unknown, and in the fixed
         logits [S].

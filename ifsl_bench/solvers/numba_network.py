@@ -32,10 +32,17 @@ from ifsl_bench.solvers.numba_softmax import add, add_base_gradient_of, doubled,
 
 @compiled
 def solve(begin: int, end: int, problems: tuple, start_from: tuple, options: tuple, out: tuple) -> None:
-    """A minimum v [E, P]; norm of the gradient, value, steps and whether it is stationary, [E] each.
+    """Find a minimum of each episode from `begin` to `end` - 1.
 
-    starts [E, H S + N S + N (H+1)] to search from in dual numbers, or none of them: then from fixed functions of the
-    support rows, made of planes [H+N, D] and draws [N, H+1]. tolerance [E].
+    Args:
+        begin: the first episode.
+        end: the one after the last.
+        problems: those of `numba_backend.Problems`.
+        start_from: starts [E, H S + N S + N (H+1)] to search from in dual numbers, or none of them: then from fixed
+            functions of the support rows, made of planes [H+N, D] and draws [N, H+1]; a small step off saddles; and the
+            spread of the hidden inputs.
+        options: those of `LBFGS`, with tolerance [E].
+        out: the minima [E, P]; norm of the gradient, value, steps and whether they are stationary, [E] each.
     """
     x, labels, base_logsumexp, centres, precisions, ways, units = problems
     starts, planes, draws, aside, spread = start_from
@@ -95,7 +102,7 @@ def solve(begin: int, end: int, problems: tuple, start_from: tuple, options: tup
 
 @part
 def opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """The data of episode e that `at` and `product` take, for centres [P]."""
+    """Return the data of episode e that `at` and `product` take, for centres [P]."""
     x, labels, base_logsumexp, _, precisions, ways, units = problems
     size, both = x.shape[1], units + ways
     width = width_of(precisions.shape[0], units, ways)
@@ -111,7 +118,7 @@ def opened(problems: tuple, e: int, centres: Array) -> tuple:
 
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
-    """The gradient at v [P], and what `product` needs of it."""
+    """Write the gradient at v [P], and what `product` needs of it."""
     rows, base_logsumexp, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     outer = ways * (units + 1)
@@ -142,7 +149,7 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 @part
 def product(data: tuple, d: Array, out: Array) -> None:
-    """The Hessian times d [P], at the v that `at` was last asked about."""
+    """Write the Hessian times d [P], at the v that `at` was last asked about."""
     rows, _, _, _, precisions, act, moved, room, t, _, p, df, w, _, dw, db, output, matrix, spare = data
     units, ways = t.shape[0], df.shape[0]
     outer = ways * (units + 1)
@@ -171,8 +178,10 @@ series, curvature, descend, ascend = hessian_kernels("numba_network", opened, at
 def inverse(
     begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, most: int, out: tuple
 ) -> None:
-    """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
-    norm of the precisions where the objective curves as the penalty; the steps, and whether H is indefinite.
+    """Solve H u = rhs, [E, P] each, H being the Hessian at v [E, P].
+
+    out: u; what is left, as a bound of u's error relative to u in the norm of the precisions where the objective curves
+    as the penalty; the steps, and whether H is indefinite.
 
     u = P^-1 rhs + P^-1 J^T z with (1 + C' M) z = -C' J P^-1 rhs, by conjugate gradients, or MINRES, in the metric M.
     """

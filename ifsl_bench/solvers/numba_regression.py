@@ -48,7 +48,7 @@ def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
 
 @part
 def metric(system: tuple, d: Array, out: Array) -> None:
-    """d K."""
+    """Write d K to out."""
     k, p, _ = system
     ways, size = p.shape[0] - 1, p.shape[1]
     np.dot(d.reshape(ways, size), k, out.reshape(ways, size))
@@ -71,8 +71,10 @@ def search(
     gains: Array,
     spare: Array,
 ) -> float:
-    """A step length where the slope has fallen to a tenth; p and the scores `moved` are left there. See
-    `ifsl_bench.solvers.lbfgs.root_of_slope`; gains [N+1, S] and spare [2, S] are room to compute in."""
+    """Return a step length where the slope has fallen to a tenth.
+
+    p and the scores `moved` are left there. gains [N+1, S] and spare [2, S] are room to compute in.
+    """
     ways, size = f.shape
     room, sums = spare[0], spare[1]
     reach = 0.0
@@ -142,8 +144,11 @@ def newton(
     f: Array,
     p: Array,
 ) -> tuple[bool, int, float]:
-    """Dual numbers a, scores f [N, S] and probabilities p [N+1, S] at the minimum; whether they are, the steps, and the
-    square of a length that the gradient certainly lost. See `ifsl_bench.solvers.regression.DualNewton`."""
+    """Find dual numbers a, scores f [N, S] and probabilities p [N+1, S] at the minimum.
+
+    Returns whether they are, the steps, and the square of a length that the gradient certainly lost; see
+    `ifsl_bench.solvers.regression.DualNewton`.
+    """
     ways, size = start.shape
     room, cg = np.empty((6, ways, size)), np.empty((3, ways * size))
     gains, spare = np.empty((ways + 1, size)), np.empty((2, size))
@@ -212,8 +217,10 @@ def newton(
 def solve(
     begin: int, end: int, problems: tuple, tolerance: float, max_steps: int, inner_steps: int, out: tuple
 ) -> None:
-    """Episodes `begin` to `end` - 1: the minimum v [E, P], the gradient's norm and the value there, the steps and
-    whether it is one, [E] each."""
+    """Find the minimum of each episode from `begin` to `end` - 1.
+
+    out: the minima [E, P]; the gradient's norm and the value there, the steps and whether they are minima, [E] each.
+    """
     x, labels, base_logsumexp, centres, precisions, ways = problems
     v, norm, value, steps, converged = out
     size, features = x.shape[1], precisions.shape[0] // ways
@@ -266,7 +273,7 @@ def solve(
 
 @part
 def opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """The data of episode e that `at` and `product` take, for centres [P]."""
+    """Return the data of episode e that `at` and `product` take, for centres [P]."""
     x, labels, base_logsumexp, _, precisions, ways = problems
     size = x.shape[1]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
@@ -278,7 +285,7 @@ def opened(problems: tuple, e: int, centres: Array) -> tuple:
 
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
-    """The gradient at v [P], and the probabilities there for what follows."""
+    """Write the gradient at v [P], and the probabilities there for what follows."""
     rows, base_logsumexp, labels, centres, precisions, wide, p, spare = data
     ways = wide.shape[1]
     shape = (ways, rows.shape[1])
@@ -292,7 +299,7 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 @part
 def product(data: tuple, d: Array, out: Array) -> None:
-    """The Hessian times d [P], at the v that `at` was last asked about."""
+    """Write the Hessian times d [P], at the v that `at` was last asked about."""
     rows, _, _, _, precisions, wide, p, spare = data
     shape = (wide.shape[1], rows.shape[1])
     np.dot(d.reshape(shape), rows.T, wide[2])
@@ -315,8 +322,10 @@ series, curvature, descend, ascend = hessian_kernels("numba_regression", opened,
 def inverse(
     begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, most: int, out: tuple
 ) -> None:
-    """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
-    norm of the precisions, the steps, and False: the problem is convex.
+    """Solve H u = rhs, [E, P] each, H being the Hessian at v [E, P].
+
+    out: u; what is left, as a bound of u's error relative to u in the norm of the precisions; the steps, and False: the
+    problem is convex.
 
     u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs, by conjugate gradients in the metric of K.
     """
