@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
+from ifsl_bench.experiments.search import Point, next_round
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import defaults, space_of
-from ifsl_bench.plugin.search_points import Point, next_round
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.training_options import Training
@@ -53,7 +53,7 @@ def measure(file: Path, home: str | None) -> None:
     """Fills the file; what is in it already is kept."""
     from ifsl_bench.experiments.evaluation import evaluate
     from ifsl_bench.experiments.job import make_jobs
-    from ifsl_bench.experiments.training_stage import MetaTrain
+    from ifsl_bench.experiments.stages import MetaTrain
     from ifsl_bench.experiments.workspace import workspace
 
     measured = json.loads(file.read_text()) if file.exists() else {}

@@ -13,17 +13,23 @@ Statistical Computation and Simulation 35:135-143), which is exact for one mean 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ifsl_bench.analysis.aggregate import SeedAggregate, having
+from ifsl_bench.analysis.comparison import overall as difference_of_rows
 from ifsl_bench.analysis.ranking import Difference, Prior, difference
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
+from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.utils.errors import UserError, unknown
 
 TAIL = 0.025  # of a 95% interval, on each side
 NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
+ONE = "one"  # a single value: one order, support set and seed
 PARTS = ("order", "support", "seed", "seed by order", "rest")
 
 
@@ -38,10 +44,14 @@ class MeanSquare:
 
     @classmethod
     def over_orders(cls, parts: np.ndarray, degrees: float) -> MeanSquare:
-        """Variance over orders, from what each of them contributes, [orders].
+        """Return the mean square of the contributions of orders.
 
         Of normal effects a mean square S has the variance 2 S^2 / degrees. Here it is read off the spread of the parts,
-        and where it is larger, the effective degrees are so many as would give it.
+        and where it is larger, the effective degrees are those that would give it.
+
+        Args:
+            parts: the contribution of each order, [orders].
+            degrees: of freedom.
         """
         value = float(parts.sum())
         variance = len(parts) * float(parts.var(ddof=1))
@@ -68,7 +78,7 @@ class WrongSign:
 
 
 def overall(x: np.ndarray) -> Difference:
-    """The mean of differences [seeds, orders, supports] of two rows: :func:`~.ranking.difference` over orders.
+    """Return the mean of differences [seeds, orders, supports] of two rows, with its error over orders.
 
     Raises:
         UserError: there is one order.
@@ -85,7 +95,7 @@ def _order_means(x: np.ndarray) -> np.ndarray:
 
 
 def split(x: np.ndarray) -> dict[str, Variance]:
-    """The variances of the effects in [seeds, orders, supports], by :data:`PARTS`, and of all together as "one".
+    """Return the variances of the effects in [seeds, orders, supports], by :data:`PARTS`, and of all as "one".
 
     A part that the design cannot tell from others is left out: with one seed (pass one where all are the same by
     construction) those with seeds, with one support set for each order "support", which is then in "order", or "rest",
@@ -99,7 +109,7 @@ def split(x: np.ndarray) -> dict[str, Variance]:
 
 
 def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
-    """The mean square of each part whose degrees of freedom are not 0."""
+    """Return the mean square of each part whose degrees of freedom are not 0."""
     seeds, orders, supports = x.shape
     means = _order_means(x)
     by_seed, by_order, by_support, mean = means.mean(1), means.mean(0), x.mean(0), means.mean()
@@ -119,7 +129,7 @@ def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
 
 
 def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
-    """Part -> mean square -> its weight in the estimate, from the expected mean squares of the design."""
+    """Return part -> mean square -> its weight in the estimate, from the expected mean squares of the design."""
     m, r = 1 / seeds, 1 / supports
     weights = {
         "order": {"order": m * r, "support": -m * r, "seed by order": -m * r, "rest": m * r},
@@ -140,7 +150,7 @@ def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, floa
 
 
 def _merged(terms: Sequence[tuple[float, MeanSquare]]) -> list[tuple[float, MeanSquare]]:
-    """The same sum, with one term for all over orders of one sign.
+    """Return the same sum, with one term for all over orders of one sign.
 
     An order whose effects are large raises several mean squares at once, and their sum varies more than that of
     independent ones. The sum has Satterthwaite's degrees of freedom.
@@ -161,7 +171,7 @@ def _variance(terms: Sequence[tuple[float, MeanSquare]]) -> Variance:
 
 
 def _interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float, float]:
-    """The 95% interval of the sum of w times the expectation of a mean square, over ``terms`` (Ting et al. 1990)."""
+    """Return the 95% interval of the sum of w times the expectation of a mean square (Ting et al. 1990)."""
     value = sum(w * square.value for w, square in terms)
     positive = [(w * square.value, square.effective) for w, square in terms if w > 0]
     negative = [(-w * square.value, square.effective) for w, square in terms if w < 0]
@@ -171,7 +181,7 @@ def _interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float, float]:
 
 
 def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[float, float]], tail: float) -> float:
-    """The squared distance from an estimate, a sum of positive and negative terms, to its lower limit."""
+    """Return the squared distance from an estimate, a sum of positive and negative terms, to its lower limit."""
     from scipy.special import chdtri, fdtri
 
     def shrunk(degrees: float) -> float:
@@ -193,7 +203,7 @@ def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[fl
 
 
 def wrong_sign(x: np.ndarray) -> WrongSign | None:
-    """Estimates how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
+    """Estimate how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
 
     None where their mean is 0, as of equal rows: it has no sign.
 
@@ -221,3 +231,70 @@ def wrong_sign(x: np.ndarray) -> WrongSign | None:
     error = math.sqrt((mean.error / deviation) ** 2 + ratio**2 * of_variance / (4 * variance**2))
     half = float(stdtrit(min(mean.degrees, 1e9), 1 - TAIL)) * error
     return WrongSign(float(ndtr(-ratio)), float(ndtr(-(ratio + half))), float(ndtr(-max(0.0, ratio - half))), observed)
+
+
+@dataclass(frozen=True, eq=False)
+class VarianceSplit:
+    """A row, or the difference a - b of two, with the variance of its parts."""
+
+    a: SeedAggregate
+    b: SeedAggregate | None
+    mean: Estimate | Difference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
+    parts: Mapping[str, Variance]  # by PARTS and "one"; what the design cannot tell is left out
+    seeds: int  # how many it is over; 1 where all are the same by construction
+    sign: WrongSign | None = None  # of a difference that is not 0
+
+
+def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
+    """Return the split of each row, the best first.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
+
+    Raises:
+        UserError: the task is in episodes, has one order, or no row has the metric.
+    """
+    if not board.task.sessions:
+        raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
+    if not board.rows:
+        raise nothing_stored(board)
+    rows = having((place.row for place in board.places), metric)
+    if not rows:
+        metrics = {name for row in board.rows for name in row.metrics}
+        raise unknown("metric", metric, metrics, where=f"of the measured rows of {board.name}")
+    return [split_of(row, metric) for row in rows]
+
+
+def split_of(row: SeedAggregate, metric: str) -> VarianceSplit:
+    """Return the split of a row; raise :class:`UserError` where there is one order of the classes.
+
+    Args:
+        row: the row.
+        metric: the metric that is split.
+    """
+    x = _values(row, metric, row.seeds, row.fixed)
+    return VarianceSplit(row, None, row.summary()[metric], split(x), len(x))
+
+
+def splits_of_differences(board: TaskResults, metric: str) -> list[VarianceSplit]:
+    """Return the split of the difference of every two rows that have a seed in common, the better one first.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
+    """
+    rows = having((place.row for place in board.places), metric)
+    splits = []
+    for a, b in itertools.combinations(rows, 2):
+        if seeds := [seed for seed in a.seeds if seed in b.seeds]:
+            fixed = a.fixed and b.fixed
+            x = _values(a, metric, seeds, fixed) - _values(b, metric, seeds, fixed)
+            gap = difference_of_rows(a, b, board.compared, metric)
+            splits.append(VarianceSplit(a, b, gap, split(x), len(x), wrong_sign(x)))
+    return splits
+
+
+def _values(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
+    """Return [seeds, orders, supports] of a row; of the first seed where all are the same."""
+    return row.by_sequence(metric, seeds[:1] if fixed else seeds)

@@ -12,7 +12,6 @@ import click
 
 from ifsl_bench.cli.options import (
     Machine,
-    Whole,
     data_option,
     device_option,
     examples,
@@ -22,13 +21,12 @@ from ifsl_bench.cli.options import (
     results_option,
     style_option,
 )
-from ifsl_bench.cli.output import say, show_tables, tell_lacking
-from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
+from ifsl_bench.cli.output import print_missing, say, show_tables
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.job import Job
-    from ifsl_bench.experiments.plan import Plan
+    from ifsl_bench.experiments.plan import JobPlan
     from ifsl_bench.experiments.request import Request
     from ifsl_bench.experiments.workspace import Workspace
 
@@ -45,13 +43,13 @@ def _wanted(
     narrowed, _ = with_tasks(asked(campaign, request), machine.folders)
     work = machine.workspace(narrowed.results, device)
     jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
-    tell_lacking(lacking)
+    print_missing(lacking)
     return jobs, work, dict(narrowed.data)
 
 
 @click.command(
     epilog=examples(
-        "plan leaderboard --jobs 2",
+        "plan leaderboard",
         "plan --method paper --task glyphs-5shot --seeds 3",
         "plan campaign.toml --format json",
     )
@@ -60,33 +58,39 @@ def _wanted(
 @data_option
 @click.option("--rerun", is_flag=True, help="As if no result were stored.")
 @click.option("--retrain", is_flag=True, help="As if nothing were meta-trained either.")
-@click.option("--jobs", default=1, type=Whole(1, MOST_WORKERS), help="Time for N workers.")
 @click.option("--full", is_flag=True, help="A line for each task, however many there are.")
 @style_option
 @machine_options(device_option, home_option, results_option)
 def plan(
-    campaign: str | None, request: Request, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, full: bool,
+    campaign: str | None, request: Request, data: dict[str, str], rerun: bool, retrain: bool, full: bool,
     machine: Machine, style: str,
 ) -> None:  # fmt: skip
-    """Say what a campaign would do, and about how long it would take.
+    """Say what a campaign would do, and what the stored rows took.
 
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
     planned_jobs, work, files = _wanted(campaign, request, replace(machine, quiet=True))
     from ifsl_bench.experiments.plan import plan_of
-    from ifsl_bench.experiments.run import check_data
+    from ifsl_bench.experiments.runner import check_data
 
     files |= {name: Path(path) for name, path in data.items()}
     check_data(files, [job.task for job in planned_jobs], work.home)
-    plan_shown = plan_of(planned_jobs, work, rerun, retrain, lacking=True, workers=jobs, data=files)
-    show_plan(plan_shown, style, full)
+    show_plan(plan_of(planned_jobs, work, rerun, retrain, lacking=True, data=files), work, style, full)
 
 
-def show_plan(plan: Plan, style: str, full: bool = False) -> None:
-    """Prints a plan; a long one without a line for each task, unless all are asked for."""
+def show_plan(plans: Sequence[JobPlan], work: Workspace, style: str, full: bool = False) -> None:
+    """Print a plan.
+
+    Args:
+        plans: of jobs.
+        work: folders.
+        style: of output.
+        full: whether tasks have lines of their own in a long plan, too.
+    """
     from ifsl_bench.experiments.plan import document, notes_of, rows_of
 
-    _show(rows_of(plan, full), notes_of(plan, full), document(plan) if style == "json" else {}, style)
+    whole = document(plans, work.home) if style == "json" else {}
+    _show(rows_of(plans, full), notes_of(plans, work.home, full), whole, style)
 
 
 @click.command(epilog=examples("status leaderboard", "status campaign.toml --task glyphs-5shot"))
@@ -112,7 +116,7 @@ def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mappin
     if style == "json":
         click.echo(json.dumps(whole, indent=1))
         return
-    fold = {"stage": 44, "what": 24, "where": 8, "device": 26, "how far": 16}
-    show_tables([plain_table(rows, fold=fold, drop=("device", "since", "where"))], style)
+    fold = {"job": 32, "missing": 20, "stored row took": 20, "on": 12, "what": 24, "where": 8, "how far": 16}
+    show_tables([plain_table(rows, fold=fold, drop=("on", "since", "where"))], style)
     if style in READERS:
         say("\n" + "\n".join(notes), style)

@@ -93,11 +93,11 @@ def table(
 
     boards = boards_of(tasks, labels, folders)
     if beside:
-        from ifsl_bench.reporting.published_comparison_table import beside_tables
+        from ifsl_bench.reporting.comparison_tables import published_comparison_tables
 
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
-        if not (tables_beside := beside_tables(boards)):
+        if not (tables_beside := published_comparison_tables(boards)):
             if boards and all(board.task.sessions for board in boards):
                 raise UserError("--beside is for tasks in episodes; printed rows in sessions are of other backbones: "
                                 "'ifsl-bench leaderboard' shows them")  # fmt: skip
@@ -174,7 +174,7 @@ def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> Non
     """
     from ifsl_bench.analysis.comparison import compare as compare_rows
     from ifsl_bench.analysis.task_results import pair_of
-    from ifsl_bench.reporting.detail_tables import comparison_table
+    from ifsl_bench.reporting.comparison_tables import comparison_table
 
     rows = pair_of(a, b, task, folders)
     show_tables([comparison_table(compare_rows(*rows))], style)
@@ -197,7 +197,7 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
     have, give the wrong sign.
     """
     from ifsl_bench.analysis.task_results import boards_of
-    from ifsl_bench.reporting.variance_table import variance_tables
+    from ifsl_bench.reporting.comparison_tables import variance_tables
 
     boards = boards_of([task], labels, folders)
     show_tables([table for board in boards for table in variance_tables(board, metric)], style)

@@ -31,16 +31,15 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import prints_aside, say, show_tables, tell_lacking
+from ifsl_bench.cli.output import print_missing, prints_aside, say, show_tables
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.cluster import ClusterSpec
-    from ifsl_bench.experiments.executors import Executor
     from ifsl_bench.experiments.job import Job
     from ifsl_bench.experiments.request import Request
-    from ifsl_bench.experiments.run import Ended
+    from ifsl_bench.experiments.runner import Backend, RunSummary
     from ifsl_bench.experiments.workspace import Workspace
     from ifsl_bench.protocols.tasks.task import Task
 
@@ -136,17 +135,21 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
         return _evaluate(Path(how.checkpoint), request, work, how.style)
     jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
     files = {**narrowed.data, **{name: Path(path) for name, path in how.data.items()}}
-    from ifsl_bench.experiments.run import check_data, workers_for
+    from ifsl_bench.experiments.runner import check_data
 
     check_data(files, tasks, work.home)
     if how.dry_run and how.own_weights:
         raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
-    executor = workers_for(jobs, work, machine.device, how.jobs, how.devices, cluster)
+    backend: Backend | None = None
+    if cluster or how.jobs or how.devices:
+        from ifsl_bench.experiments.backends import backend_for
+
+        backend = backend_for(jobs, work, machine.device, how.jobs, how.devices, cluster)
     if how.dry_run:
-        _plan(jobs, lacking, files, work, how, executor)
+        _plan(jobs, lacking, files, work, how)
         return 0
     first = not any(work.home.results.glob("*/*.json"))
-    ended = _run(jobs, files, work, how, executor)
+    ended = _run(jobs, files, work, how, backend)
     _show_rows(tasks, ended, work, how)
     if first and ended.stored and how.style == "text":
         task = ended.stored[0].task.name
@@ -169,23 +172,20 @@ def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -
 
 
 def _plan(
-    jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, how: How,
-    executor: Executor | None,
-) -> None:  # fmt: skip
+    jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, how: How
+) -> None:
     from ifsl_bench.cli.campaigns import show_plan
     from ifsl_bench.experiments.plan import plan_of
 
-    count = executor.count if executor and not how.cluster else 1
-    plan = plan_of(jobs, work, how.rerun, how.retrain, lacking=bool(files), workers=count, data=files)
-    if how.cluster:
-        work.reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
-                          f"{how.cluster} are not asked what they have")  # fmt: skip
-    tell_lacking(lacking)
-    show_plan(plan, how.style, how.full)
+    plans = plan_of(jobs, work, how.rerun, how.retrain, lacking=bool(files), data=files)
+    print_missing(lacking)
+    show_plan(plans, work, how.style, how.full)
 
 
-def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, how: How, executor: Executor | None) -> Ended:
-    from ifsl_bench.experiments.run import prepare_from, run_campaign
+def _run(
+    jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, how: How, backend: Backend | None
+) -> RunSummary:
+    from ifsl_bench.experiments.runner import prepare_from, run_jobs
 
     prepare_from(files, work)
     if how.own_weights:
@@ -193,11 +193,10 @@ def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, how: H
 
         train_backbones(jobs, work)
     with prints_aside(how.style):
-        return run_campaign(jobs, work, rerun=how.rerun, retrain=how.retrain, command=_typed(sys.argv[1:]),
-                            executor=executor)  # fmt: skip
+        return run_jobs(jobs, work, backend, rerun=how.rerun, retrain=how.retrain, command=_typed(sys.argv[1:]))
 
 
-def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -> None:
+def _show_rows(tasks: Sequence[Task], ended: RunSummary, work: Workspace, how: How) -> None:
     """Prints the rows of the tasks: for readers the new ones among those of usual settings, and where they stand."""
     from ifsl_bench.analysis.task_results import load_board
     from ifsl_bench.reporting.leaderboard import task_table
@@ -208,8 +207,8 @@ def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -
         show_tables([task_table(board, how.full) for board in boards if not board.empty], how.style)
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
+    from ifsl_bench.reporting.comparison_tables import published_comparison_tables
     from ifsl_bench.reporting.notes import standings
-    from ifsl_bench.reporting.published_comparison_table import beside_tables
 
     labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.stored if job.task.name == board.name))
             for board in boards}  # fmt: skip
@@ -229,14 +228,14 @@ def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -
         for setting, of_setting in by_setting.items():
             for lines in standings(board.in_setting(setting), of_setting):
                 say("\n" + "\n".join(lines), how.style)
-    if beside := beside_tables(boards):
+    if beside := published_comparison_tables(boards):
         click.echo()
         show_tables(beside, how.style)
 
 
-def tell(ended: Ended, jobs: int, lacking: Mapping[str, int]) -> int:
+def tell(ended: RunSummary, jobs: int, lacking: Mapping[str, int]) -> int:
     """Says which jobs failed or could not be run here, and why; returns the exit status."""
-    tell_lacking(lacking)
+    print_missing(lacking)
     if ended.failed:
         click.echo(f"ifsl-bench: {len(ended.failed)} of {jobs} jobs failed:", err=True)
     for line in ended.causes:

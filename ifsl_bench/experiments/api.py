@@ -12,11 +12,10 @@ from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.expansion import method_names, task_names
 from ifsl_bench.experiments.job import Job, make_jobs, trained_in_vain
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.run import run_campaign
-from ifsl_bench.experiments.stages import PrepareData
+from ifsl_bench.experiments.runner import run_jobs
+from ifsl_bench.experiments.stages import PrepareData, backbone_of
 from ifsl_bench.experiments.trained_models import trained_facts
 from ifsl_bench.experiments.training_curves import curve_logs
-from ifsl_bench.experiments.training_stage import backbone_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.experiments.workspace import workspace as workspace
 from ifsl_bench.plugin.method import Method
@@ -111,7 +110,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         work.reporter.warn(remark)
     if single:
         return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
-    ended = run_campaign(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
+    ended = run_jobs(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
     if ended.failed:
         failed = f"{len(ended.failed)} of {len(jobs)} jobs failed, the others are stored"
         raise UserError(f"{failed}: {'; '.join(ended.causes)}")
@@ -148,9 +147,9 @@ def _only(jobs: Sequence[Job]) -> Job:
 def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = CALL) -> Result:
     """Run one job in this process and return its result, which is on disk then.
 
-    See :func:`~ifsl_bench.experiments.run.run_campaign`.
+    See :func:`~ifsl_bench.experiments.runner.run_jobs`.
     """
-    run_campaign([job], work, rerun=rerun, retrain=retrain, command=command)
+    run_jobs([job], work, rerun=rerun, retrain=retrain, command=command)
     return result_file.read(job.result_path(work.home))
 
 

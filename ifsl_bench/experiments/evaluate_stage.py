@@ -8,7 +8,7 @@ import importlib.metadata
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,24 +16,10 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
 from ifsl_bench.backbones.device import DeviceChoice, describe_device
-from ifsl_bench.data.preparing.metadata import DatasetMetadata
 from ifsl_bench.experiments.evaluation import Evaluated, evaluate, has_sessions
-from ifsl_bench.experiments.job import TUNING_SEED, Job
-from ifsl_bench.experiments.rates import Amount
-from ifsl_bench.experiments.stages import CheckEpisodes, PrepareData, Stage
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, fresh, key_of, say_place, to_evaluate
 from ifsl_bench.experiments.trained_models import Trained, load_trained
-from ifsl_bench.experiments.training_stage import (
-    JobStage,
-    MetaTrain,
-    backbone_of,
-    data_stage_of,
-    evaluation_amount,
-    features_stages,
-    fresh,
-    key_of,
-    say_place,
-    to_evaluate,
-)
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
@@ -146,16 +132,17 @@ class EvaluationContext:
 
 
 @dataclass(frozen=True)
-class Evaluate(JobStage):
+class Evaluate(Stage):
     """The result, of the best of its candidates; :mod:`ifsl_bench.experiments.stored_results` stores it."""
 
     kind = "evaluation"
     placed_as = "evaluation"
+    job: Job
     model: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
     command: str = ""  # what the user typed, recorded with the result
 
-    def told(self, seeds: str) -> str:
-        return f"evaluating {self.job.told(seeds)}: {self.job.task.kind.counted(self.job.episodes)}"
+    def __str__(self) -> str:
+        return f"evaluating {self.job}: {self.job.task.kind.counted(self.job.episodes)}"
 
     def key(self, home: Paths) -> str:
         """Name all that is evaluated for one result."""
@@ -163,30 +150,11 @@ class Evaluate(JobStage):
         how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
         return f"{key_of(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
 
-    def inputs(self) -> Sequence[Stage]:
-        job = self.job
-        # Every row has calibrated numbers beside its own; validation episodes that cannot be drawn are no hindrance.
-        stages = features_stages(job, (*job.sides, "val") if job.task.kind.has_base else job.sides)
-        if job.searched and self.model is None:
-            from ifsl_bench.experiments.searching import TrainChosen, trials_of
-
-            if job.trials and job.seed != TUNING_SEED and job.trains:  # which waits for the trials
-                stages += [TrainChosen(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))]
-            else:
-                stages += trials_of(job)
-        elif job.trains and self.model is None:
-            stages += [MetaTrain(replace(job, calibrated=False))]
-        return [*(CheckEpisodes(job.task, side) for side in job.sides), *stages]
-
-    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount:
-        more = len(self.job.task.evaluation.halves[0]) if self.job.task.kind.has_base else 0  # for calibration
-        return evaluation_amount(self.job, self.job.episodes + more, work)
-
     def open(self, work: Workspace) -> EvaluationContext:
         """Open the method and its data; the method is trained if need be."""
         job, choice = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
         if self.model is None and job.searched:
-            from ifsl_bench.experiments.searching import chosen
+            from ifsl_bench.experiments.search import chosen
 
             job, choice = chosen(job, work, work.reporter)
         if self.model is None:
@@ -219,7 +187,7 @@ class Evaluate(JobStage):
             counts = counts.calibrated() if self.job.calibrated else counts
         else:
             if self.job.searched and self.model is None:
-                from ifsl_bench.experiments.searching import counted_on_test
+                from ifsl_bench.experiments.search import counted_on_test
 
                 choice = counted_on_test(self.job, choice, counts, work)
             if calibrated and self.job.calibrated:
@@ -313,27 +281,3 @@ def commit() -> str:
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
-
-
-def stages_of(job: Job) -> list[Stage]:
-    """The stages of a job, each after those it waits for: its data first, what gives the result last.
-
-    The checks of its episodes are part of the first.
-    """
-    stages: list[Stage] = [data_stage_of(job)]
-    trials: set[str] = set()
-
-    def add(stage: Stage) -> None:
-        for needed in stage.inputs():
-            # Candidates may be thousands: they are told apart by what they are called.
-            if needed.kind == "trial":
-                if str(needed) in trials:
-                    continue
-                trials.add(str(needed))
-            elif isinstance(needed, (PrepareData, CheckEpisodes)) or needed in stages:
-                continue
-            add(needed)
-        stages.append(stage)
-
-    add(Evaluate(job))
-    return stages

@@ -1,6 +1,6 @@
-"""The log of a stage, under ``logs`` in the home folder: a JSON object a line for each event.
+"""The log of a piece of work, under ``logs`` in the home folder: a JSON object a line for each event.
 
-The process that runs the stage writes it. The command that handed the stage out reads it meanwhile, as ``status`` does.
+The process that does the work writes it; ``status`` reads it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from ifsl_bench.utils.locks import process_id
 from ifsl_bench.utils.progress import ProgressTask, Reporter, figures_in_words
 
 EVERY = 2.0  # seconds from one line of progress to the next
-BEGUN, DONE, FAILED, INTERRUPTED, LOST = "begun", "done", "failed", "interrupted", "lost"
+BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An event in the life of a stage.
+    """A line of a log.
 
     Attributes:
-        time: by the clock of the machine that ran it.
+        time: by the clock of the machine that did the work.
         kind: "begun", and "done", "failed" or "interrupted"; "say" and "warn"; "trace", a line of a traceback; "stage",
-            a piece of work of ``total`` units, "advance" in it and its "end". "lost", which stands in no log: its
-            worker died.
-        text: one line: the stage's title, why it failed or was lost, what is said, the piece of work.
+            a piece of ``total`` units, "advance" in it and its "end".
+        text: one line: the title, the error, the remark.
         done: units, those of an earlier run among them.
         figures: loss, accuracy in percent, ...
-        seconds: that the stage took.
+        seconds: that the work took.
         host, writer: the machine and the process, see :func:`ifsl_bench.utils.locks.process_id`.
     """
 
@@ -59,70 +58,71 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         prefix = {"warn": "warning: ", FAILED: "failed: ", INTERRUPTED: "interrupted: "}.get(self.kind, "")
         return prefix + self.text
 
-    @property
-    def share(self) -> float:
-        """The part of a piece of work that is done; 0 for other events."""
-        return self.done / self.total if self.total else 0.0
-
-
-def event_now(kind: str, text: str = "", **facts: Any) -> Event:
-    """An event that happens here and now; its text becomes one line."""
-    return Event(datetime.now(UTC).replace(microsecond=0), kind, one_line(text), **facts)
-
 
 _decode = msgspec.json.Decoder(Event).decode
 
 
 def log_path(home: Paths, key: str) -> Path:
-    """The log of the node of that key."""
+    """Return the log of the work of that key."""
     return home.logs / f"{key}.log"
 
 
-class Tail:
-    """Reads a log from a byte on, by default what is added from now on."""
+def read_events(path: Path, begin: int = 0) -> list[Event]:
+    """Read a log, without lines that a process has died in the middle of; empty where there is none.
 
-    def __init__(self, path: Path, read: int | None = None) -> None:
-        self.path, self.read = path, read or 0
-        with suppress(OSError):
-            self.read = path.stat().st_size if read is None else read
+    Args:
+        path: of the log.
+        begin: the first byte to read.
+    """
+    try:
+        lines = path.read_bytes()[begin:].splitlines()
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            events.append(_decode(line))
+    return events
 
-    def events(self) -> list[Event]:
-        """Returns the events since the last call, without lines that a process has died in the middle of.
 
-        Opens the log anew: network file systems show news only then.
-        """
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.read)
-                content = file.read()
-        except OSError:
-            return []
-        lines = content[: content.rfind(b"\n") + 1]
-        self.read += len(lines)
-        events = []
-        for line in lines.splitlines():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                events.append(_decode(line))
-        return events
+def progress(path: Path, begin: int = 0) -> float:
+    """Return how far work has come: the sum of the shares of its stages that are done.
+
+    Args:
+        path: of the log.
+        begin: the first byte to read.
+    """
+    shares: dict[str, float] = {}
+    for event in read_events(path, begin):
+        if event.total:
+            shares[event.text] = max(shares.get(event.text, 0.0), event.done / event.total)
+    return sum(shares.values())
 
 
 class Log(Reporter):
-    """Writes what the stage that runs reports to the stage's log, and hands it on.
+    """Writes reports to the log of the work that is done, and hands them on.
 
     Where it cannot be written, as in a home on a read-only disk, there is none.
 
     Attributes:
-        to: whoever is to hear at the time.
+        to: the reporter that receives them, too.
+        warnings: those of the work.
     """
 
     def __init__(self, home: Paths, to: Reporter) -> None:
         self.home, self.to, self.start = home, to, 0.0
         self.file: IO[bytes] | None = None
+        self.warnings: list[str] = []
 
     @contextmanager
     def of(self, key: str, title: str) -> Iterator[None]:
-        """Inside, the node of that key runs; an interruption is an event of its log."""
-        path, self.start = log_path(self.home, key), time.monotonic()
+        """Open the log of a key while the work is done; an interruption is an event of it.
+
+        Args:
+            key: of the work.
+            title: of the work, for people.
+        """
+        path, self.start, self.warnings = log_path(self.home, key), time.monotonic(), []
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab")  # noqa: SIM115
@@ -141,22 +141,32 @@ class Log(Reporter):
                     self.file.close()
                 self.file = None
 
-    def write(self, kind: str, text: str = "", **facts: Any) -> Event:
-        """Writes an event to the log alone, and returns it."""
-        event = event_now(kind, text, **facts)
+    def write(self, kind: str, text: str = "", **facts: Any) -> None:
+        """Write an event to the log alone.
+
+        Args:
+            kind: of event.
+            text: becomes one line.
+            facts: other attributes of the event.
+        """
+        event = Event(datetime.now(UTC).replace(microsecond=0), kind, one_line(text), **facts)
         if self.file is not None:
-            with suppress(OSError):  # a full disk is told by the stage's own writes
+            with suppress(OSError):  # a full disk is told by the work's own writes
                 self.file.write(msgspec.json.encode(event) + b"\n")
                 self.file.flush()
-        return event
 
-    def end(self, error: Exception | None = None) -> Event:
-        """Writes how a stage ended, with the traceback of an error where a person cannot do without it."""
+    def end(self, error: Exception | None = None) -> None:
+        """Write how the work ended, with the traceback of an error where a person cannot do without it."""
         if error and not isinstance(error, (UserError, OSError, MemoryError)):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.write("trace", line)
-        seconds = time.monotonic() - self.start
-        return self.write(FAILED, format_error(error), seconds=seconds) if error else self.write(DONE, seconds=seconds)
+        kind, text = (FAILED, format_error(error)) if error else (DONE, "")
+        self.write(kind, text, seconds=self.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """The time since the work began."""
+        return time.monotonic() - self.start
 
     def say(self, text: str) -> None:
         self.write("say", text)
@@ -164,13 +174,14 @@ class Log(Reporter):
 
     def warn(self, text: str) -> None:
         self.write("warn", text)
+        self.warnings.append(one_line(text))
         self.to.warn(text)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         last = 0.0  # time of the last line
 
-        def hear(amount: int, figures: Mapping[str, float]) -> None:
+        def advance(amount: int, figures: Mapping[str, float]) -> None:
             nonlocal last
             if (now := time.monotonic()) - last >= EVERY:
                 last = now
@@ -178,7 +189,7 @@ class Log(Reporter):
             shown.advance(amount, **figures)
 
         with self.to.stage(title, total, done) as shown:
-            stage = ProgressTask(title, total, done, hear)
+            stage = ProgressTask(title, total, done, advance)
             self._write_stage("stage", stage)
             yield stage
             self._write_stage("end", stage)

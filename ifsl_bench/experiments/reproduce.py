@@ -12,10 +12,10 @@ import numpy as np
 
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import data_of, metadata_of
-from ifsl_bench.experiments.evaluate_stage import stages_of
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.training_stage import data_stage_of
+from ifsl_bench.experiments.runner import stages_of
+from ifsl_bench.experiments.stages import data_stage_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method_source import same_method

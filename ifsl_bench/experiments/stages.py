@@ -1,129 +1,100 @@
-"""Stages before any method comes in: their base, data set, pretraining, features.
+"""The stages of a job before its evaluation: data, pretraining, features and meta-training.
 
-Each is a small description that can be pickled.
+A stage is a small description that can be pickled. Its ``compute`` opens the artefact, or makes it under a file lock,
+from where an earlier run stopped; it makes inputs that are missing, too.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
+import msgspec
 import numpy as np
 import torch
 
-from ifsl_bench.backbones.contract import is_frozen
-from ifsl_bench.backbones.device import DeviceChoice, StageType
-from ifsl_bench.backbones.features import BATCH, bank_folder, recorded
+from ifsl_bench.backbones.device import HOST, DeviceChoice, StageType
+from ifsl_bench.backbones.features import bank_folder, recorded
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     NotIncluded,
     features_key,
     features_sha256,
-    is_offered,
     packaged_file,
     pretrained_sha256,
     pretraining_key,
     shares_linear_backbone,
 )
-from ifsl_bench.data.datasets import is_prepared, rough_seconds
+from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.pools import entry_of
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, data_of, fingerprint_of, novel_fingerprint
 from ifsl_bench.data.views import NOVEL, prefix_of
-from ifsl_bench.experiments.rates import Amount
+from ifsl_bench.experiments.evaluation import evaluate
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.trained_models import Model, folders, holds, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
+from ifsl_bench.plugin.method import Base, Method
+from ifsl_bench.plugin.options import defaults, make_method, remade
 from ifsl_bench.protocols.sampling.episodes import task_stream, training_sampler
-from ifsl_bench.protocols.tasks.task import INCLUDED, Side, Task
-from ifsl_bench.utils.checkpoint import begun
-from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.threads import cores
-
-PREPARING = 500 << 20  # bytes that an import takes, with the processes that decode
-# Bytes a pixel of a batch: of a step of training, for which a small network on letters took 2,000 and ResNet-10 on
-# photographs 2,800, and of a forward pass alone.
-STEP, FORWARD = 3000, 1000
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
+from ifsl_bench.utils.checkpoint import finished_info
+from ifsl_bench.utils.errors import CorruptFile
+from ifsl_bench.utils.files import Paths, sha256_json
+from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.seeds import seed_of
 
 
 class Stage(ABC):
-    """A piece of work: a description with what it waits for, what it makes, and how that is computed.
+    """One step on the way to a result.
 
     Attributes:
         kind: of stage, in a word.
-        trains: whether it trains a method, or tries a trained one.
-        placed_as: kind of work, by which its place is chosen.
+        placed_as: the kind of work by which its device is chosen.
     """
 
     kind: ClassVar[str]
-    trains: ClassVar[bool] = False
     placed_as: ClassVar[StageType] = "data"
-
-    def __str__(self) -> str:
-        return self.told("" if self.shown_seed is None else f", seed {self.shown_seed}")
-
-    @abstractmethod
-    def told(self, seeds: str) -> str:
-        """Names the stage for people, with ``seeds`` after it, if it has a seed: ", seed 0", ", seeds 0 to 4"."""
-
-    @property
-    def shown_seed(self) -> int | None:
-        """The seed that it is told with; None where it has none."""
-        return None
-
-    @property
-    def family(self) -> Hashable:
-        """Equal for stages that plans tell of in one line."""
-        return self.told("")
 
     @abstractmethod
     def key(self, home: Paths) -> str:
-        """Names its artefact; equal keys of one kind of stage mean equal artefacts."""
-
-    def inputs(self) -> Sequence[Stage]:
-        """The stages it waits for. It makes what they should have made and did not, if it comes to that."""
-        return ()
-
-    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
-        """The models and trials that it makes, with their files or folders."""
-        return []
-
-    def cached(self, home: Paths) -> bool:
-        """Tells whether the artefact is there; never, where it leaves none."""
-        return False
-
-    def place(self, work: Workspace) -> DeviceChoice:
-        """Says where it runs, and why there."""
-        return work.place(self.placed_as)
-
-    def threads(self) -> int:
-        """The threads that it keeps busy on the host's processor; :func:`cores` of them are the whole machine."""
-        return 1
-
-    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
-        """Bytes on the host, roughly, beyond those of an idle process; ``device`` is where it computes."""
-        return 0
-
-    @abstractmethod
-    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
-        """The work that is left; None where it is unknown; raises :class:`UserError` where nobody can do it."""
+        """Name the artefact; equal keys of one kind of stage mean equal artefacts."""
 
     @abstractmethod
     def compute(self, work: Workspace) -> Any:
-        """Opens the artefact, or makes it, from where an earlier run stopped."""
+        """Open the artefact, or make it, from where an earlier run stopped."""
+
+    def cached(self, home: Paths) -> bool:
+        """Return whether the artefact exists; never, for a stage that leaves none."""
+        return False
+
+    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
+        """List the trained models and trials that the stage makes, with their files or folders."""
+        return []
+
+    def place(self, work: Workspace) -> DeviceChoice:
+        """Choose the device of the stage, with the reason."""
+        return work.place(self.placed_as)
 
 
 @dataclass(frozen=True)
 class PrepareData(Stage):
-    """The data set, from which the episodes of some sides can be drawn, those of training with so many sessions."""
+    """The data of a task, and a check that the episodes of some sides can be drawn from them.
+
+    Attributes:
+        sessions: of the episodes of meta-training.
+    """
 
     kind = "data"
     task: Task
     sides: tuple[Side, ...] = ()
     sessions: int = 1
 
-    def told(self, seeds: str) -> str:
+    def __str__(self) -> str:
         others = f" with novel classes of {self.task.novel_from}" if self.task.novel_from else ""
         return f"data set {self.task.dataset.name}{others}"
 
@@ -134,7 +105,7 @@ class PrepareData(Stage):
         return all(is_prepared(home, spec.name) for spec in data_of(self.task, home))
 
     def check(self, data: DatasetMetadata) -> None:
-        """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
+        """Raise :class:`UserError` where episodes cannot be drawn, as far as the metadata show it."""
 
         def starts(pool: str) -> np.ndarray:
             return entry_of(data.starts, pool, self.task.dataset.name)
@@ -148,17 +119,6 @@ class PrepareData(Stage):
 
             order_of(self.task.novel_data, classes)
 
-    def threads(self) -> int:
-        return cores()
-
-    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
-        return PREPARING
-
-    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
-        lacking = [spec.name for spec in data_of(self.task, work.home) if not is_prepared(work.home, spec.name)]
-        each = [rough_seconds(name) for name in lacking]
-        return None if None in each else Amount(self.kind, "+".join(lacking) + "/cpu", 1.0, sum(filter(None, each)))
-
     def compute(self, work: Workspace) -> None:
         prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
         _ = prepared.dataset
@@ -166,30 +126,6 @@ class PrepareData(Stage):
             prepared.check_episodes(side)
         if self.sessions > 1:
             prepared.training_sampler(self.sessions)
-
-
-@dataclass(frozen=True)
-class CheckEpisodes(Stage):
-    """A check that one side's episodes can be drawn, and are those that stored results were measured on."""
-
-    kind = "episodes"
-    task: Task
-    side: Side
-
-    def told(self, seeds: str) -> str:
-        return f"{self.side} {'episodes' if self.side == 'train' else self.task.kind.drawn} of {self.task.name}"
-
-    def key(self, home: Paths) -> str:
-        return f"{self.task.name}-{self.task.hash[:12]}-{self.side}"
-
-    def inputs(self) -> Sequence[Stage]:
-        return [PrepareData(self.task)]
-
-    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
-        return Amount(self.kind, f"{self.task.name}/cpu", 1.0, 1.0)
-
-    def compute(self, work: Workspace) -> None:
-        PreparedTask(self.task, "linear", 0, work).check_episodes(self.side)
 
 
 @dataclass(frozen=True)
@@ -201,19 +137,16 @@ class Pretrain(Stage):
     head: HeadKind
     seed: int
 
-    def told(self, seeds: str) -> str:
-        return f"pretraining {self.task.pretraining.backbone}, {self.head} head{seeds}"
-
-    @property
-    def shown_seed(self) -> int:
-        return self.task.pretraining_seed(self.seed)
+    def __str__(self) -> str:
+        seed = self.task.pretraining_seed(self.seed)
+        return f"pretraining {self.task.pretraining.backbone}, {self.head} head, seed {seed}"
 
     def key(self, home: Paths, fingerprint: str = "?") -> str:
-        """The key on data of that fingerprint, where they are neither prepared nor pinned."""
+        """Name the pretraining; ``fingerprint`` is that of data that are neither prepared nor pinned."""
         return pretraining_key(self.task, fingerprint_of(self.task.dataset, home) or fingerprint, self.head, self.seed)
 
     def features_key(self, home: Paths) -> str:
-        """Names the folder of its features."""
+        """Name the folder of its features."""
         return features_key(self.task, fingerprint_of(self.task.dataset, home) or "?", self.head, self.seed)
 
     @property
@@ -221,53 +154,21 @@ class Pretrain(Stage):
         """The pretraining on whose backbone this head is fitted; None where it has its own."""
         return replace(self, head="linear") if shares_linear_backbone(self.task, self.head) else None
 
-    def inputs(self) -> Sequence[Stage]:
-        if linear := self.linear:
-            pools = ["base/train"] if self.task.pretraining.backbone != INCLUDED else []
-            return [PrepareData(self.task), linear, *(Features(linear, pool, 1) for pool in pools)]
-        return [PrepareData(self.task)]
-
     def weights(self, home: Paths) -> str | None:
-        """The checksum of the weights in the cache; None where there are none."""
+        """Return the checksum of the weights in the cache; None where there are none."""
         return pretrained_sha256(home, self.key(home))
 
     def cached(self, home: Paths) -> bool:
         return self.weights(home) is not None
 
-    def perhaps_shipped(self, home: Paths) -> bool:
-        """Whether the package has its weights, if the data, which are not prepared, are those of the weights."""
-        from ifsl_bench.backbones.weights import packaged_weights
-
-        if fingerprint_of(self.task.dataset, home):
-            return False
-        fingerprints = {str(weights.definition["data"]) for weights in packaged_weights().values()}
-        return any(packaged_file(self.key(home, fingerprint)) for fingerprint in fingerprints)
-
-    def threads(self) -> int:
-        return cores()
-
-    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
-        """Activations of a batch; images are mapped, and the system may drop their pages."""
-        return STEP * self.task.pretraining.batch * math.prod(data.shape[:2]) if device.type == "cpu" else PREPARING
-
-    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
-        spec, images, home = self.task.pretraining, data.images("base/train"), work.home
-        held_out = data.images("base/val") + data.images("base/test")
-        if not data.shape:
-            return None
-        second = self.linear is not None
-        if spec.backbone == INCLUDED and data.fingerprint and not (second or packaged_file(self.key(home))):
+    def check(self, data: DatasetMetadata, home: Paths) -> None:
+        """Raise :class:`NotIncluded` where the backbone has features of other data alone."""
+        included = self.task.pretraining.backbone == INCLUDED and bool(data.shape and data.fingerprint)
+        if included and not (self.linear or packaged_file(self.key(home))):
             raise NotIncluded(self.task)
-        seen = images + held_out  # by a frozen backbone, beside whose features the classifier costs little
-        if not is_frozen(spec):
-            batch, each = spec.epoch(images)
-            begun_at = begun(home.pretrained / self.key(home), "epoch") * each / max(1, spec.steps)
-            seen = round(spec.steps * batch * (1 - min(1.0, begun_at))) + held_out // 3
-        if is_offered(home, self.key(home)) or second:
-            seen = 0  # the weights come with the package, or are a classifier's alone
-        return Amount(self.kind, _named(spec.backbone, data, self.place(work)), seen * math.prod(data.shape[:2]))
 
     def prepared(self, work: Workspace) -> PreparedTask:
+        """Open the task with this pretraining."""
         return work.prepared(self.task, self.head, self.seed)
 
     def compute(self, work: Workspace) -> None:
@@ -283,7 +184,7 @@ class Features(Stage):
     pool: str
     views: int
 
-    def told(self, seeds: str) -> str:
+    def __str__(self) -> str:
         return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
 
     def key(self, home: Paths) -> str:
@@ -293,33 +194,155 @@ class Features(Stage):
         folder = bank_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
         return folder.relative_to(home.features).as_posix()
 
-    def inputs(self) -> Sequence[Stage]:
-        return [self.backbone]
-
     def cached(self, home: Paths) -> bool:
         there, weights = recorded(home.features / self.key(home)), features_sha256(home, self.backbone.key(home))
         return weights is not None and there.get("pretraining_sha256") == weights
-
-    def threads(self) -> int:
-        return cores()
-
-    def memory(self, data: DatasetMetadata, device: torch.device) -> int:
-        """Activations of the largest layers for a batch, of which none are kept."""
-        return FORWARD * BATCH * math.prod(data.shape[:2]) if device.type == "cpu" else PREPARING
-
-    def amount(self, data: DatasetMetadata, work: Workspace) -> Amount | None:
-        images, spec = self.views * data.images(self.pool), self.backbone.task.pretraining
-        of_classifier = self.views == 1 and self.pool.startswith("base/") and is_frozen(spec)
-        if of_classifier and not self.backbone.cached(work.home):
-            images = 0  # the pretraining computes them, to train the classifier on
-        if not data.shape:
-            return None
-        return Amount(self.kind, _named(spec.backbone, data, self.place(work)), images * math.prod(data.shape[:2]))
 
     def compute(self, work: Workspace) -> None:
         self.backbone.prepared(work).features(self.pool, self.views)
 
 
-def _named(backbone: str, data: DatasetMetadata, place: DeviceChoice) -> str:
-    """A network on images of a size, on a device, as rates are kept."""
-    return f"{backbone}/{'x'.join(map(str, data.shape))}/{place.device.type}"
+def data_stage_of(job: Job) -> PrepareData:
+    """Return the stage of a job's data and episodes."""
+    return PrepareData(job.task, job.sides, job.training.sessions)
+
+
+def backbone_of(job: Job) -> Pretrain:
+    """Return the stage of a job's backbone and base classifier."""
+    return Pretrain(job.task, job.method.head, job.seed)
+
+
+def backbone_stages(job: Job) -> list[Stage]:
+    """List the stages of a job's backbone and features, each after its inputs."""
+    backbone, task = backbone_of(job), job.task
+    stages: list[Stage] = []
+    if linear := backbone.linear:
+        stages += [linear] if task.pretraining.backbone == INCLUDED else [linear, Features(linear, "base/train", 1)]
+    stages.append(backbone)
+    if task.pretraining.backbone == NO_BACKBONE:
+        return stages
+    # Every row has calibrated numbers beside its own, where validation episodes can be drawn.
+    sides = (*job.sides, "val") if task.kind.has_base else job.sides
+    pools = {("base/train", 1): None}
+    for side in sides:
+        pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
+    return [*stages, *(Features(backbone, pool, views) for pool, views in pools)]
+
+
+# -- meta-training
+
+
+def key_of(job: Job, home: Paths) -> str:
+    """Return a name that differs wherever the parameters could, between jobs of one method."""
+    training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
+    plan, backbone = msgspec.to_builtins(job.schedule), backbone_of(job).key(home)
+    made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
+    if job.task.novel_from:
+        made_of.append(novel_fingerprint(job.task, home))
+    return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
+
+
+def fresh(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
+    """Make the method with initial parameters, which depend on its name and the seed, not on the device."""
+    base = backbone_of(job).prepared(work).base
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of("method", job.name, job.seed))
+        return moved(make_method(job.method, base, job.task.episode.ways, job.options), base, device)
+
+
+def moved(method: Method, base: Base, device: torch.device) -> Method:
+    """Return the method on a device: constructed there, since not all of its state need be parameters."""
+    if method.base.weight.device == device:
+        return method
+    copy = remade(method, base.to(device), method.ways)
+    copy.load_state_dict(method.state_dict())
+    return copy.train(method.training)
+
+
+def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
+    """Return the method on the device where episodes are evaluated."""
+    return moved(method, backbone_of(job).prepared(work).base, work.place("evaluation").device)
+
+
+def say_place(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
+    """Report the device of a stage, where there is a choice."""
+    if work.device != HOST:
+        work.reporter.say(f"{stage}, on {place}")
+
+
+@dataclass(frozen=True)
+class MetaTrain(Stage):
+    """The method of a job, meta-trained if it has anything to train."""
+
+    kind = "meta-training"
+    job: Job
+
+    def __str__(self) -> str:
+        return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
+
+    def key(self, home: Paths) -> str:
+        return key_of(self.job, home)
+
+    def is_ours(self, folder: Path) -> bool:
+        """Return whether a folder is free, or has a model of the job's method."""
+        return holds(folder, self.job.has_made)
+
+    def folder(self, home: Paths) -> Path:
+        """Return the folder of the model."""
+        return next(folder for folder in folders(home.trained / key_of(self.job, home)) if self.is_ours(folder))
+
+    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
+        return [(self, self.folder(home))]
+
+    def cached(self, home: Paths) -> bool:
+        return finished_info(self.folder(home), pretraining_sha256=backbone_of(self.job).weights(home)) is not None
+
+    def place(self, work: Workspace) -> DeviceChoice:
+        few = self.job.method.gpu_min_episodes(defaults(self.job.method, self.job.task) | dict(self.job.set_options))
+        return work.place("meta-training", self.job.training.episodes_per_step, few)
+
+    def validate(self, work: Workspace, method: Method) -> float:
+        """Return the accuracy in percent on the validation episodes that checkpoints are chosen on.
+
+        Args:
+            work: where the job's data and features are.
+            method: on the device where it is trained.
+        """
+        _, episodes = self.job.task.evaluation.halves
+        loader = backbone_of(self.job).prepared(work).loader("val", device=self.place(work).device)
+        return evaluate(method, self.job.name, loader, episodes, at_once=False).accuracy
+
+    def compute(self, work: Workspace) -> Model:
+        job, place, prepared = self.job, self.place(work), backbone_of(self.job).prepared(work)
+        method = fresh(job, work, place.device)
+        if not any(p.requires_grad for p in method.parameters()):
+            return Model(method.eval())
+        folder = self.folder(work.home)
+        if finished_info(folder, pretraining_sha256=prepared.pretrained.sha256):
+            with suppress(CorruptFile):  # which is trained again, below
+                return load_trained(folder, method, job.label, job.training.select)
+        from ifsl_bench.experiments.meta_training import MetaTrainer
+
+        facts = {
+            "method": job.chosen.file or job.name,
+            **job.identity,
+            "options": job.options,
+            "train": {key: value for key, value in job.training.changes().items() if key != "select"},
+            "task": job.task.name,
+            "pretraining": prepared.pretrained.key,
+            "pretraining_sha256": prepared.pretrained.sha256,
+            "seed": job.seed,
+            "place": str(place),
+        }
+        loader = prepared.episodes("train", place.device, job.training.views)
+        if job.training.sessions > 1:
+            loader = loader.drawn_by(prepared.training_sampler(job.training.sessions, place.device))
+        for folder in folders(work.home.trained / key_of(job, work.home)):
+            with locked(folder, work.reporter.warn):
+                if self.is_ours(folder):  # asked under the lock: another process may have made it
+                    say_place(work, self, place)
+                    reporter = work.curves_of(self.kind, key_of(job, work.home))
+                    how = job.schedule, job.training, job.seed, facts, reporter
+                    check = partial(self.validate, work)
+                    return Model(method, MetaTrainer(folder, method, job.label, loader, check, *how).run(), folder.name)
+        raise AssertionError("there is no end of folders")

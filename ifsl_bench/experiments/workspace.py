@@ -25,10 +25,16 @@ from ifsl_bench.backbones.features import (
     recorded,
 )
 from ifsl_bench.backbones.networks import PrecomputedFeatures
-from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, open_pretrained, shares_linear_backbone
+from ifsl_bench.backbones.pretrained import (
+    HeadKind,
+    Pretrained,
+    open_pretrained,
+    pretraining_key,
+    shares_linear_backbone,
+)
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import ensure_of
-from ifsl_bench.experiments.training_curves import CurveLogs
+from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler, task_stream, training_sampler
@@ -73,6 +79,15 @@ class Workspace:
     def place(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
         """Return the device for a stage; of meta-training by the episodes of a step, see :func:`device_for`."""
         return device_for(kind, self.device, self.forced, episodes, few)
+
+    def curves_of(self, kind: str, key: str) -> Reporter:
+        """Return the reporter of a training, which writes its curves where they are asked for.
+
+        Args:
+            kind: of stage.
+            key: of the training.
+        """
+        return Curves(self.curves, f"{kind}/{key}", self.reporter) if self.curves else self.reporter
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""
@@ -127,7 +142,8 @@ class PreparedTask:
                 return pretrain_frozen(*frozen, place.device, work.reporter, str(place))
             task, data = self.task, self.dataset
             if not shares_linear_backbone(self.task, self.head):
-                made_of = work.home, task, data, self.head, self.seed, device, work.reporter
+                reporter = work.curves_of("pretraining", pretraining_key(task, data.fingerprint, self.head, self.seed))
+                made_of = work.home, task, data, self.head, self.seed, device, reporter
                 if (opened := open_pretrained(*made_of)) is not None:
                     return opened
                 from ifsl_bench.backbones.trainer import pretrain

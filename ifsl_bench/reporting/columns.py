@@ -261,6 +261,15 @@ def paper_columns(
     return [*columns, *([RANK] if ranked else [])]
 
 
+def metric_names(units: str) -> Column[str]:
+    """Return the column with the names of metrics, whose intervals are over these units."""
+
+    def text(name: str) -> str:
+        return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
+
+    return Column("metric", text, lambda name: {"metric": name})
+
+
 def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:
     """Return mean ± interval with two digits, or the mean alone where there is no interval.
 

@@ -1,40 +1,27 @@
-"""One result in full, and the comparison of two rows in full. Imports no torch."""
+"""One row or one result in full. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate, solve_notes
-from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
-from ifsl_bench.analysis.ranking import Difference
 from ifsl_bench.analysis.selection import OF_BIAS
 from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.session_metrics import AFTER
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus, rounded
+from ifsl_bench.reporting.columns import HEADINGS, metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Calibration, Result, SessionResult
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import format_options, seeds_in_words
+from ifsl_bench.utils.text_format import format_options
 
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
 PERCENT = "In percent; intervals are over {}, trained models held fixed."
-
-
-def _metric(units: str) -> Column[str]:
-    """Return the column with the name of a metric, whose intervals are over these units."""
-
-    def text(name: str) -> str:
-        return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
-
-    return Column("metric", text, lambda name: {"metric": name})
 
 
 def _notes(row: SeedAggregate) -> list[str]:
@@ -62,7 +49,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
             heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)}, drop=drop
         )
 
-    columns = [_metric(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
+    columns = [metric_names(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
     if not row.single:
         columns.append(number("95% interval", "interval", {name: value.interval for name, value in summary.items()}))
     for place, seed in enumerate(() if of_file else row.seeds):
@@ -199,84 +186,3 @@ def _calibration(result: Result, calibration: Calibration) -> str:
             spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
         text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
     return f"{text}; part of the row" if calibration.applied else text
-
-
-def comparison_table(comparison: Comparison) -> Table[str]:
-    """Return a row for each metric: A - B, first with the interval that claims about methods need."""
-    several, units = len(comparison.seeds) > 1, comparison.units  # of one seed only these are left
-
-    def record(name: str) -> dict[str, Any]:
-        over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
-        classes = comparison.over_classes.get(name, NONE).interval
-        return {
-            "difference": rounded(over.mean, 6),
-            "interval": rounded(over.interval, 6),
-            "p": None if math.isnan(over.p) else over.p,
-            "difference_of_seeds": rounded(seeds.mean, 6),
-            "interval_of_seeds": rounded(seeds.interval, 6),
-            "interval_overall": rounded(both.interval, 6) if several else None,
-            "p_overall": both.p if several and not math.isnan(both.p) else None,
-            "interval_of_classes": rounded(classes, 6),
-            "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
-            "classes": comparison.classes or None,
-            "each_seed": [round(float(value), 6) for value in comparison.by_seed[name]],
-            "seeds": list(comparison.seeds),
-            "partial_data": comparison.partial,
-            "a": comparison.a,
-            "b": comparison.b,
-        }
-
-    def main(name: str) -> Difference | Paired:
-        return comparison.overall[name] if several else comparison.episodes[name]
-
-    def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
-        interval = values[name].interval
-        return "" if math.isnan(interval) else f"± {interval:.2f}"
-
-    columns: list[Column[str]] = [
-        _metric(units),
-        Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
-        Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
-        Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
-        Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
-        Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),
-        Column(
-            "each seed" if several else None,
-            lambda name: "  ".join(f"{value:+.2f}" for value in comparison.by_seed[name]),
-            drop=4,
-        ),
-        Column(fields=record),
-    ]
-    title = (
-        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, "
-        f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {seeds_in_words(comparison.seeds)}"
-    )
-    overall = [
-        f"A - B overall: percentage points, with 95% interval and p-value over {units} and seeds, as in ranks, "
-        "for claims about methods. The other columns have 95% intervals of the same difference:",
-        f"over {units}: trained models held fixed (paired t-test); over seeds: {units} held fixed (Student's, paired).",
-    ]
-    alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
-    notes = [
-        *(overall if several else alone),
-        *_of_classes(comparison),
-        *(f"Note: {note}." for note in comparison.notes),
-    ]
-    return Table(columns, list(comparison.episodes), title, notes, lead=verdict(comparison))
-
-
-def _of_classes(comparison: Comparison) -> list[str]:
-    """Return what explains the interval over classes, where there is one."""
-    if not comparison.classes:
-        return []
-    note = (
-        f"over classes: over {comparison.units} and the {comparison.classes} novel classes that they draw from; "
-        "trained models held fixed; for claims about other classes."
-    )
-    none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
-    if none:
-        metrics = ", ".join(HEADINGS[name].text for name in none)
-        note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
-    if comparison.count > MANY:
-        note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
-    return [note]

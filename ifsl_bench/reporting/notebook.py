@@ -14,10 +14,9 @@ from pathlib import Path
 from ifsl_bench.analysis.comparison import compare as compare_rows
 from ifsl_bench.analysis.task_results import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.reporting.detail_tables import comparison_table
+from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
 from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables
-from ifsl_bench.reporting.variance_table import variance_tables
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError

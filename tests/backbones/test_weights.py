@@ -28,8 +28,7 @@ from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.pretraining import export_weights, train_backbones
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.stages import Pretrain
-from ifsl_bench.experiments.training_stage import backbone_of
+from ifsl_bench.experiments.stages import Pretrain, backbone_of
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.store.result_folder import packaged_root

@@ -9,11 +9,11 @@ from scipy import stats
 
 from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, held_fixed
 from ifsl_bench.experiments import api
-from ifsl_bench.experiments.candidates import rounds_of
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.search import rounds_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias

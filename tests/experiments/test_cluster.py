@@ -26,14 +26,14 @@ import dask
 import distributed
 
 from ifsl_bench.experiments import cluster as module
-from ifsl_bench.experiments import dask_workers, worker_check
+from ifsl_bench.experiments import dask_pool, worker_check
 from ifsl_bench.experiments.api import workspace
+from ifsl_bench.experiments.backends import backend_for
 from ifsl_bench.experiments.cluster import ClusterSpec, read_cluster
-from ifsl_bench.experiments.executors import Setting
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.logs import DONE, event_now
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.run import run_campaign, workers_for
+from ifsl_bench.experiments.runner import DONE, Outcome, run_jobs
+from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -118,11 +118,11 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
 
 
 @contextlib.contextmanager
-def opened(spec: ClusterSpec, home: Paths, warn: Callable[[str], None]) -> Iterator[dask_workers.DaskWorkers]:
+def opened(spec: ClusterSpec, home: Paths, warn: Callable[[str], None]) -> Iterator[dask_pool.DaskPool]:
     """The workers of a cluster that is started, or connected to."""
     reporter = Messages()
     reporter.warn = warn
-    workers = dask_workers.DaskWorkers(spec, Setting(home, "cpu", 1, ""), [], reporter)
+    workers = dask_pool.DaskPool(spec, Workspace(home, reporter=reporter), "cpu", [])
     try:
         assert workers.client
         yield workers
@@ -235,8 +235,8 @@ def dask_setup(worker):
 
 def on_cluster(home: Path, methods: list[str], tasks: list[str], cluster: str, episodes: int | None = None):
     jobs, work = jobs_of(home, methods, tasks, episodes)
-    workers = workers_for(jobs, work, "auto", cluster=read_cluster(cluster))
-    return run_campaign(jobs, work, executor=workers), work.reporter
+    backend = backend_for(jobs, work, "auto", cluster=read_cluster(cluster))
+    return run_jobs(jobs, work, backend), work.reporter
 
 
 @pytest.mark.slow("starts a cluster of two processes, and trains 30 steps four times: half a minute")
@@ -244,7 +244,7 @@ def test_counts_in_episodes_and_sessions_are_those_of_one_process_though_a_clock
     shutil.copytree("home", "alone")
     selection = (["ncm", "lwof"], ["clusters.toml:clusters-5shot", "tiny-features-sessions"])
     jobs, work = jobs_of(here / "alone", *selection, episodes=12)
-    assert not run_campaign(jobs, work).failed
+    assert not run_jobs(jobs, work).failed
     (tmp_path / "preload.py").write_text(PRELOAD)
     file = cluster_toml(tmp_path, f'n_workers = 2\npreload = ["{tmp_path}/preload.py"]')
     ended, _ = on_cluster(here / "home", *selection, file, episodes=12)
@@ -266,8 +266,8 @@ def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tm
 
 def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
     jobs, work = jobs_of(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"])
-    run_campaign(jobs, work)
-    monkeypatch.setattr(dask_workers, "connect", None)
+    run_jobs(jobs, work)
+    monkeypatch.setattr(dask_pool, "connect", None)
     ended, _ = on_cluster(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"], cluster_toml(tmp_path))
     assert ended.stored == jobs
 
@@ -280,16 +280,13 @@ def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home
         most.append(len(inside))
         time.sleep(0.3)
         inside.remove(content)
-        return event_now(DONE, content.decode())
+        return Outcome(DONE, content.decode())
 
-    monkeypatch.setattr(dask_workers, "run_packed", run_packed)
+    monkeypatch.setattr(dask_pool, "run_packed", run_packed)
     how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     with distributed.LocalCluster(**how) as cluster:
         clients = [distributed.Client(cluster, set_as_default=False) for _ in range(2)]
-        futures = [
-            client.submit(dask_workers.run_on_worker, b"%d" % i, Setting(home, "cpu", 2, str(i)), 2)
-            for i, client in enumerate(clients)
-        ]
+        futures = [client.submit(dask_pool.run_on_worker, b"%d" % i, b"", 2, 2) for i, client in enumerate(clients)]
         assert [future.result(timeout=30).text for future in futures] == ["0", "1"]
         for client in clients:
             client.close()
@@ -344,7 +341,7 @@ def command(*arguments: str, errors=subprocess.PIPE) -> subprocess.Popen[str]:
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True, **hears)
 
 
-LOGS = Path("home/logs/meta-training")
+LOGS = Path("home/logs/result")
 
 
 def await_(there: Callable[[], object]) -> None:
@@ -359,7 +356,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
     cluster = running()
     arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=3000", "--quiet"]
     first = command(*arguments, "--cluster", cluster.address)
-    await_(lambda: any('"stage"' in log.read_text() for log in LOGS.glob("*.log")))
+    await_(lambda: any('"stage"' in log.read_text() for log in LOGS.glob("*/*.log")))
     await_(lambda: list(Path("home/trained").glob("*/state-*")))  # a checkpoint to go on from
     cluster.scheduler.kill()
     _, err = first.communicate(timeout=60)
@@ -368,7 +365,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
         f"ifsl-bench: the scheduler of {cluster.address} is gone; the same command goes on from where it stopped"
     ]
     cluster.worker.wait(60)  # it has nobody to work for
-    (log,) = LOGS.glob("*.log")
+    (log,) = LOGS.glob("*/*.log")
     assert "nobody listens" in log.read_text()
     again = command(*arguments, "--cluster", running().address)
     again.communicate(timeout=200)
@@ -384,7 +381,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
 def test_ctrl_c_ends_all_workers(here, tmp_path):
     arguments = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
     running = command(*arguments, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
-    await_(lambda: any('"stage"' in log.read_text() for log in LOGS.glob("*.log")))
+    await_(lambda: any('"stage"' in log.read_text() for log in LOGS.glob("*/*.log")))
     processes = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
@@ -417,16 +414,19 @@ def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the
     assert alone.returncode == 0
     idle = shutil.which("sinfo") and subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True).stdout
     slurm = bool(idle and re.search("idle|mix", idle))
-    file, alive = hues / "slurm.toml", {"pretraining", "meta-training"}
+    file, alive = hues / "slurm.toml", {"pretraining", "result"}
     file.write_text('class = "SLURMCluster"\n[arguments]\nn_workers = 2\ncores = 1\nmemory = "2GB"\ninterface = "lo"\n')
     cluster = str(file) if slurm else cluster_toml(hues, "n_workers = 2")
     with open("errors", "w") as errors:
         running = command(*options, "--home", str(hues / "home"), "--cluster", cluster, errors=errors)
     while running.poll() is None:
         time.sleep(0.05)
-        for log in (hues / "home" / "logs").glob("*/*.log"):
-            text, kind = log.read_text(), log.parent.name
-            if kind in alive and '"kind":"stage"' in text and '"kind":"done"' not in text:
+        for log in (hues / "home" / "logs").rglob("*.log"):
+            text, kind = log.read_text(), log.relative_to(hues / "home" / "logs").parts[0]
+            training = '"kind":"stage","text":"' + {"pretraining": "pretraining", "result": "meta-training"}.get(
+                kind, "-"
+            )
+            if kind in alive and training in text and '"kind":"done"' not in text:
                 time.sleep(1)  # some steps
                 os.kill(int(re.findall(r'"writer":"[^"]*-(\d+)-\d+"', text)[-1]), signal.SIGKILL)
                 alive.remove(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,18 +18,16 @@ import psutil
 import pytest
 from loky.backend import resource_tracker
 
-from ifsl_bench.experiments.executors import Setting, check_sendable
-from ifsl_bench.experiments.graph import Node, Wants
+from ifsl_bench.experiments.backends import LokyPool, backend_for, check_sendable, numbers_in
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.local_workers import LocalWorkers, numbers_in
 from ifsl_bench.experiments.logs import Log, log_path
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.run import run_campaign
+from ifsl_bench.experiments.runner import WorkItem, run_jobs
 from ifsl_bench.experiments.status import read_log
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import ConsumerDisconnected, LogReporter
+from ifsl_bench.utils.progress import ConsumerDisconnected, LogReporter, Reporter
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that
 # say so; and one that cannot answer more than 30 episodes at once, as no probe and no validation here asks it to.
@@ -114,14 +113,14 @@ def test_two_workers_find_what_one_process_finds_though_a_job_fails(mine, undist
         log = Path(line.rsplit("(log: ", 1)[1].removesuffix(")"))
         assert "too many at once" in json.loads(log.read_text().splitlines()[-1])["text"]
     logs = mine / "home" / "logs"
-    (trained,) = (logs / "meta-training").glob("clusters-5shot-Scaled-*.log")
+    (trained,) = (logs / "result").glob("clusters-5shot-*/Scaled.*.log")
     assert "validation" in trained.read_text()
     assert json.loads(trained.read_text().splitlines()[-1])["kind"] == "done"
     assert any("a word of the method's own" in path.read_text() for path in (logs / "workers").glob("*.log"))
 
 
 @pytest.mark.slow("four workers are started, two of them again")
-def test_killed_workers_nodes_go_on_from_their_checkpoints_and_are_given_up_the_third_time(mine, undisturbed, call):
+def test_killed_workers_items_go_on_from_their_checkpoints_and_are_given_up_the_third_time(mine, undisturbed, call):
     for number in range(2):
         (mine / "kills" / str(number)).touch()
     status, _, err = call("run", *ROWS, "--results", "two", "--jobs", "2")
@@ -129,7 +128,7 @@ def test_killed_workers_nodes_go_on_from_their_checkpoints_and_are_given_up_the_
     assert counts(mine / "two") == undisturbed
     assert err.count("was killed by signal 9") == 2
     assert err.count("it is run again, from its last checkpoint") == 2
-    texts = [path.read_text() for path in (mine / "home" / "logs" / "meta-training").glob("*Scaled*")]
+    texts = [path.read_text() for path in (mine / "home" / "logs" / "result").glob("*/Scaled*")]
     assert sum(text.count('"kind":"begun"') for text in texts) == 2 + 2, "two, and two once more"
     for number in range(3):
         (mine / "kills" / str(number)).touch()
@@ -137,7 +136,7 @@ def test_killed_workers_nodes_go_on_from_their_checkpoints_and_are_given_up_the_
     status, _, err = call("run", *[word.replace(TASKS, TASKS.split(",")[0]) for word in words])
     assert status == 1
     assert "1 of 2 jobs failed" in err
-    assert "in meta-training: its worker was killed by signal 9, perhaps for want of memory, 3 times (log: " in err
+    assert ": its worker was killed by signal 9, perhaps for want of memory, 3 times (log: " in err
     assert len(counts(mine / "three")) == 1
 
 
@@ -184,7 +183,10 @@ def test_ctrl_c_and_the_death_of_the_parent_end_all_workers_and_lose_no_checkpoi
     process = start(*LONG)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert err.count("(resumed at ") == 2
+    trainings = [path.read_text() for path in (mine / "home" / "logs" / "result").glob("*/lwof*.log")]
+    assert (
+        sum(bool(re.search('"kind":"stage","text":"meta-training[^}]*"done":[1-9]', text)) for text in trainings) == 2
+    )
 
 
 class OfANotebook(Method):
@@ -222,7 +224,7 @@ def test_devices_are_numbers_and_ranges():
 def test_options_that_cannot_be_together_are_refused_before_anything_is_made(more, message, here, call, monkeypatch):
     if "--cluster" in more:
         pytest.importorskip("distributed", reason="the extra is not installed")
-    monkeypatch.setattr("ifsl_bench.experiments.run.prepare_from", None)
+    monkeypatch.setattr("ifsl_bench.experiments.runner.prepare_from", None)
     monkeypatch.setattr("ifsl_bench.experiments.plan.plan_of", None)
     arguments = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home"
     for dry in ((), ("--dry-run",)):
@@ -231,51 +233,34 @@ def test_options_that_cannot_be_together_are_refused_before_anything_is_made(mor
         assert message in err
 
 
-def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):
-    pytest.importorskip("distributed", reason="the extra is not installed")
-    arguments = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home", "--dry-run"
-    status, _, err = call("run", *arguments, "--cluster", "tcp://127.0.0.1:9")
-    assert status == 0
-    assert "times are those of one process on this machine's processor" in err
-
-
 def test_workers_that_cannot_start_are_given_up(here, monkeypatch, work):
     """As where a library that they import is broken."""
     jobs = make_jobs(Request(["protonet"], ["clusters.toml:clusters-1shot"]))
     resource_tracker.ensure_running()  # which is started in the same way
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    workers = LocalWorkers(Setting(work.home, "cpu", 2, ""), 2)
     with pytest.raises(UserError, match="its worker ended with status 1, 3 times"):
-        run_campaign(jobs, work, executor=workers)
+        run_jobs(jobs, work, LokyPool(work.reporter, 2, []))
 
 
-def test_cores_and_memory_are_shared_and_whole_machines_are_not():
-    workers = LocalWorkers(Setting(Paths(Path("/nowhere"), Path("/nowhere")), "cpu", 8, ""), 3)
-    assert [place.threads for place in workers.places] == [2, 2, 2]
-
-    def node(threads: int, memory: int = 0) -> Node:
-        return Node("", None, (), Wants(threads, memory), ())  # type: ignore[arg-type]
-
-    assert workers.fits(node(8)), "alone"
-    workers.places[0].node = node(1)
-    assert workers.fits(node(1))
-    assert not workers.fits(node(8))
-    assert not workers.fits(node(1, int(sum(place.memory for place in workers.places)) + 1))
-    workers.places[1].node = node(5)
-    assert not workers.fits(node(1))
+def test_cores_are_shared_and_what_takes_the_whole_machine_runs_alone(monkeypatch):
+    monkeypatch.setattr("ifsl_bench.utils.threads.cores", lambda: 8)
+    pool = LokyPool(Reporter(), 3, [])
+    assert [worker.threads for worker in pool.workers] == [2, 2, 2]
+    whole, part = WorkItem("pretraining/x", "", whole=True), WorkItem("result/x", "")
+    assert pool._has_room(pool.workers[0], whole)
+    pool.workers[1].item = part
+    assert pool._has_room(pool.workers[0], part)
+    assert not pool._has_room(pool.workers[0], whole)
+    pool.workers[1].item = whole
+    assert not pool._has_room(pool.workers[0], part)
 
 
-def test_places_of_one_accelerator_take_turns_and_the_others_are_left_to_what_needs_none(monkeypatch):
+def test_processes_get_accelerators_in_turn(monkeypatch, work):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    workers = LocalWorkers(Setting(Paths(Path("/nowhere"), Path("/nowhere")), "cuda", 8, ""), 3, [0, 1])
-    assert [place.device for place in workers.places] == ["4", "6", "4"]
-    node = Node("", None, (), Wants(1, 0, accelerator=True), ())  # type: ignore[arg-type]
-    workers.places[0].node = node
-    assert workers._place_for(node) is workers.places[1]
-    workers.places[1].node = node
-    assert not workers.fits(node)
-    assert workers.fits(Node("", None, (), Wants(), ()))  # type: ignore[arg-type]
+    pool = backend_for([], work, "cuda", 3, "0,1")
+    assert [worker.device for worker in pool.workers] == ["4", "6", "4"]
+    assert [worker.device for worker in backend_for([], work, "auto", None, "1").workers] == ["6"]
 
 
 def test_a_broken_pipe_of_a_methods_own_is_its_failure_and_stops_nothing_else(mine, call):

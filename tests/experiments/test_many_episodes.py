@@ -17,7 +17,7 @@ from ifsl_bench.experiments.evaluation import Evaluated, evaluate, joined
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.reproduce import reproduce
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.training_stage import backbone_of
+from ifsl_bench.experiments.stages import backbone_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method

@@ -9,13 +9,12 @@ import types
 import pytest
 
 from ifsl_bench.experiments import api
-from ifsl_bench.experiments.evaluate_stage import stages_of
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.plan import plan_of
 from ifsl_bench.experiments.reproduce import run_unstored
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.stages import Pretrain
-from ifsl_bench.experiments.training_stage import MetaTrain
+from ifsl_bench.experiments.runner import stages_of
+from ifsl_bench.experiments.stages import MetaTrain, Pretrain
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method_source import method_source
@@ -49,12 +48,6 @@ class Means(Base):
 """
 
 
-def dry_run(jobs, work):
-    """Every stage but the checks of episodes, which are part of the data set's."""
-    steps = [step for step in plan_of(jobs, work).steps if step.stage.kind != "episodes"]
-    return [{"stage": str(step.stage), "state": step.state} for step in steps]
-
-
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "own.py"
@@ -67,17 +60,21 @@ def jobs_of(methods, task, work, train=None):
 
 
 @pytest.mark.parametrize("name", ["lwof", "lr"])
-def test_a_dry_run_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
+def test_a_plan_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
     (job,) = jobs_of([name], task, work, {"steps": "5"})
     stages = stages_of(job)
-    assert [row["stage"] for row in dry_run([job], work)] == [str(stage) for stage in stages]
-    assert [stage.cached(work.home) for stage in stages] == [True] + [False] * (len(stages) - 1), "data are there"
+    (plan,) = plan_of([job], work)
+    assert (plan.state, plan.missing) == ("to do", stages[1:]), "data are there"
     run_unstored(job, work)
     assert all(stage.cached(work.home) for stage in stages[:-1])
-    rows = dry_run([job], work)
-    assert [row["state"] for row in rows] == ["cached"] * (len(stages) - 1) + ["to do"]
+    assert plan_of([job], work)[0].missing == stages[-1:]
     api.run_job(job, work)
-    assert [row["state"] for row in dry_run([job], work)] == ["cached"], "the result is stored"
+    (plan,) = plan_of([job], work)
+    assert (plan.state, plan.missing) == ("stored", ())
+    (again,) = plan_of([job], work, rerun=True)
+    assert again.missing == stages[-1:]
+    (cost,) = (plan.took["evaluation"] for plan in [again])
+    assert cost[0] == api.run_job(job, work).cost["evaluation_seconds"]
 
 
 def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call):

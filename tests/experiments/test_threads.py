@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -21,11 +23,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from ifsl_bench.backbones.trainer import Trainer
 from ifsl_bench.experiments import api, evaluation
 from ifsl_bench.experiments import workspace as prepared
+from ifsl_bench.experiments.backends import run_packed
 from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.executors import Setting, packed, run_packed
-from ifsl_bench.experiments.graph import graph_of
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.runner import work_items
 from ifsl_bench.solvers import numba_episodes as kernel_threads
 from ifsl_bench.utils import threads as processor
 from ifsl_bench.utils.progress import Reporter
@@ -63,14 +65,15 @@ def _as_before() -> Iterator[None]:
 
 
 def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, share: int) -> None:
-    """All nodes, one after the other, each in a process that uses ``ambient`` threads when it begins."""
+    """All items, one after the other, each in a process that uses ``ambient`` threads when it begins."""
     processor.limit(cores, share)
     work = api.workspace(home, device="cpu")
     jobs = make_jobs(Request(methods, [task], {}, {"steps": "20"}))
-    for node in graph_of(jobs, work).nodes.values():
+    packed_work = pickle.dumps((work, str(home)))
+    for item in itertools.chain(*work_items(dict(enumerate(jobs)), work)):
         torch.set_num_threads(ambient)
-        end = run_packed(packed(node), Setting(work.home, "cpu", cores, str(home)), share)
-        assert end.kind == "done", end.text
+        outcome = run_packed(pickle.dumps(item), packed_work, cores, share)
+        assert outcome.kind == "done", outcome.text
 
 
 def weights(home: Path) -> dict[str, str]:
@@ -210,20 +213,3 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     finally:
         signal.signal(signal.SIGINT, handler)
     assert time.monotonic() - pressed[0] < 4
-
-
-@pytest.mark.parametrize(
-    ("task", "of_block"),
-    [("clusters.toml:clusters-5shot", evaluation.CPU_BYTES), ("tiny-features-sessions", evaluation.SEQUENCE_BYTES)],
-)
-def test_a_stage_asks_for_the_memory_of_all_blocks_that_it_computes_at_once(here, task, of_block):
-    (here / "draws.py").write_text(DRAWS.format(False))
-    work, memory = api.workspace(here / "home", device="cpu"), {}
-    for name, share in (("imprint", 1), ("imprint", 3), ("draws.py:Draws", 1), ("draws.py:Draws", 3)):
-        processor.limit(4, share)
-        (job,) = make_jobs(Request([name], [task]))
-        (last,) = (node for node in graph_of([job], work).nodes.values() if node.last)
-        memory[name, share] = last.wants.memory
-    assert memory["imprint", 3] - memory["imprint", 1] >= 2 * of_block
-    assert memory["draws.py:Draws", 3] == memory["draws.py:Draws", 1]
-    assert task == "tiny-features-sessions" or memory["draws.py:Draws", 1] == memory["imprint", 1]

@@ -16,18 +16,15 @@ import torch
 
 from ifsl_bench import Method, Prediction
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.experiments import api, evaluate_stage, searching
-from ifsl_bench.experiments import training_stage as stages
-from ifsl_bench.experiments.candidates import rounds_of
+from ifsl_bench.experiments import api, evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.search import at_edge, rounds_of
 from ifsl_bench.experiments.selection_bootstrap import Tried, best_of, firmness
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin import search_points as search
 from ifsl_bench.plugin.options import defaults
-from ifsl_bench.plugin.search_points import at_edge
 from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.tasks.task_files import find
@@ -151,7 +148,7 @@ def first_round(job):
 
 def all_of(job, home):
     """Each candidate of a search that was made."""
-    rounds = rounds_of(job, searching.kept_accuracies(home))
+    rounds = rounds_of(job, search.kept_accuracies(home))
     return [(candidate.point, candidate.job) for candidates in rounds for candidate in candidates]
 
 
@@ -254,7 +251,7 @@ def test_resamples_choose_among_sound_settings_alone():
 
 
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
-    runs, evaluate = [], searching.evaluate
+    runs, evaluate = [], search.evaluate
 
     def counted(method, name, loader, episodes, *more, **how):
         if more:
@@ -263,7 +260,7 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
                 raise KeyboardInterrupt
         return evaluate(method, name, loader, episodes, *more, **how)
 
-    for module in (searching, evaluate_stage):
+    for module in (search, evaluate_stage):
         monkeypatch.setattr(module, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         api.run_job(job_of(task, work), work)
@@ -468,20 +465,21 @@ class Own(Method):
 
 
 @pytest.mark.parametrize("learned", ["pass", "self.offset = torch.nn.Parameter(torch.zeros(()))"])
-def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned):
+def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned, monkeypatch):
     """With other code, or another backbone, the trial is made anew."""
     file = tmp_path / "own.py"
 
     def trials(text):
         file.write_text(text.replace("LEARNED", learned))
         job = job_of(task, work, trials=2, method=f"{file}:Own")
-        return job, [searching.Trial(trial_job) for _, trial_job in first_round(job)]
+        return job, [search.Trial(trial_job) for _, trial_job in first_round(job)]
 
     job, original_trials = trials(OWN)
     api.run_job(job, work)
     assert all(trial.cached(work.home) for trial in original_trials)
-    assert original_trials[1].read(work.home, stages.backbone_of(original_trials[1].job).weights(work.home))
-    assert not original_trials[1].read(work.home, "0" * 64)
+    monkeypatch.setattr(stages.Pretrain, "weights", lambda self, home: "0" * 64)
+    assert not any(trial.cached(work.home) for trial in original_trials)
+    monkeypatch.undo()
     _, changed = trials(OWN.replace("return Prediction", "scale = -scale\n        return Prediction"))
     assert not any(trial.cached(work.home) for trial in changed)
     _, commented = trials(OWN + "# a remark")

@@ -22,7 +22,7 @@ from ifsl_bench.backbones.features import _forward, compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.experiments import api
-from ifsl_bench.experiments.training_stage import MetaTrain, fresh
+from ifsl_bench.experiments.stages import MetaTrain, fresh
 from ifsl_bench.plugin.method import FEW
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.files import Paths

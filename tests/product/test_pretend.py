@@ -26,7 +26,7 @@ from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.evaluation import batch_size, evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.training_stage import MetaTrain
+from ifsl_bench.experiments.stages import MetaTrain
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import comes_of_search, differs
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits

@@ -18,7 +18,8 @@ from ifsl_bench.analysis.comparison import compare, verdict
 from ifsl_bench.analysis.task_results import board_of, load_board
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged
-from ifsl_bench.reporting.detail_tables import comparison_table, row_table
+from ifsl_bench.reporting.comparison_tables import comparison_table
+from ifsl_bench.reporting.detail_tables import row_table
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import overview, task_tables
 from ifsl_bench.reporting.notes import notes_of

@@ -16,7 +16,7 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
-from ifsl_bench.experiments.training_stage import MetaTrain
+from ifsl_bench.experiments.stages import MetaTrain
 from ifsl_bench.protocols.metrics import summarise
 from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
 from ifsl_bench.protocols.tasks.task_files import find

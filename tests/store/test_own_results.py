@@ -85,7 +85,7 @@ def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
 
     from ifsl_bench.analysis.comparison import compare
     from ifsl_bench.analysis.task_results import pair_of
-    from ifsl_bench.reporting.detail_tables import comparison_table
+    from ifsl_bench.reporting.comparison_tables import comparison_table
     from ifsl_bench.reporting.terminal import print_tables
 
     table = comparison_table(compare(*pair_of("lr+a", "lr", "glyphs-5shot", Paths.locate())))

@@ -23,14 +23,14 @@ from ifsl_bench.protocols.session_answers import Sessions
 from ifsl_bench.reporting.columns import plus_minus, rounded
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import (
-    drawn_beside,
     heights,
     legend_below,
+    line_styles,
     lines_of_rows,
     new_figure,
+    plain_text,
     short_names,
     styled,
-    text_of,
 )
 from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.notebook import Names, listed
@@ -297,7 +297,7 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
     pairs = [divmod(at, first.base) for at in order]
     base, novel = short_names(first.classes[: first.base]), short_names(first.classes[first.base :])
     labels = [of_method.label for of_method in of_methods]
-    looks, apart = drawn_beside(labels), 0.7 / len(labels)
+    looks, apart = line_styles(labels), 0.7 / len(labels)
     figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)), wide)
     axes = figure.add_subplot(xlabel="queries of the novel class (%)",
                               ylim=(len(pairs) - 0.4, -0.6))  # fmt: skip
@@ -308,7 +308,7 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
         axes.errorbar(means, places, xerr=intervals, **look | {"linestyle": "none"}, elinewidth=0.8, capsize=1.5,
                       capthick=0.6, label=of_method.label)  # fmt: skip
     axes.set_xlim(left=0)
-    lines_of_rows(axes, [text_of(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
+    lines_of_rows(axes, [plain_text(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
     totals = [_total(of_method, pairs) for of_method in of_methods]
     head = f"queries of the novel class that the base class takes, in percent ± 95% interval, by {', '.join(labels)}:"

@@ -16,8 +16,8 @@ from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.evaluation import predict
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.request import Request
-from ifsl_bench.experiments.searching import kept_choice
-from ifsl_bench.experiments.training_stage import MetaTrain, backbone_of, data_stage_of
+from ifsl_bench.experiments.search import kept_choice
+from ifsl_bench.experiments.stages import MetaTrain, backbone_of, data_stage_of
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocols.episode_loader import Batch

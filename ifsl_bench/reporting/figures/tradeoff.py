@@ -16,10 +16,10 @@ from ifsl_bench.reporting.figures.style import (
     FAINT,
     by_accuracy,
     legend_below,
-    named_looks,
+    names_and_styles,
     new_figure,
+    plain_text,
     styled,
-    text_of,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -48,7 +48,7 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     if board.task.sessions:
         raise UserError(f"{board.name} is in sessions, which have no base-novel curve; take a task in episodes")
     rows = by_accuracy(board)
-    names, looks = named_looks(rows)
+    names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
     if len(curves) < len(rows):
         raise UserError(f"{board.name}: its rows have no base-novel curves, since no validation episodes can be drawn")
@@ -64,7 +64,7 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     figure = new_figure(2.9 if wide else 2.4, wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
     for look, name, curve in zip(looks, names, curves, strict=True):
-        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
+        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=plain_text(name), zorder=2)
     for row, look, point, biased in zip(rows, looks, points, calibrated, strict=True):
         here = look | {"linestyle": "none", "markersize": 5}
         axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")

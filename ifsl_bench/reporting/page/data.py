@@ -24,15 +24,15 @@ from ifsl_bench.analysis.aggregate import (
     calibrated_point,
 )
 from ifsl_bench.analysis.ranking import Ranking
+from ifsl_bench.analysis.session_variance import split_of
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
 from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import HEADINGS, TableRow, entries_of, published_entries, rounded
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
-from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, look_of, looks_of
+from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, style_of, styles_of
 from ifsl_bench.reporting.table import Table
-from ifsl_bench.reporting.variance_table import split_of
 from ifsl_bench.store.published import LETTERS
 from ifsl_bench.store.schema import Result, path_of
 from ifsl_bench.utils.errors import UserError, one_line
@@ -198,7 +198,7 @@ def _looks(board: TaskResults) -> dict[SeedAggregate, PlotStyle]:
     rows = (*board.rows, *board.others)
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
-    return dict(zip(rows, looks_of([row.label for row in rows], second), strict=True))
+    return dict(zip(rows, styles_of([row.label for row in rows], second), strict=True))
 
 
 def _row(
@@ -214,7 +214,7 @@ def _row(
         for name, v in entry.values.items()
         if name in HEADINGS
     }
-    look = looks[row] if row else look_of(entry.label)
+    look = looks[row] if row else style_of(entry.label)
     return PageRow(
         task=entry.task.name,
         label=entry.label,

@@ -1,7 +1,7 @@
-"""Nodes on the workers of a Dask scheduler.
+"""Work items on the workers of a Dask scheduler.
 
-Each worker has one node at a time, whatever its number of threads: PyTorch's random numbers and threads are those of
-a process. So a node is sent to one idle worker by name, and it is known which worker owns it.
+Each worker has one item at a time, whatever its number of threads. So an item is sent to one idle worker by name, and
+it is known which worker has it.
 """
 
 from __future__ import annotations
@@ -18,58 +18,57 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from psutil import virtual_memory
 
 from ifsl_bench.backbones.device import choose_device, keep_freed_memory
+from ifsl_bench.experiments.backends import Pool, Worker, print_to, run_packed
 from ifsl_bench.experiments.cluster import LOCAL, ClusterSpec, connect, dask, is_open
-from ifsl_bench.experiments.executors import Executor, Place, Setting, packed, run_packed
-from ifsl_bench.experiments.graph import Node
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.local_workers import MEMORY, print_to
-from ifsl_bench.experiments.logs import FAILED, LOST, Event, event_now
+from ifsl_bench.experiments.runner import FAILED, LOST, Outcome
 from ifsl_bench.experiments.worker_check import ACCELERATOR, MustHave, unfit, wanted
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask, Reporter
+from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask
+from ifsl_bench.utils.threads import cores
 
-SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
+SILENCE = 20.0  # seconds that work waits for a worker before a warning
 ALONE = threading.Lock()  # generators and threads are a process's: of several commands one has it at a time
 
 
-class DaskWorkers(Executor):
+class DaskPool(Pool):
     """The workers of a cluster, which is started, or connected to, when something is first asked of it.
 
     Args:
-        setting: with the device that the user names; it is looked for on the workers, not here.
+        spec: of the cluster.
+        work: folders and reporter.
+        device: as the user typed it; it is looked for on the workers, not here.
         jobs: whose methods the workers must have.
 
     Raises:
         UserError: no such device, or a certain one of several.
     """
 
-    def __init__(self, spec: ClusterSpec, setting: Setting, jobs: Iterable[Job], reporter: Reporter) -> None:
-        super().__init__([])
-        if setting.device not in ("auto", "cpu", "cuda"):
-            if setting.device.partition(":")[0] not in ("cpu", "cuda"):
-                choose_device(setting.device)  # which says what there is
-            raise UserError(f"--device {setting.device}: which one of its devices a worker computes on is for the "
-                            "worker to say; with --cluster it is auto, cpu or cuda")  # fmt: skip
-        self.spec, self.setting, self.reporter = spec, setting, reporter
+    def __init__(self, spec: ClusterSpec, work: Workspace, device: str, jobs: Iterable[Job]) -> None:
+        super().__init__(work.reporter)
+        if device not in ("auto", "cpu", "cuda"):
+            if device.partition(":")[0] not in ("cpu", "cuda"):
+                choose_device(device)  # which says what there is
+            raise UserError(f"--device {device}: which one of its devices a worker computes on is for the worker to "
+                            "say; with --cluster it is auto, cpu or cuda")  # fmt: skip
+        self.spec, self.home, self.device = spec, work.home, device
         self.methods = [(name, pickle.dumps(job.chosen), method_source(job.method))
                         for name, job in {job.name: job for job in jobs}.items()]  # fmt: skip
+        self.accelerated = False
         self._stack = ExitStack()
         self._started: Any = None  # the cluster, if it was started here
         self._failures: list[str] = []  # of a queueing system, in its words
         self._refused: set[str] = set()  # addresses of workers that get no work
         self._idle_since = float("inf")
-        # Bytes for each worker that has no limit of its own.
-        self._memory = MEMORY * virtual_memory().available / spec.count if spec.kind == LOCAL else float("inf")
 
     @cached_property
     def client(self) -> Any:
         """Dask's connection to the scheduler; warns where anybody could send that work."""
-        client, self._started = connect(self.spec, self.setting.home, self._stack, self._failures)
+        client, self._started = connect(self.spec, self.home, self._stack, self._failures)
         listeners = self._started.scheduler.listeners if self._started else ()
         addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.address]
         for address in filter(is_open, addresses):
@@ -83,32 +82,26 @@ class DaskWorkers(Executor):
 
     @cached_property
     def _must_have(self) -> MustHave:
-        return self._stack.enter_context(wanted(self.setting.home, self.methods))
+        return self._stack.enter_context(wanted(self.home, self.methods))
 
-    @property
-    def count(self) -> int:
-        """The number of workers that there are, or will be."""
-        return self.spec.count or max(1, len(self._there()))
-
-    def ready(self, work: Workspace) -> Workspace:
-        """Returns the workspace with the kind of device that the workers compute on.
+    def prepare(self, work: Workspace) -> Workspace:
+        """Return the workspace with the kind of device that the workers compute on.
 
         Raises:
             UserError: no worker has the device that the user names.
         """
-        asked, accelerated = self.setting.device, self.spec.accelerators
-        if self.spec.address and asked != "cpu":
+        accelerated = self.spec.accelerators
+        if self.spec.address and self.device != "cpu":
             accelerated = any(map(_has_accelerator, self._there().values()))
-        accelerated = accelerated and asked != "cpu"
-        if asked == "cuda" and not accelerated:
+        self.accelerated = accelerated and self.device != "cpu"
+        if self.device == "cuda" and not self.accelerated:
             raise UserError(f"--device cuda: no worker of {self.spec.name} declares an accelerator, "
                             f'--resources "{ACCELERATOR}=1"')  # fmt: skip
         self._idle_since = time.monotonic()
-        self.setting = replace(self.setting, device=asked if accelerated else "cpu")
-        return replace(work, device=torch.device("cuda" if accelerated else "cpu"), forced=asked != "auto")
+        return replace(work, device=torch.device("cuda" if self.accelerated else "cpu"), forced=self.device != "auto")
 
     def look(self) -> None:
-        """New workers are examined; from those that are gone their nodes are taken, and others are asked for.
+        """Examine new workers; take the items of those that are gone, and ask for others.
 
         Raises:
             UserError: the scheduler is gone, a queueing system refuses jobs, or the first workers cannot work.
@@ -118,14 +111,14 @@ class DaskWorkers(Executor):
             raise UserError(f"{self.spec.name}: {self._failures[-1]}")
         if len(there) < self.spec.count:
             self._started.scale(self.spec.count)  # what has been asked for already is not asked for again
-        for place in list(self.places):
-            if place.name not in there and place.node is None:
-                self.places.remove(place)
-            elif place.name not in there:
-                place.future.cancel(force=True)
-        if new := there.keys() - {place.name for place in self.places} - self._refused:
+        for worker in list(self.workers):
+            if worker.name not in there and worker.item is None:
+                self.workers.remove(worker)
+            elif worker.name not in there:
+                worker.future.cancel(force=True)
+        if new := there.keys() - {worker.name for worker in self.workers} - self._refused:
             self._examine({address: there[address] for address in new})
-        if new or any(place.node for place in self.places):
+        if new or self._busy():
             self._idle_since = time.monotonic()
         elif time.monotonic() - self._idle_since > SILENCE:
             self._idle_since = float("inf")
@@ -133,26 +126,24 @@ class DaskWorkers(Executor):
                                f"resources; there are {len(there)} workers")  # fmt: skip
 
     def close(self) -> None:
-        """Cancels all nodes, which stop at their next report, and ends a cluster that was started here."""
-        for place in self.places if "client" in vars(self) and self._alive else ():
-            if place.future is not None:
-                place.future.cancel(force=True)
-        self.places.clear()
+        """Cancel all items, which stop at their next report, and end a cluster that was started here."""
+        for worker in self._busy() if "client" in vars(self) and self._alive else ():
+            worker.future.cancel(force=True)
+        self.workers.clear()
         self._stack.close()
 
-    def _send(self, place: Place, node: Node, share: int) -> Any:
+    def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
         return self.client.submit(
-            run_on_worker, packed(node), self.setting, share, pure=False, workers=[place.name],
-            key=f"ifsl_bench-{self.setting.run}/{node.key}/{uuid.uuid4().hex}",
-            resources={ACCELERATOR: 1} if node.wants.accelerator else None,
+            run_on_worker, content, packed_work, cores(), worker.threads, pure=False, workers=[worker.name],
+            key=f"ifsl_bench-{uuid.uuid4().hex}", resources={ACCELERATOR: 1} if self.accelerated else None,
         )  # fmt: skip
 
-    def _lost(self, place: Place, error: Exception) -> Event:
+    def _lost(self, worker: Worker, error: Exception) -> Outcome:
         if not isinstance(error, (dask().CancelledError, dask("distributed").scheduler.KilledWorker)):
-            return event_now(FAILED, f"on worker {place.name}: {type(error).__name__}: {error}")
-        self.places.remove(place)  # where it is alive after all, it is found again
+            return Outcome(FAILED, f"on worker {worker.name}: {type(error).__name__}: {error}")
+        self.workers.remove(worker)  # where it is alive after all, it is found again
         self._there()  # all futures are cancelled, once the scheduler is gone
-        return event_now(LOST, f"its worker {place.name} died")
+        return Outcome(LOST, f"its worker {worker.name} died")
 
     def _there(self) -> Mapping[str, Any]:
         """The workers that the scheduler knows, by address."""
@@ -173,33 +164,34 @@ class DaskWorkers(Executor):
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
 
     def _examine(self, new: Mapping[str, Mapping[str, Any]]) -> None:
-        run, workers, first = self.client.run, list(new), not self.places
+        run, workers, first = self.client.run, list(new), not self.workers
         if self.spec.kind == LOCAL:  # its processes write where this one does
-            self._ask(run, print_to, self.setting, "cluster", workers=workers, on_error="ignore")
+            self._ask(run, print_to, self.home, "cluster", workers=workers, on_error="ignore")
         for address, answer in self._ask(run, unfit, self._must_have, workers=workers, on_error="return").items():
             if isinstance(answer, OSError):
                 continue  # it has left
             worker, host = new[address], new[address]["host"]
-            if not answer:
-                memory, device = worker["memory_limit"] or self._memory, address if _has_accelerator(worker) else ""
-                self.places.append(Place(address, host, worker["nthreads"], memory, device))
-                continue
-            problem = answer if isinstance(answer, str) else f"cannot work: {one_line(repr(answer))}"
-            if first:
-                raise UserError(f"worker {address} on {host} {problem}")
-            self._refused.add(address)  # the others go on
-            self.reporter.warn(f"worker {address} on {host} gets no work: it {problem}")
+            if not answer and self.accelerated and not _has_accelerator(worker):
+                self._refused.add(address)
+            elif not answer:
+                self.workers.append(Worker(address, host, worker["nthreads"]))
+            else:
+                problem = answer if isinstance(answer, str) else f"cannot work: {one_line(repr(answer))}"
+                if first:
+                    raise UserError(f"worker {address} on {host} {problem}")
+                self._refused.add(address)  # the others go on
+                self.reporter.warn(f"worker {address} on {host} gets no work: it {problem}")
 
 
 def _has_accelerator(worker: Mapping[str, Any]) -> bool:
     return bool(worker.get("resources", {}).get(ACCELERATOR, 0) >= 1)
 
 
-# -- what runs on a worker
+# -- on a worker
 
 
-class _Asking(NullReporter):
-    """Raises :class:`ConsumerDisconnected` at the next word where the node is not wanted any more."""
+class _WhileWanted(NullReporter):
+    """Raises :class:`ConsumerDisconnected` at the next report where the item is cancelled, or the scheduler is gone."""
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.task = worker, str(worker.get_current_task())
@@ -217,18 +209,25 @@ class _Asking(NullReporter):
         yield ProgressTask(title, total, done, lambda amount, figures: self.say())
 
 
-def run_on_worker(content: bytes, setting: Setting, share: int) -> Event:
-    """Runs a packed node, as :func:`ifsl_bench.experiments.executors.run_packed` does."""
+def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) -> Outcome:
+    """Run a pickled item, as :func:`ifsl_bench.experiments.backends.run_packed` does.
+
+    Args:
+        content: the item.
+        packed_work: the workspace, without its reporter.
+        cores: threads of work that takes a whole machine.
+        share: threads that this process may keep busy with other work.
+    """
     if os.environ.get("MALLOC_TRIM_THRESHOLD_") == "65536":  # Dask's own doing, where a nanny starts the worker
         del os.environ["MALLOC_TRIM_THRESHOLD_"]
     keep_freed_memory()
-    asking = _Asking(dask().get_worker())
+    reporter = _WhileWanted(dask().get_worker())
     try:
-        while not ALONE.acquire(timeout=1):  # a stage of another command, or one that was given up and has not noticed
-            asking.say()
+        while not ALONE.acquire(timeout=1):  # an item of another command, or one that was given up and has not noticed
+            reporter.say()
         try:
-            return run_packed(content, setting, share, asking)
+            return run_packed(content, packed_work, cores, share, reporter)
         finally:
             ALONE.release()
     except ConsumerDisconnected:
-        return event_now(LOST, "nobody waits for it")
+        return Outcome(LOST, "nobody waits for it")

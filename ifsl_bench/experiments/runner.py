@@ -1,0 +1,385 @@
+"""Runs jobs: what they share first, then each of them, in this process or on the workers of a back end.
+
+:func:`run_jobs` divides jobs into work items in three phases: distinct data sets; pretrainings with their features, and
+checks of episodes; the jobs, with the trials of their searches. Each phase is one parallel map of a back end. An item
+is a few stages that one process computes one after the other; a job one of whose items failed is left out, and the
+others go on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+
+from ifsl_bench.backbones.device import HOST, give_back_freed_memory
+from ifsl_bench.data.datasets import is_prepared
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_of, metadata_of
+from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.logs import Log, log_path
+from ifsl_bench.experiments.stages import MetaTrain, PrepareData, Stage, backbone_of, backbone_stages, data_stage_of
+from ifsl_bench.experiments.stored_results import put_aside, store, stored_result
+from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.utils.errors import UserError, format_error, unknown
+from ifsl_bench.utils.files import Paths, check_writable
+from ifsl_bench.utils.threads import evaluating
+
+MOST_NAMED = 3  # jobs that are named where one cause has stopped many
+DATA, SHARED, JOBS = range(3)  # the phases of a run
+DONE, FAILED, LOST = "done", "failed", "lost"
+
+
+@dataclass
+class WorkItem:
+    """Stages that one process computes one after the other; can be pickled.
+
+    Attributes:
+        key: names its log.
+        title: for people.
+        jobs: the jobs that need it, as indices.
+        whole: whether it keeps every core of a machine busy.
+        renews: stages whose artefacts are put aside before it starts.
+    """
+
+    key: str
+    title: str
+    stages: list[Stage] = field(default_factory=list)
+    jobs: list[int] = field(default_factory=list)
+    whole: bool = False
+    renews: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a work item ended.
+
+    Attributes:
+        kind: "done", "failed", or "lost" if its worker died.
+        text: why it failed, in one line.
+        stage: the kind of the stage that failed.
+        warnings: what it warned of.
+        seconds: that it took.
+        error: why it failed, in the process where it did.
+    """
+
+    kind: str
+    text: str = ""
+    stage: str = ""
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job has no result, in one line, with the item that failed; None if the job was refused."""
+
+    why: str
+    stage: str = ""
+    item: WorkItem | None = None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The jobs of a run that have a result, those that failed, and a line for each cause."""
+
+    stored: list[Job]
+    failed: list[Job]
+    causes: list[str]
+
+
+class Backend:
+    """The processes that work items run in; this base class has the present one.
+
+    Attributes:
+        parallel: whether several items run at once.
+    """
+
+    parallel = False
+
+    def prepare(self, work: Workspace) -> Workspace:
+        """Return the workspace with the device that items are computed on."""
+        return work
+
+    def run(self, items: Iterator[WorkItem], work: Workspace) -> Iterator[tuple[WorkItem, Outcome]]:
+        """Run items, and yield each with its outcome.
+
+        Args:
+            items: taken one at a time, when there is a process for the next one.
+            work: folders and device.
+        """
+        log = Log(work.home, work.reporter)
+        logged = replace(work, reporter=log)
+        for item in items:
+            yield item, run_item(item, logged, log)
+
+    def close(self) -> None:
+        """End all other processes, and what they run."""
+
+
+def run_item(item: WorkItem, work: Workspace, log: Log) -> Outcome:
+    """Compute the stages of an item, and store the result if one of them makes it.
+
+    Args:
+        item: what to compute.
+        work: folders and device; its reporter is ``log``.
+        log: receives what happens.
+    """
+    stage: Stage | None = None
+    with log.of(item.key, item.title):
+        try:
+            with evaluating():
+                for stage in item.stages:
+                    artefact = stage.compute(work)
+                    if isinstance(stage, Evaluate):
+                        store(stage.job, work, artefact)
+        except Exception as error:
+            log.end(error)
+            kind = stage.kind if stage else ""
+            return Outcome(FAILED, format_error(error), kind, tuple(log.warnings), log.seconds, error)
+        finally:
+            give_back_freed_memory()
+        log.end()
+    return Outcome(DONE, "", "", tuple(log.warnings), log.seconds)
+
+
+def training_stage(job: Job) -> Stage | None:
+    """Return the stage that searches and meta-trains for a job; None where there is nothing of either."""
+    if job.searched:
+        from ifsl_bench.experiments.search import Search
+
+        return Search(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))
+    return MetaTrain(replace(job, calibrated=False)) if job.trains else None
+
+
+def stages_of(job: Job) -> list[Stage]:
+    """List the stages of a job, each after its inputs: the data first, the result last."""
+    training = training_stage(job)
+    return [data_stage_of(job), *backbone_stages(job), *([training] if training else []), Evaluate(job)]
+
+
+def result_key(job: Job, home: Paths) -> str:
+    """Return the key of the work item that makes a job's result."""
+    return f"result/{job.task.name}-{job.task.hash[:12]}/{job.result_path(home).stem}"
+
+
+def work_items(
+    jobs: Mapping[int, Job], work: Workspace, retrain: bool = False, command: str = "", parallel: bool = True
+) -> list[list[WorkItem]]:
+    """Divide jobs into items, by phase; what is cached needs none.
+
+    Args:
+        jobs: by index.
+        work: folders and device.
+        retrain: whether trained models that are there are put aside.
+        command: what the user typed, recorded with results.
+        parallel: whether trials of searches are items of their own.
+    """
+    home = work.home
+    phases: tuple[dict[str, WorkItem], ...] = {}, {}, {}
+    cached: dict[tuple[str, str], bool] = {}
+
+    def is_cached(stage: Stage) -> bool:
+        key = stage.kind, stage.key(home)
+        if key not in cached:
+            cached[key] = stage.cached(home)
+        return cached[key]
+
+    def add(phase: int, index: int, key: str, title: str, *stages: Stage, **facts: object) -> None:
+        item = phases[phase].setdefault(key, WorkItem(key, title, **facts))  # type: ignore[arg-type]
+        there = {(stage.kind, stage.key(home)) for stage in item.stages}
+        item.stages += [stage for stage in stages if (stage.kind, stage.key(home)) not in there]
+        item.jobs.append(index)
+
+    on_host = work.place("pretraining").device == HOST
+    for index, job in jobs.items():
+        data, backbone, training = data_stage_of(job), backbone_of(job), training_stage(job)
+        if not is_cached(data):
+            add(DATA, index, f"data/{data.key(home)}", str(data), PrepareData(job.task), whole=True)
+        checked = "-".join([job.task.name, job.task.hash[:12], *data.sides, str(data.sessions)])
+        add(SHARED, index, f"episodes/{checked}", f"episodes of {job.task.name}", data)
+        if missing := [stage for stage in backbone_stages(job) if not is_cached(stage)]:
+            add(SHARED, index, f"pretraining/{backbone.key(home)}", str(backbone), *missing, whole=on_host)
+        stages = [training] if training and (retrain or not is_cached(training)) else []
+        renews = (training,) if training and retrain else ()
+        if stages and job.searched and job.trains and parallel:
+            from ifsl_bench.experiments.search import Trial, rounds_of
+
+            for candidate in rounds_of(job)[0]:
+                trial = Trial(candidate.job)
+                if retrain or not is_cached(trial):
+                    add(JOBS, index, f"trial/{trial.key(home)}", str(trial), trial, renews=renews)
+        add(JOBS, index, result_key(job, home), str(job), *stages, Evaluate(job, command=command), renews=renews)
+    trials_first = sorted(phases[JOBS].values(), key=lambda item: not item.key.startswith("trial/"))
+    return [list(phases[DATA].values()), list(phases[SHARED].values()), trials_first]
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    work: Workspace,
+    backend: Backend | None = None,
+    *,
+    rerun: bool = False,
+    retrain: bool = False,
+    command: str = "",
+) -> RunSummary:
+    """Run jobs, skipping those whose result is stored; one that fails does not stop the others.
+
+    Args:
+        jobs: each once.
+        work: folders, device and reporter.
+        backend: the processes that compute; this one by default. It is closed at the end.
+        rerun: evaluate again even if a result is stored.
+        retrain: train again even if a model is stored, which is kept under another name; rerun follows.
+        command: what the user typed, recorded with results.
+
+    Raises:
+        UserError: the only job cannot be run, or all of them for one and the same reason; or results cannot be written,
+            which is found before anything is computed.
+    """
+    backend = backend or Backend()
+    try:
+        work = backend.prepare(work)
+        failures: dict[int, Failure] = {}
+        todo = _to_do(jobs, work, rerun or retrain, failures)
+        if todo:
+            check_writable(work.home.results)
+        with cached_fingerprints():
+            phases = work_items(todo, work, retrain, command, backend.parallel)
+        if not backend.parallel:  # one job ends before the next begins
+            phases = [sorted(chain.from_iterable(phases), key=lambda item: item.jobs[0])]
+        finished, renewed = len(jobs) - len(todo) - len(failures), set[Path]()
+        for phase in phases:
+            for item, outcome in backend.run(_wanted(phase, failures, work, renewed), work):
+                if outcome.kind == FAILED:
+                    if outcome.error and len(jobs) == 1:
+                        raise outcome.error
+                    work.reporter.say(f"{item.title} failed: {outcome.text}")  # and once more in the list at the end
+                    for index in item.jobs:
+                        failures.setdefault(index, Failure(outcome.text, outcome.stage, item))
+                elif backend.parallel:
+                    finished += item.key.startswith("result/")
+                    count = f", {finished} of {len(jobs)} jobs done" if item.key.startswith("result/") else ""
+                    work.reporter.say(f"{item.title}: done in {outcome.seconds:.1f} s{count}")
+    finally:
+        backend.close()
+    if failures and len(failures) == len(jobs) and len({failure.why for failure in failures.values()}) == 1:
+        raise UserError(failures[0].why)
+    stored = [job for index, job in enumerate(jobs) if index not in failures]
+    return RunSummary(stored, [jobs[index] for index in sorted(failures)], _causes(failures, jobs, work.home))
+
+
+def _to_do(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[int, Failure]) -> dict[int, Job]:
+    """The jobs whose result is not stored; those that cannot be run are reported, and become failures."""
+    todo: dict[int, Job] = {}
+    outlines: dict[str, DatasetMetadata] = {}
+    with cached_fingerprints():
+        for index, job in enumerate(jobs):
+            try:
+                if not anyway and stored_result(job, work) is not None:
+                    work.reporter.say(f"{job}: done already (--rerun repeats it)")
+                    continue
+                check_job(job, work.home, outlines)
+                todo[index] = job
+            except UserError as error:
+                failures[index] = Failure(str(error))
+    reasons: dict[str, list[str]] = {}
+    for index, failure in failures.items():
+        reasons.setdefault(failure.why, []).append(str(jobs[index]))
+    for reason, names in reasons.items() if len(failures) < len(jobs) else ():
+        work.reporter.say(f"{_some(names)} cannot be run: {reason}")
+    return todo
+
+
+def check_job(job: Job, home: Paths, outlines: dict[str, DatasetMetadata], lacking: bool = False) -> None:
+    """Check that a job's data are there, or can be made, and that its episodes can be drawn from them.
+
+    Args:
+        job: to run.
+        home: where data are.
+        outlines: hash of a task -> its data, filled here.
+        lacking: whether data may have to be obtained first.
+
+    Raises:
+        UserError: they are not, or cannot.
+    """
+    if job.task.hash not in outlines:
+        outlines[job.task.hash] = metadata_of(job.task, home, lacking)
+    data_stage_of(job).check(outlines[job.task.hash])
+    backbone_of(job).check(outlines[job.task.hash], home)
+
+
+def _wanted(
+    items: Sequence[WorkItem], failures: Mapping[int, Failure], work: Workspace, renewed: set[Path]
+) -> Iterator[WorkItem]:
+    """The items that a job still needs; what one makes again is put aside, once, before it is yielded."""
+    for item in items:
+        if all(index in failures for index in item.jobs):
+            continue
+        for stage in item.renews:
+            put_aside(stage, work, renewed)
+        yield item
+
+
+def _causes(failures: Mapping[int, Failure], jobs: Sequence[Job], home: Paths) -> list[str]:
+    """A line for each cause of failures: the jobs, the stage that failed, why, and its log."""
+    names: dict[tuple[str, str], list[str]] = {}
+    first: dict[tuple[str, str], Failure] = {}
+    for index in sorted(failures):
+        failure = failures[index]
+        cause = failure.item.key if failure.item else "", failure.why
+        names.setdefault(cause, []).append(str(jobs[index]))
+        first.setdefault(cause, failure)
+    lines = []
+    for (key, why), of_cause in names.items():
+        stage, log = first[key, why].stage, log_path(home, key)
+        end = f" (log: {log})" if key and log.exists() else ""
+        lines.append(f"{_some(of_cause)}{f', in {stage}' if stage else ''}: {why}{end}")
+    return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    few = names if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
+    return "; ".join(few)
+
+
+def check_data(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths) -> None:
+    """Check the paths that data sets are made from.
+
+    Args:
+        data: data set -> path.
+        tasks: of the run.
+        home: where prepared data sets are.
+
+    Raises:
+        UserError: a data set that no task has, or a path that is needed and not there.
+    """
+    used = {spec.name for task in tasks for spec in data_of(task, home)}
+    for name, path in data.items():
+        if name not in used:
+            raise unknown("data set", name, used, where="of these tasks")
+        if not os.path.exists(path.expanduser()) and not is_prepared(home, name):
+            raise UserError(f"data set {name}: there is no {path}")
+
+
+def prepare_from(data: Mapping[str, Path], work: Workspace) -> None:
+    """Make the data sets that are not prepared yet.
+
+    Args:
+        data: data set -> the path that it is made from.
+        work: folders and reporter.
+
+    Raises:
+        UserError: unusable files, or a data set that was made from other files.
+    """
+    for name, path in data.items():
+        if is_prepared(work.home, name) and not os.path.exists(path.expanduser()):
+            continue  # somebody needed the space
+        from ifsl_bench.data.preparing.prepare import prepare
+
+        prepare(work.home, name, path.expanduser(), False, work.reporter)

@@ -1,0 +1,306 @@
+"""Tables of differences: of two rows, of measured and printed rows, and the variance of rows in sessions. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, names_of
+from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
+from ifsl_bench.analysis.published_comparison import OUTSIDE, PublishedPair, order_agreement, pairs_of
+from ifsl_bench.analysis.ranking import Difference
+from ifsl_bench.analysis.session_variance import (
+    ONE,
+    PARTS,
+    Variance,
+    VarianceSplit,
+    WrongSign,
+    splits_of_differences,
+    splits_of_rows,
+)
+from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.protocols.metrics import Estimate, Paired
+from ifsl_bench.reporting.columns import HEADINGS, heading_of, metric_names, plus_minus, rounded
+from ifsl_bench.reporting.table import Column, Table
+from ifsl_bench.utils.text_format import seeds_in_words
+
+
+def comparison_table(comparison: Comparison) -> Table[str]:
+    """Return a row for each metric: A - B, first with the interval that claims about methods need."""
+    several, units = len(comparison.seeds) > 1, comparison.units  # of one seed only these are left
+
+    def record(name: str) -> dict[str, Any]:
+        over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
+        classes = comparison.over_classes.get(name, NONE).interval
+        return {
+            "difference": rounded(over.mean, 6),
+            "interval": rounded(over.interval, 6),
+            "p": None if math.isnan(over.p) else over.p,
+            "difference_of_seeds": rounded(seeds.mean, 6),
+            "interval_of_seeds": rounded(seeds.interval, 6),
+            "interval_overall": rounded(both.interval, 6) if several else None,
+            "p_overall": both.p if several and not math.isnan(both.p) else None,
+            "interval_of_classes": rounded(classes, 6),
+            "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
+            "classes": comparison.classes or None,
+            "each_seed": [round(float(value), 6) for value in comparison.by_seed[name]],
+            "seeds": list(comparison.seeds),
+            "partial_data": comparison.partial,
+            "a": comparison.a,
+            "b": comparison.b,
+        }
+
+    def main(name: str) -> Difference | Paired:
+        return comparison.overall[name] if several else comparison.episodes[name]
+
+    def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
+        interval = values[name].interval
+        return "" if math.isnan(interval) else f"± {interval:.2f}"
+
+    columns: list[Column[str]] = [
+        metric_names(units),
+        Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
+        Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
+        Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
+        Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
+        Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),
+        Column(
+            "each seed" if several else None,
+            lambda name: "  ".join(f"{value:+.2f}" for value in comparison.by_seed[name]),
+            drop=4,
+        ),
+        Column(fields=record),
+    ]
+    title = (
+        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, "
+        f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {seeds_in_words(comparison.seeds)}"
+    )
+    overall = [
+        f"A - B overall: percentage points, with 95% interval and p-value over {units} and seeds, as in ranks, "
+        "for claims about methods. The other columns have 95% intervals of the same difference:",
+        f"over {units}: trained models held fixed (paired t-test); over seeds: {units} held fixed (Student's, paired).",
+    ]
+    alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
+    notes = [
+        *(overall if several else alone),
+        *_of_classes(comparison),
+        *(f"Note: {note}." for note in comparison.notes),
+    ]
+    return Table(columns, list(comparison.episodes), title, notes, lead=verdict(comparison))
+
+
+def _of_classes(comparison: Comparison) -> list[str]:
+    """Return what explains the interval over classes, where there is one."""
+    if not comparison.classes:
+        return []
+    note = (
+        f"over classes: over {comparison.units} and the {comparison.classes} novel classes that they draw from; "
+        "trained models held fixed; for claims about other classes."
+    )
+    none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
+    if none:
+        metrics = ", ".join(HEADINGS[name].text for name in none)
+        note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
+    if comparison.count > MANY:
+        note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
+    return [note]
+
+
+def published_comparison_tables(boards: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
+    """Return a table for each task of which something was measured that a paper prints too."""
+    return [_beside_table(board, pairs) for board in boards if (pairs := pairs_of(board))]
+
+
+def _beside_table(board: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPair]:
+    judged = [pair for pair in pairs if pair.verdict]
+    notes = []
+    if judged:
+        outside = [pair.row.label for pair in judged if pair.verdict == OUTSIDE]
+        notes.append(
+            f"{len(judged) - len(outside)} of {len(judged)} rows are within the band around the printed accuracy"
+            + (f"; outside: {', '.join(outside)}" if outside else "")
+            + ". docs/paper.md says where the band comes from, and what may explain a difference."
+        )
+    if few := [pair.row.label for pair in judged if len(pair.row.results) < 3]:
+        notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
+    notes += _order(board, pairs)
+    reasons = {pair.apart: None for pair in pairs if pair.apart}
+    notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
+    papers = [pair.paper for pair in pairs if pair.paper.remark]
+    notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
+    return Table(
+        PUBLISHED_COLUMNS,
+        pairs,
+        f"{board.name}, measured here beside what is printed",
+        notes,
+        mine=lambda pair: pair.row.origin != STORED,
+    )
+
+
+def _order(board: TaskResults, pairs: list[PublishedPair]) -> list[str]:
+    """Return a note on the order of the ranked rows; none where no two rows are ranked."""
+    order = order_agreement(board, pairs)
+    if not order.pairs:
+        return []
+    return [
+        f"Pairs of rows: {order.pairs}; in the printed order {order.agreements}, in the opposite order "
+        f"{order.reversals}, not told apart here {order.pairs - order.agreements - order.reversals} (over episodes and "
+        "seeds, familywise error 5%)."
+    ]
+
+
+def _delta(pair: PublishedPair) -> str:
+    printed = pair.paper.values.get("delta")
+    measured = plus_minus(pair.row.summary()["delta"])
+    return measured if printed is None else f"{measured} ({printed:.2f})"
+
+
+def _printed(pair: PublishedPair) -> str:
+    value, plus = pair.paper.values["acc"], pair.paper.values.get("plus_minus_as_printed")
+    return f"{value:.2f}" + (f" ({plus:.2f})" if plus is not None else "")
+
+
+def _fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
+    values, printed = pair.row.summary(), pair.paper.values
+    return {
+        "acc": rounded(values["acc"].mean),
+        "acc_interval": rounded(values["acc"].interval),
+        "printed": printed["acc"],
+        "plus_minus_as_printed": printed.get("plus_minus_as_printed"),
+        "difference": rounded(pair.difference),
+        "band": pair.paper.band,
+        "verdict": pair.verdict or None,
+        "apart": pair.apart or None,
+        "delta": rounded(values["delta"].mean),
+        "printed_delta": printed.get("delta"),
+        "seeds": len(pair.row.results),
+        "source": pair.row.origin,
+        "paper": pair.paper.source,
+    }
+
+
+PUBLISHED_COLUMNS: tuple[Column[PublishedPair], ...] = (
+    Column(fields=lambda pair: {"task": pair.board.name}),
+    Column("method", lambda pair: pair.row.label, lambda pair: {"method": pair.row.label}, fold=16),
+    Column("Acc.", lambda pair: plus_minus(pair.row.summary()["acc"])),
+    Column("printed", _printed),
+    Column("difference", lambda pair: f"{pair.difference:+.2f}"),
+    Column("band", lambda pair: "" if pair.paper.band is None else f"± {pair.paper.band:g}"),
+    Column("verdict", lambda pair: pair.verdict or "not comparable", fold=10),
+    Column("Delta (printed)", _delta, drop=3),
+    Column("seeds", lambda pair: str(len(pair.row.results)), drop=1),
+    Column("source", lambda pair: f"{pair.row.origin}; {pair.paper.source}", _fields, fold=8, drop=2),
+)
+
+
+VARIANCE_NOTES = [
+    "Standard deviations in points, with 95% intervals: of a single value (one order of the classes, one support set, "
+    "one seed), and of what it is made of. docs/statistics.md has the model."
+]
+SIGN = (
+    "wrong sign: how likely a comparison on one order, one support set and one seed has another sign than the mean of "
+    "A - B, with its 95% interval; made here: the share of such comparisons among these results whose sign differs."
+)
+EMPTY = (
+    "Empty: not known, or nothing varies over seeds. With one seed, a single one leaves out how much seeds vary; with "
+    "one support set an order, that of supports is counted in that of orders."
+)
+NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows: it has no sign."
+
+
+def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[VarianceSplit]]:
+    """Return tables of how rows vary, the best first; and of how their differences do, the better one first.
+
+    Args:
+        board: the results of the task.
+        metric: the metric that is split.
+
+    Raises:
+        UserError: the task is in episodes, has one order, or no row has the metric.
+    """
+    rows = splits_of_rows(board, metric)
+    heading = heading_of(metric, board.task).text
+    names = dict(zip((row.a for row in rows), names_of([row.a for row in rows]), strict=True))
+    notes = [*VARIANCE_NOTES]
+    if any(row.a.one_pretraining for row in rows):
+        notes.append("Seeds are of meta-training alone: the backbone is held fixed.")
+    if fixed := [row.a.label for row in rows if row.a.fixed]:
+        notes.append(f"The same for every seed, of which one counts: {', '.join(fixed)}.")
+    columns = [*_named(names, "method", "a"), *_variance_columns(board, heading)]
+    tables = [Table(columns, rows, f"{board.name}, {heading}", [*notes, *_empty(rows)])]
+    if differences := splits_of_differences(board, metric):
+        columns = [*_named(names, "A", "a"), *_named(names, "B", "b")]
+        columns += [*_variance_columns(board, f"A - B, {heading}"), *_sign()]
+        signs = [SIGN, *_empty(differences), *([NO_SIGN] if any(entry.sign is None for entry in differences) else [])]
+        tables.append(Table(columns, differences, f"{board.name}, differences of two rows", signs))
+    return tables
+
+
+def _empty(splits: Sequence[VarianceSplit]) -> list[str]:
+    return [EMPTY] if any(part not in entry.parts for entry in splits for part in PARTS) else []
+
+
+def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[VarianceSplit]]:
+    def name(entry: VarianceSplit) -> str:
+        row = entry.a if which == "a" else entry.b
+        return names[row] if row else ""
+
+    return [Column(heading, name, lambda entry: {heading.lower(): name(entry)}, fold=14)]
+
+
+def _variance_columns(board: TaskResults, heading: str) -> list[Column[VarianceSplit]]:
+    def deviation(part: str) -> Column[VarianceSplit]:
+        def text(entry: VarianceSplit) -> str:
+            if part not in entry.parts:
+                return ""
+            value, low, high = _deviations(entry.parts[part])
+            return f"{value:.2f} ({low:.2f}-{high:.2f})"
+
+        def fields(entry: VarianceSplit) -> dict[str, float | None]:
+            name = f"sd_{'single' if part == ONE else part.replace(' ', '_')}"
+            values = _deviations(entry.parts[part]) if part in entry.parts else (math.nan,) * 3
+            return {name + end: rounded(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
+
+        return Column("a single one" if part == ONE else part, text, fields, drop=(*PARTS, ONE)[::-1].index(part))
+
+    def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
+        return {
+            "task": board.name,
+            "mean": rounded(entry.mean.mean),
+            "interval": rounded(entry.mean.interval),
+            "seeds": entry.seeds,
+        }
+
+    sign = "+" if " - " in heading else ""
+    return [
+        Column(heading, lambda entry: plus_minus(entry.mean, sign), mean),
+        *map(deviation, (ONE, *PARTS)),
+        Column("seeds", lambda entry: str(entry.seeds)),
+    ]
+
+
+def _deviations(variance: Variance) -> tuple[float, float, float]:
+    return math.sqrt(variance.value), math.sqrt(variance.low), math.sqrt(variance.high)
+
+
+def _sign() -> list[Column[VarianceSplit]]:
+    def text(entry: VarianceSplit) -> str:
+        if entry.sign is None:
+            return ""
+        chance, low, high = (100 * value for value in (entry.sign.chance, entry.sign.low, entry.sign.high))
+        return f"{chance:.0f}% ({low:.0f}-{high:.0f}%)"
+
+    def fields(entry: VarianceSplit) -> dict[str, float | None]:
+        sign = entry.sign or WrongSign(math.nan, math.nan, math.nan, math.nan)
+        return {
+            "wrong_sign": rounded(sign.chance),
+            "wrong_sign_low": rounded(sign.low),
+            "wrong_sign_high": rounded(sign.high),
+            "wrong_sign_made": rounded(sign.observed),
+        }
+
+    return [
+        Column("wrong sign", text, fields),
+        Column("made here", lambda entry: f"{100 * entry.sign.observed:.0f}%" if entry.sign else ""),
+    ]
