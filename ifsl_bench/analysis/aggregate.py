@@ -1,4 +1,4 @@
-"""Measured rows: one method on one task, over its seeds. Imports no torch."""
+"""Measured rows of tables: one method on one task, aggregated over its seeds. Imports no torch."""
 
 from __future__ import annotations
 
@@ -33,17 +33,22 @@ PARTIAL = "the data set was made from less than its source should hold, and is m
 
 @dataclass(frozen=True, eq=False)
 class SeedAggregate:
-    """One method on one task, over its seeds; equal to itself alone."""
+    """One method on one task, over its seeds; equal to itself alone.
+
+    Attributes:
+        label: of the row.
+        origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a
+            result file that was named.
+        results: by seed, ascending.
+    """
 
     label: str
-    # "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a result file
-    # that was named
     origin: str
-    results: tuple[Result, ...]  # by seed, ascending
+    results: tuple[Result, ...]
 
     @property
     def full_name(self) -> str:
-        """Its label with whose row it is: "lr (stored)"; commands take both."""
+        """Its label with its origin: "lr (stored)"; commands take both."""
         return f"{self.label} ({self.origin})"
 
     @property
@@ -52,12 +57,12 @@ class SeedAggregate:
 
     @property
     def partial(self) -> bool:
-        """Returns whether it was measured on a data set made from less than its source should hold."""
+        """Whether it was measured on a data set made from less than its source should hold."""
         return any(r.partial for r in self.results)
 
     @property
     def transductive(self) -> bool:
-        """Returns whether the method looks at an episode's other queries, which others must not."""
+        """Whether the method uses an episode's other queries, which others must not."""
         return any(r.transductive for r in self.results)
 
     @property
@@ -67,13 +72,13 @@ class SeedAggregate:
 
     @property
     def single(self) -> bool:
-        """Returns whether it has one episode, or one order: nothing says how much others would differ."""
+        """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
         first = self.results[0]
         return (first.counts().orders if isinstance(first, SessionResult) else len(first.episodes)) == 1
 
     @property
     def images_kept(self) -> str:
-        """The images of all sessions that the method was asked with: "supports", "all images", or ""."""
+        """The images of earlier sessions that the method keeps: "supports", "all images", or ""."""
         counts = [r.episodes for r in self.results if isinstance(r, SessionResult)]
         if any(c.every_image for c in counts):
             return "all images"
@@ -87,13 +92,13 @@ class SeedAggregate:
 
     @property
     def novel_seen(self) -> str:
-        """Tells whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
+        """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
         states = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
         return max((state if state in SEEN else "may" for state in states), key=SEEN.index)
 
     @property
     def one_pretraining(self) -> bool:
-        """Returns whether its seeds of meta-training start from one backbone: then what they share has no spread."""
+        """Whether its seeds of meta-training start from one backbone, whose spread is then not in theirs."""
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
     @cached_property
@@ -108,13 +113,13 @@ class SeedAggregate:
 
     @property
     def other_gradient(self) -> bool:
-        """Returns whether some seed's training had another gradient than the row's in most of its episodes."""
+        """Whether the training of a seed had another gradient than the row's in most of its episodes."""
         replaced = (solves_of(r).get("adjoint_diverged", (0, 0)) for r in self.results)
         return any(2 * count > total for count, total in replaced)
 
     @property
     def fixed(self) -> bool:
-        """Returns whether every seed gives the same by construction: one backbone, and nothing meta-trained on it."""
+        """Whether all seeds are the same by construction: one backbone, and nothing meta-trained on it."""
         backbones = {str(r.pretraining.get("sha256")) for r in self.results}
         return self.one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
 
@@ -135,12 +140,12 @@ class SeedAggregate:
 
     @property
     def has_options(self) -> bool:
-        """Returns whether somebody changed the method's options or training, which the label says after a dot."""
+        """Whether the user changed the method's options or training, which the label has after a dot."""
         return "." in self.label.removeprefix(self.results[0].method)
 
     @cached_property
     def _counts(self) -> tuple[Counts | SessionCounts, ...]:
-        """Counts by seed. Metrics are computed when asked for: of many episodes they take 8 times the memory each."""
+        """Counts by seed. Metrics are computed on demand: of many episodes each takes 8 times the memory."""
         return tuple(r.counts().compact() for r in self.results)
 
     @property
@@ -150,7 +155,7 @@ class SeedAggregate:
 
     @cached_property
     def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
-        """Counts by seed: what resamples of the validation episodes would have made of it."""
+        """Counts by seed with the choices that resamples of the validation episodes would have made."""
         both = zip(self.results, self._counts, strict=True)
         return tuple(
             resampled_sums(r.calibration, r.choice, c)
@@ -161,18 +166,22 @@ class SeedAggregate:
 
     @property
     def holds_bias(self) -> bool:
-        """Returns whether its intervals hold a bias fixed, as older results do."""
+        """Whether its intervals hold a bias fixed, as older results do."""
         return any(r.calibration and not r.calibration.resampled_base for r in self.results)
 
     @property
     def holds_choices(self) -> bool:
-        """Returns whether its intervals hold a choice on validation episodes fixed, as older results do."""
+        """Whether its intervals hold a choice on validation episodes fixed, as older results do."""
         return self.units == "episodes" and (self.holds_bias or any(r.tuned and not r.choice for r in self.results))
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """A metric with what each resample of the validation episodes would have chosen, [RESAMPLES], in percent.
+        """Return a metric with the choices of each resample of the validation episodes, [RESAMPLES], in percent.
 
-        Averaged over seeds (over these). It is for variances: where nothing was chosen, or nobody knows, it is 0.
+        It is averaged over seeds, and for variances: where nothing was chosen or recorded, it is 0.
+
+        Args:
+            metric: its name.
+            seeds: only these; by default all.
         """
 
         def value(result: Result, counts: Counts | SessionCounts | None) -> np.ndarray:
@@ -186,7 +195,7 @@ class SeedAggregate:
         return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
 
     def has_bias(self, result: Result) -> bool:
-        """Returns whether the bias of one of its seeds is part of all its numbers."""
+        """Return whether the bias of one of its seeds is part of all its numbers."""
         return result.calibrated
 
     @cached_property
@@ -196,15 +205,21 @@ class SeedAggregate:
         return tuple(name for name in first if all(name in names for names in rest))
 
     def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """A metric for each seed (of these) and episode, [seeds, n], in percent."""
+        """Return a metric for each seed and episode, [seeds, n], in percent.
+
+        Args:
+            metric: its name.
+            seeds: only these; by default all.
+        """
         of_seeds = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
         values = [counts.value(metric) for counts in of_seeds]
         return np.stack(values) if values else np.empty((0, len(self._counts[0].value(metric))))
 
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-        """Each metric for each episode, [n], in percent, averaged over seeds (over these).
+        """Return each metric for each episode, [n], in percent, averaged over seeds; the harmonic mean of averages.
 
-        The harmonic mean is that of the averages.
+        Args:
+            seeds: only these; by default all.
         """
         values = {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
         if "base_joint" in values and "harmonic" in values:
@@ -212,21 +227,29 @@ class SeedAggregate:
         return values
 
     def summary(self) -> dict[str, Estimate]:
-        """Mean and 95% interval over episodes of the seeds' average, with the uncertainty of choices."""
+        """Return means and 95% intervals over episodes of the seeds' average, with the uncertainty of choices."""
         values = self.per_episode().items()
         return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
 
     def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
-        """A metric in sessions for each of these seeds, order and support set, [seeds, orders, supports]."""
+        """Return a metric in sessions for each seed, order and support set, [seeds, orders, supports].
+
+        Args:
+            metric: its name.
+            seeds: only these.
+        """
         counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and not isinstance(c, Counts)]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
         values = np.stack([c.of_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
 
     def after(self, metric: str = "acc") -> list[Estimate]:
-        """One of :data:`~ifsl_bench.protocols.session_metrics.AFTER` after each session: mean and 95% interval over the
-        orders, of the seeds' average, with the uncertainty of the bias where :data:`OF_BIAS` has the metric; none in
-        episodes.
+        """Return a metric after each session: mean and 95% interval over the orders, of the seeds' average.
+
+        The intervals have the uncertainty of the bias where :data:`OF_BIAS` has the metric. Empty in episodes.
+
+        Args:
+            metric: one of :data:`~ifsl_bench.protocols.session_metrics.AFTER`.
         """
         over_orders = self.orders_after(metric)
         biases = [
@@ -239,16 +262,16 @@ class SeedAggregate:
         return [estimate(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
 
     def orders_after(self, metric: str = "acc") -> np.ndarray:
-        """The accuracy after each session for each order, [orders, T + 1]; [0, 0] in episodes."""
+        """Return a metric after each session for each order, [orders, T + 1]; [0, 0] in episodes."""
         of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if not isinstance(c, Counts)]
         return np.mean(of_seeds, axis=0) if of_seeds else np.empty((0, 0))
 
     def triangle(self) -> np.ndarray:
-        """The accuracy, in sessions, after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
+        """Return the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
         return np.mean([c.triangle().mean(0) for c in self._counts if not isinstance(c, Counts)], axis=0)
 
     def spread(self, metric: str = "acc") -> float:
-        """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
+        """Return the standard deviation between the seeds' means (n - 1), NaN for one seed."""
         means = [r.summary[metric]["mean"] for r in self.results]
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
 
@@ -280,7 +303,7 @@ class BiasedRow(SeedAggregate):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
 
     def has_bias(self, result: Result) -> bool:
-        """Returns whether one was chosen."""
+        """Return whether one was chosen."""
         return result.calibration is not None
 
     @cached_property
@@ -289,18 +312,18 @@ class BiasedRow(SeedAggregate):
 
 
 def names_of(rows: Sequence[SeedAggregate]) -> list[str]:
-    """Names of rows: their labels, with the origin where two share one."""
+    """Return names of rows: their labels, with the origin where two share one."""
     often = Counter(row.label for row in rows)
     return [row.label if often[row.label] == 1 else row.full_name for row in rows]
 
 
 def lazy_of(row: SeedAggregate) -> LazyRow:
-    """The lazy row of a row in sessions."""
+    """Return the lazy row of a row in sessions."""
     return LazyRow(LAZY, COMPUTED, row.results)
 
 
 def lazy_rows(rows: Iterable[SeedAggregate]) -> list[tuple[LazyRow, list[SeedAggregate]]]:
-    """A lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
+    """Return a lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
     groups: dict[str, list[SeedAggregate]] = {}
     for row in rows:
         if isinstance(row.results[0], SessionResult):
@@ -309,14 +332,18 @@ def lazy_rows(rows: Iterable[SeedAggregate]) -> list[tuple[LazyRow, list[SeedAgg
 
 
 def variance(choices: np.ndarray) -> float:
-    """The variance that choices on validation episodes add to a mean: that over resamples [RESAMPLES] of these."""
+    """Return the variance that choices on validation episodes add to a mean, over resamples [RESAMPLES]."""
     return float(choices.var(ddof=1))
 
 
 def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
-    """Names what every interval of rows in sessions holds fixed: ``more``, classes, choices on validation sequences.
+    """Return in words what every interval of rows in sessions holds fixed: classes, choices on validation sequences.
 
-    A bias is one of these where a result does not have what resamples of these would have chosen.
+    A bias is one of these where a result does not record the choices of resamples.
+
+    Args:
+        rows: in sessions.
+        more: further things that are held fixed.
     """
     held = [*more, "the base and novel classes"]
     if fixed := [row.label for row in rows if row.holds_bias]:
@@ -328,7 +355,7 @@ def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
 
 
 def holding_choices(rows: Sequence[SeedAggregate]) -> list[str]:
-    """A remark on rows that do not record it, so that their intervals are without the uncertainty of choices."""
+    """Return a remark on rows that do not record choices, whose intervals are without their uncertainty."""
     if not (names := [row.label for row in rows if row.holds_choices]):
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
@@ -339,15 +366,24 @@ def holding_choices(rows: Sequence[SeedAggregate]) -> list[str]:
 
 
 def having(rows: Iterable[SeedAggregate], metric: str) -> list[SeedAggregate]:
-    """The rows that have a metric."""
+    """Return the rows that have a metric.
+
+    Args:
+        rows: to choose from.
+        metric: its name.
+    """
     return [row for row in rows if metric in row.metrics]
 
 
 def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate], list[str]]:
-    """Groups results of one task by label, with remarks on what does not fit.
+    """Group results of one task by label, with remarks on what does not fit.
 
     The seeds of a row must come from the same method, options, task, data and episodes as its newest result; those that
     do not belong are left out.
+
+    Args:
+        results: of one task.
+        origin: of the rows.
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
@@ -367,8 +403,8 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate]
     return rows, remarks
 
 
-def _other_method(a: Result, b: Result) -> str:
-    """Says why two results of one label are not of the same method; what a grid chose may differ between seeds."""
+def _other_method(a: Result, b: Result) -> str | None:
+    """Return why two results of one label are not of the same method; the choices of a grid may differ by seed."""
     if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
     if a.own_settings() != b.own_settings():
@@ -379,11 +415,11 @@ def _other_method(a: Result, b: Result) -> str:
         return "another choice was made, or among other settings"
     if a.setting != b.setting and EVERY not in (a.setting, b.setting):
         return "options or checkpoints were chosen in another way"
-    return ""
+    return None
 
 
 def bias_curve(row: SeedAggregate) -> np.ndarray | None:
-    """Base and novel accuracy of a row against a bias, the mean over its seeds: [m, 3], bias and two percentages.
+    """Return the bias, and base and novel accuracy of a row with it, the mean over its seeds, [m, 3].
 
     The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
     Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
@@ -400,7 +436,7 @@ def bias_curve(row: SeedAggregate) -> np.ndarray | None:
 
 
 def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
-    """Base and novel accuracy in percent, each seed with its own bias from validation, the mean over seeds.
+    """Return base and novel accuracy in percent, each seed with its bias from validation, the mean over seeds.
 
     None where there are no validation episodes, and so no bias.
     """
@@ -416,7 +452,7 @@ def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
 
 
 def _curve(result: Result) -> np.ndarray:
-    """The curve of one seed, [m, 3], ascending in the bias."""
+    """Return the curve of one seed, [m, 3], ascending in the bias."""
     calibration, counts = result.calibration, result.counts()
     assert calibration is not None
     curve, applied = calibration.curve, calibration.bias if calibration.applied else 0.0

@@ -67,9 +67,11 @@ class Comparison:
 
 
 def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] = ()) -> Comparison:
-    """Paired comparison over episodes, and over the seeds that both rows have.
+    """Compare two rows in pairs over episodes, and over the seeds that both have.
 
     Args:
+        a: one row.
+        b: another one.
         among: all comparable rows of the task, which say how much rows vary over seeds.
 
     Raises:
@@ -147,18 +149,25 @@ def _notes(
 
 
 def overall(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate], metric: str) -> Difference:
-    """A - B over episodes and the seeds that both have, the variance over seeds moderated by the rows ``among``."""
+    """Return A - B over episodes and the seeds that both have.
+
+    Args:
+        a: one row.
+        b: another one.
+        among: all comparable rows of the task, which moderate the variance over seeds.
+        metric: its name.
+    """
     common = [seed for seed in a.seeds if seed in b.seeds]
     return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
 
 
 def _called(row: SeedAggregate) -> str:
-    """The full name of a row; of a file the label alone, which names it."""
+    """Return the full name of a row; of a file the label alone, which names it."""
     return row.label if row.origin == FILE else row.full_name
 
 
 def _chosen(row: SeedAggregate) -> str:
-    """Says from how many settings a row was chosen."""
+    """Return in words from how many settings a row was chosen."""
     if row.trials == 1:
         return f"nothing for {_called(row)}"
     how = "with one seed" if row.results[0].trials else "for each seed"
@@ -166,7 +175,7 @@ def _chosen(row: SeedAggregate) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Says how the accuracies of the two differ, in a sentence: at 5%, over episodes and, if several, seeds."""
+    """Return a sentence on how the accuracies of the two differ: at 5%, over episodes and, if several, seeds."""
     gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
     units, acc = comparison.units, "Avg." if comparison.units == "orders" else "Acc."
     if gap.mean == gap.interval == 0:
@@ -188,7 +197,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def p_value(value: float) -> str:
-    """Writes it as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
+    """Return a p-value as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has checked."""
     if math.isnan(value):
         return "unknown"
     return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"
@@ -220,13 +229,13 @@ class OverClasses:
 def over_classes(
     differences: np.ndarray, classes: np.ndarray, choices: np.ndarray | float = 0.0, units: str = "episodes"
 ) -> OverClasses | str:
-    """The interval of each mean difference over novel classes, or why there is none.
+    """Return the interval of each mean difference over novel classes, or why there is none.
 
     Args:
         differences: [n, m], one row minus another.
         classes: [n, N] class ids of each episode, all different.
         choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLES`` of them.
-        units: what the n are.
+        units: the name of the n.
     """
     from scipy.special import stdtrit
 

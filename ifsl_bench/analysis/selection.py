@@ -23,9 +23,14 @@ OF_BIAS = ("acc", "last", "pd", "gain", "base", "novel", "harmonic", "gacc")  # 
 
 
 def resampled_sequences(calibration: Calibration | None, counts: SessionCounts) -> SessionCounts | None:
-    """Hits over all test sequences with the bias of each resample, as if each were a sequence; for :data:`OF_BIAS`.
+    """Return hits over all test sequences with the bias of each resample, as if each were a sequence.
 
-    All novel hits are those of session 1. None where no bias was chosen, or where an older result does not say it.
+    They are for metrics of :data:`OF_BIAS`; all novel hits are those of session 1. None where no bias was chosen, or
+    where an older result does not record it.
+
+    Args:
+        calibration: of the result.
+        counts: of the result.
     """
     from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_rows
 
@@ -44,10 +49,15 @@ def resampled_sequences(calibration: Calibration | None, counts: SessionCounts) 
 
 
 def resampled_sums(calibration: Calibration | None, choice: Choice | None, counts: Counts) -> Counts | None:
-    """A result's hits over all test episodes with what each resample would have chosen, as if each were an episode.
+    """Return hits over all test episodes with the choices of each resample, as if each were an episode.
 
     Pairs are multiplied by the number of episodes, as their share of all pairs is made of two sums. None where nothing
-    was chosen, or where an older result does not say it.
+    was chosen, or where an older result does not record it.
+
+    Args:
+        calibration: of the result.
+        choice: of the result.
+        counts: of the result.
     """
     resampled = {
         "calibrated_base": calibration.resampled_base if calibration else [],
@@ -70,7 +80,12 @@ def resampled_sums(calibration: Calibration | None, choice: Choice | None, count
 
 
 def gains(choice: Choice, count: str) -> np.ndarray:
-    """Hits that each setting has more than the chosen one, a mean over episodes: on the test where it was tried."""
+    """Return the hits that each setting has more than the chosen one, a mean over episodes, on test ones where tried.
+
+    Args:
+        choice: of a result.
+        count: the name of a count.
+    """
     hits = np.array(choice.hits[count])
     gains = (hits - hits[choice.chosen]) / choice.validation_episodes
     if choice.rivals and count in choice.test_hits:
