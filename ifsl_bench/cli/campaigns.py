@@ -21,7 +21,7 @@ from ifsl_bench.cli.options import (
     results_option,
     style_option,
 )
-from ifsl_bench.cli.output import say, show_tables, tell_lacking
+from ifsl_bench.cli.output import print_missing, say, show_tables
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _wanted(
     narrowed, _ = with_tasks(asked(campaign, request), machine.folders)
     work = machine.workspace(narrowed.results, device)
     jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
-    tell_lacking(lacking)
+    print_missing(lacking)
     return jobs, work, dict(narrowed.data)
 
 
