@@ -14,6 +14,7 @@ from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, PARTIAL, STORED, S
 from ifsl_bench.analysis.ranking import Ranked, Ranking
 from ifsl_bench.plugin.display_names import LAZY, parse_label
 from ifsl_bench.plugin.registry import names_file
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, find_one, own, packaged
 from ifsl_bench.protocols.tasks.variants import changed, split
@@ -367,7 +368,7 @@ def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:
     Raises:
         UserError: there is no such row.
     """
-    lazy = board.task.sessions and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
+    lazy = "lazy" in protocol_of(board.task).features and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
     return replace(lazy_of(row_of(board, lazy[1] or other)), label=label) if lazy else row_of(board, label)
 
 
