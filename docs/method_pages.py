@@ -74,7 +74,7 @@ def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
     """Options with type, default, meaning, the grid that is tried without ``--tune``, and what ``--tune`` searches."""
     space, grid = space_of(kind), grid_of(kind)
     rows = [
-        (f"`{o.name}`", f"`{o.spelled}`", f"`{format_value(o.default)}`", _values(grid.get(o.name, ())),
+        (f"`{o.name}`", f"`{o.type_text}`", f"`{format_value(o.default)}`", _values(grid.get(o.name, ())),
          _spread(space.get(o.name)), prose(meanings.get(o.name, "")).replace("\\|", "|"))
         for o in options_of(kind).values()
     ]  # fmt: skip

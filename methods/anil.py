@@ -59,6 +59,8 @@ class ANIL(AdditiveClassifier):
         first_order: whether meta-gradients treat the steps as constants (FOMAML).
     """
 
+    name = "anil"
+    display: ClassVar = {"anil": ("ANIL", "a few gradient steps from a learned start")}
     parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE: Range(1e-5, 1e-1, log=True)}
     requires: ClassVar[Mapping[str, str]] = REQUIRES

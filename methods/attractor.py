@@ -37,6 +37,11 @@ class Attractor(AttractorMethod):
         dropout: on p_k, in training alone, drawn once an episode.
     """
 
+    name = "attractor"
+    display: ClassVar = {
+        "lr+a": ("LR+A", "LR with centres from attention on base classes"),
+        "mlp+a": ("MLP+A", "MLP with centres from attention on base classes"),
+    }
     parallel_copies: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr+a": {"learner": "lr"}, "mlp+a": {"learner": "mlp"}}
 

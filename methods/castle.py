@@ -82,6 +82,8 @@ class Castle(_Synthesiser, AdditiveClassifier):
         temperature: the logits are divided by it; 1 in their commands.
     """
 
+    name = "castle"
+    display: ClassVar = {"castle": ("CASTLE", "novel weights from a learned dictionary")}
     parallel_copies: ClassVar[bool] = True
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
@@ -107,6 +109,8 @@ class ACastle(_Synthesiser):
         temperature: the logits are divided by it; 1 in their commands.
     """
 
+    name = "acastle"
+    display: ClassVar = {"acastle": ("ACASTLE", "CASTLE that adapts the base classes' weights too")}
     parallel_copies: ClassVar[bool] = True
 
     def base_logits(self, query: Query) -> Tensor:

@@ -44,6 +44,8 @@ class CEC(Method):
         temperature: of the cosines; 16 in their code.
     """
 
+    name = "cec"
+    display: ClassVar = {"cec": ("CEC", "class means, adapted by attention to each other")}
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"

@@ -16,6 +16,8 @@ class Imprint(AdditiveClassifier):
     Logits are ``tau cos(h, w)`` with the pretrained temperature and no bias. Nothing is learned after pretraining.
     """
 
+    name = "imprint"
+    display: ClassVar = {"imprint": ("Imprint", "support means as weights of a cosine classifier")}
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     uses_earlier_logits = False

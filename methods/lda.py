@@ -60,6 +60,8 @@ class LDA(AdditiveClassifier):
         per_class: whether each class has a covariance of its own in ``fecam``, as in its code.
     """
 
+    name = "lda"
+    display: ClassVar = {"lda": ("LDA", "class means under the base classes' covariance")}
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     uses_earlier_logits = False

@@ -52,6 +52,8 @@ class LwoF(AdditiveClassifier):
             phi_2 are 1, tau_q is 10.
     """
 
+    name = "lwof"
+    display: ClassVar = {"lwof": ("LwoF", "support means, and attention on base weights")}
     parallel_copies: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
     space: ClassVar[Space] = {RATE: Range(1e-5, 1e-1, log=True)}

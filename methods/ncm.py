@@ -18,6 +18,8 @@ class NCM(AdditiveClassifier):
     Nothing is learned after pretraining.
     """
 
+    name = "ncm"
+    display: ClassVar = {"ncm": ("NCM", "nearest class mean, by angle")}
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     uses_earlier_logits = False

@@ -17,6 +17,8 @@ class ProtoNet(AdditiveClassifier):
     images. Nothing is learned after pretraining (linear head).
     """
 
+    name = "protonet"
+    display: ClassVar = {"protonet": ("ProtoNet", "nearest class mean, by Euclidean distance")}
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     uses_earlier_logits = False

@@ -35,6 +35,8 @@ class RanPAC(Method):
         ridge: chosen from a grid of powers of ten on validation episodes unless given.
     """
 
+    name = "ranpac"
+    display: ClassVar = {"ranpac": ("RanPAC", "ridge regression on random projections")}
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     space: ClassVar[Space] = {"ridge": Range(1e-4, 1e10, log=True)}

@@ -37,6 +37,11 @@ class Ridge(AdditiveClassifier):
             supports, and solves for all novel classes anew in each session. In episodes they are the same.
     """
 
+    name = "ridge"
+    display: ClassVar = {
+        "lr": ("LR", "logistic regression in each episode"),
+        "mlp": ("MLP", "a small network fitted in each episode"),
+    }
     parallel_copies: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr": {"learner": "lr"}, "mlp": {"learner": "mlp"}}
     space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True)}

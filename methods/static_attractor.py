@@ -25,6 +25,11 @@ class StaticAttractor(AttractorMethod):
     deviation 0.01 (mlp). Hidden base classes are left out of the softmax.
     """
 
+    name = "static-attractor"
+    display: ClassVar = {
+        "lr+s": ("LR+S", "LR with one learned centre for all classes"),
+        "mlp+s": ("MLP+S", "MLP with learned centres, the same in all episodes"),
+    }
     parallel_copies: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr+s": {"learner": "lr"}, "mlp+s": {"learner": "mlp"}}
 

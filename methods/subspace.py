@@ -55,6 +55,8 @@ class Subspace(AdditiveClassifier):
             supports, and solves for all novel classes anew in each session. In episodes they are the same.
     """
 
+    name = "subspace"
+    display: ClassVar = {"subspace": ("Subspace", "LR held near the span of the base classes' weights")}
     parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True), "gamma": Range(1e-6, 100.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}

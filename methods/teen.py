@@ -39,6 +39,8 @@ class TEEN(AdditiveClassifier):
         tau: how sharply similar base classes are preferred; their code's ``softmax_t``, 16 unless given.
     """
 
+    name = "teen"
+    display: ClassVar = {"teen": ("TEEN", "support means moved towards similar base classes")}
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True

@@ -44,6 +44,8 @@ class UpperBound(Method):
             glyphs-sessions.
     """
 
+    name = "upper-bound"
+    display: ClassVar = {"upper-bound": ("Upper bound", "softmax regression on all images of all classes")}
     uses_all_images: ClassVar[bool] = True
     space: ClassVar[Space] = {"weight_decay": Range(1e-6, 1e-1, log=True)}
 

@@ -1,4 +1,4 @@
-"""Measured rows: one method on one task, over its seeds. Imports no torch."""
+"""Measured rows of tables: one method on one task, aggregated over its seeds. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifsl_bench.analysis.selection import OF_BIAS, resampled_sequences, resampled_sums
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.protocols.metrics import Counts, Estimate, estimate, harmonic
+from ifsl_bench.protocols.metrics import Estimate, HitCounts, estimate
+from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN
-from ifsl_bench.protocols.tasks.metric_sets import JOINT, SESSIONS
 from ifsl_bench.store.consistency import SOLVES_OF, mismatch
 from ifsl_bench.store.result_folder import LEFT_OUT
-from ifsl_bench.store.schema import Result, SessionResult
-
-if TYPE_CHECKING:
-    from ifsl_bench.protocols.session_metrics import SessionCounts
+from ifsl_bench.store.schema import Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
@@ -33,17 +28,22 @@ PARTIAL = "the data set was made from less than its source should hold, and is m
 
 @dataclass(frozen=True, eq=False)
 class SeedAggregate:
-    """One method on one task, over its seeds; equal to itself alone."""
+    """One method on one task, over its seeds; equal to itself alone.
+
+    Attributes:
+        label: of the row.
+        origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a
+            result file that was named.
+        results: by seed, ascending.
+    """
 
     label: str
-    # "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a result file
-    # that was named
     origin: str
-    results: tuple[Result, ...]  # by seed, ascending
+    results: tuple[Result, ...]
 
     @property
     def full_name(self) -> str:
-        """Its label with whose row it is: "lr (stored)"; commands take both."""
+        """Its label with its origin: "lr (stored)"; commands take both."""
         return f"{self.label} ({self.origin})"
 
     @property
@@ -52,48 +52,49 @@ class SeedAggregate:
 
     @property
     def partial(self) -> bool:
-        """Returns whether it was measured on a data set made from less than its source should hold."""
+        """Whether it was measured on a data set made from less than its source should hold."""
         return any(r.partial for r in self.results)
 
     @property
     def transductive(self) -> bool:
-        """Returns whether the method looks at an episode's other queries, which others must not."""
+        """Whether the method uses an episode's other queries, which others must not."""
         return any(r.transductive for r in self.results)
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol that it was measured by."""
+        return self.results[0].protocol
 
     @property
     def units(self) -> str:
         """The unit that its intervals are over."""
-        return (SESSIONS if isinstance(self.results[0], SessionResult) else JOINT).units
+        return self.protocol.units
 
     @property
     def single(self) -> bool:
-        """Returns whether it has one episode, or one order: nothing says how much others would differ."""
-        first = self.results[0]
-        return (first.counts().orders if isinstance(first, SessionResult) else len(first.episodes)) == 1
+        """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
+        return self.results[0].counts().unit_count == 1
 
     @property
     def images_kept(self) -> str:
-        """The images of all sessions that the method was asked with: "supports", "all images", or ""."""
-        counts = [r.episodes for r in self.results if isinstance(r, SessionResult)]
-        if any(c.every_image for c in counts):
-            return "all images"
-        return "supports" if any(c.supports_kept for c in counts) else ""
+        """The images of earlier sessions that the method keeps: "supports", "all images", or ""."""
+        kept = {r.episodes.images_kept for r in self.results}
+        return max(kept, key=("", "supports", "all images").index)
 
     @property
     def state_bytes(self) -> float | None:
         """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
-        first = self.results[0]
-        return first.counts().bytes_per_class if isinstance(first, SessionResult) else None
+        return self.results[0].counts().bytes_per_class
 
     @property
     def novel_seen(self) -> str:
-        """Tells whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
+        """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
         states = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
         return max((state if state in SEEN else "may" for state in states), key=SEEN.index)
 
     @property
     def one_pretraining(self) -> bool:
-        """Returns whether its seeds of meta-training start from one backbone: then what they share has no spread."""
+        """Whether its seeds of meta-training start from one backbone, whose spread is then not in theirs."""
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
     @cached_property
@@ -108,13 +109,13 @@ class SeedAggregate:
 
     @property
     def other_gradient(self) -> bool:
-        """Returns whether some seed's training had another gradient than the row's in most of its episodes."""
+        """Whether the training of a seed had another gradient than the row's in most of its episodes."""
         replaced = (solves_of(r).get("adjoint_diverged", (0, 0)) for r in self.results)
         return any(2 * count > total for count, total in replaced)
 
     @property
     def fixed(self) -> bool:
-        """Returns whether every seed gives the same by construction: one backbone, and nothing meta-trained on it."""
+        """Whether all seeds are the same by construction: one backbone, and nothing meta-trained on it."""
         backbones = {str(r.pretraining.get("sha256")) for r in self.results}
         return self.one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
 
@@ -135,12 +136,12 @@ class SeedAggregate:
 
     @property
     def has_options(self) -> bool:
-        """Returns whether somebody changed the method's options or training, which the label says after a dot."""
+        """Whether the user changed the method's options or training, which the label has after a dot."""
         return "." in self.label.removeprefix(self.results[0].method)
 
     @cached_property
-    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
-        """Counts by seed. Metrics are computed when asked for: of many episodes they take 8 times the memory each."""
+    def _counts(self) -> tuple[HitCounts, ...]:
+        """Counts by seed. Metrics are computed on demand: of many episodes each takes 8 times the memory."""
         return tuple(r.counts().compact() for r in self.results)
 
     @property
@@ -149,44 +150,42 @@ class SeedAggregate:
         return self._counts[0].quantile
 
     @cached_property
-    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
-        """Counts by seed: what resamples of the validation episodes would have made of it."""
+    def _resampled(self) -> tuple[HitCounts | None, ...]:
+        """Counts by seed with the choices that resamples of the validation episodes would have made."""
         both = zip(self.results, self._counts, strict=True)
-        return tuple(
-            resampled_sums(r.calibration, r.choice, c)
-            if isinstance(c, Counts)
-            else resampled_sequences(r.calibration, c)
-            for r, c in both
-        )
+        return tuple(self.protocol.resampled(counts, r.calibration, r.choice) for r, counts in both)
 
     @property
     def holds_bias(self) -> bool:
-        """Returns whether its intervals hold a bias fixed, as older results do."""
+        """Whether its intervals hold a bias fixed, as older results do."""
         return any(r.calibration and not r.calibration.resampled_base for r in self.results)
 
     @property
     def holds_choices(self) -> bool:
-        """Returns whether its intervals hold a choice on validation episodes fixed, as older results do."""
-        return self.units == "episodes" and (self.holds_bias or any(r.tuned and not r.choice for r in self.results))
+        """Whether its intervals hold a choice on validation episodes fixed, as older results do."""
+        held = self.holds_bias or any(r.tuned and not r.choice for r in self.results)
+        return held and "choices" in self.protocol.features
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """A metric with what each resample of the validation episodes would have chosen, [RESAMPLES], in percent.
+        """Return a metric with the choices of each resample of the validation episodes, [RESAMPLES], in percent.
 
-        Averaged over seeds (over these). It is for variances: where nothing was chosen, or nobody knows, it is 0.
+        It is averaged over seeds, and for variances: where nothing was chosen or recorded, it is 0.
+
+        Args:
+            metric: its name.
+            seeds: only these; by default all.
         """
 
-        def value(result: Result, counts: Counts | SessionCounts | None) -> np.ndarray:
-            if isinstance(counts, Counts):
-                return counts.value(metric)
-            moved = "acc" if metric == "calibrated_acc" else metric if self.has_bias(result) else ""
-            return counts.value(moved) if counts and moved in OF_BIAS else np.zeros(RESAMPLES)
+        def value(result: Result, counts: HitCounts | None) -> np.ndarray:
+            moved = self.protocol.moved_by_choices(metric, self.has_bias(result))
+            return counts.value(moved) if counts is not None and moved else np.zeros(RESAMPLES)
 
         both = zip(self.results, self._resampled, strict=True)
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
         return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
 
     def has_bias(self, result: Result) -> bool:
-        """Returns whether the bias of one of its seeds is part of all its numbers."""
+        """Return whether the bias of one of its seeds is part of all its numbers."""
         return result.calibrated
 
     @cached_property
@@ -196,59 +195,69 @@ class SeedAggregate:
         return tuple(name for name in first if all(name in names for names in rest))
 
     def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """A metric for each seed (of these) and episode, [seeds, n], in percent."""
+        """Return a metric for each seed and episode, [seeds, n], in percent.
+
+        Args:
+            metric: its name.
+            seeds: only these; by default all.
+        """
         of_seeds = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
         values = [counts.value(metric) for counts in of_seeds]
         return np.stack(values) if values else np.empty((0, len(self._counts[0].value(metric))))
 
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-        """Each metric for each episode, [n], in percent, averaged over seeds (over these).
+        """Return each metric for each episode, [n], in percent, averaged over seeds; the harmonic mean of averages.
 
-        The harmonic mean is that of the averages.
+        Args:
+            seeds: only these; by default all.
         """
-        values = {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
-        if "base_joint" in values and "harmonic" in values:
-            values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])
-        return values
+        return self.protocol.combine({name: self.by_seed(name, seeds) for name in self.metrics})
 
     def summary(self) -> dict[str, Estimate]:
-        """Mean and 95% interval over episodes of the seeds' average, with the uncertainty of choices."""
+        """Return means and 95% intervals over episodes of the seeds' average, with the uncertainty of choices."""
         values = self.per_episode().items()
         return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
 
     def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
-        """A metric in sessions for each of these seeds, order and support set, [seeds, orders, supports]."""
-        counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and not isinstance(c, Counts)]
+        """Return a metric in sessions for each seed, order and support set, [seeds, orders, supports].
+
+        Args:
+            metric: its name.
+            seeds: only these.
+        """
+        counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
         values = np.stack([c.of_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
 
     def after(self, metric: str = "acc") -> list[Estimate]:
-        """One of :data:`~ifsl_bench.protocols.session_metrics.AFTER` after each session: mean and 95% interval over the
-        orders, of the seeds' average, with the uncertainty of the bias where :data:`OF_BIAS` has the metric; none in
-        episodes.
+        """Return a metric after each session: mean and 95% interval over the orders, of the seeds' average.
+
+        The intervals have the uncertainty of the bias where it is known. Empty in episodes.
+
+        Args:
+            metric: one of :data:`~ifsl_bench.protocols.session_metrics.AFTER`.
         """
         over_orders = self.orders_after(metric)
         biases = [
             counts.after(metric)
             for result, counts in zip(self.results, self._resampled, strict=True)
-            if self.has_bias(result) and metric in OF_BIAS and not (counts is None or isinstance(counts, Counts))
+            if counts is not None and self.protocol.moved_by_choices(metric, self.has_bias(result)) == metric
         ]  # [seeds with a bias, RESAMPLES, T + 1]
         of_seeds = np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLES, over_orders.shape[1]))
         pairs = zip(over_orders.T, of_seeds.T, strict=True)
         return [estimate(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
 
     def orders_after(self, metric: str = "acc") -> np.ndarray:
-        """The accuracy after each session for each order, [orders, T + 1]; [0, 0] in episodes."""
-        of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if not isinstance(c, Counts)]
-        return np.mean(of_seeds, axis=0) if of_seeds else np.empty((0, 0))
+        """Return a metric after each session for each order, [orders, T + 1]; [n, 0] in episodes."""
+        return np.mean([counts.over_orders(counts.after(metric)) for counts in self._counts], axis=0)
 
     def triangle(self) -> np.ndarray:
-        """The accuracy, in sessions, after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
-        return np.mean([c.triangle().mean(0) for c in self._counts if not isinstance(c, Counts)], axis=0)
+        """Return the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
+        return np.mean([counts.triangle().mean(0) for counts in self._counts], axis=0)
 
     def spread(self, metric: str = "acc") -> float:
-        """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
+        """Return the standard deviation between the seeds' means (n - 1), NaN for one seed."""
         means = [r.summary[metric]["mean"] for r in self.results]
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
 
@@ -267,11 +276,11 @@ class LazyRow(SeedAggregate):
         return []
 
     @cached_property
-    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
-        return tuple(r.counts().lazy().compact() for r in self.results if isinstance(r, SessionResult))
+    def _counts(self) -> tuple[HitCounts, ...]:
+        return tuple(r.counts().lazy().compact() for r in self.results)
 
     @cached_property
-    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
+    def _resampled(self) -> tuple[HitCounts | None, ...]:
         """The counts of resampled biases: none, as no bias moves it."""
         return (None,) * len(self.results)
 
@@ -280,43 +289,47 @@ class BiasedRow(SeedAggregate):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
 
     def has_bias(self, result: Result) -> bool:
-        """Returns whether one was chosen."""
+        """Return whether one was chosen."""
         return result.calibration is not None
 
     @cached_property
-    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
-        return tuple(r.counts().calibrated().compact() for r in self.results if isinstance(r, SessionResult))
+    def _counts(self) -> tuple[HitCounts, ...]:
+        return tuple(r.counts().calibrated().compact() for r in self.results)
 
 
 def names_of(rows: Sequence[SeedAggregate]) -> list[str]:
-    """Names of rows: their labels, with the origin where two share one."""
+    """Return names of rows: their labels, with the origin where two share one."""
     often = Counter(row.label for row in rows)
     return [row.label if often[row.label] == 1 else row.full_name for row in rows]
 
 
 def lazy_of(row: SeedAggregate) -> LazyRow:
-    """The lazy row of a row in sessions."""
+    """Return the lazy row of a row in sessions."""
     return LazyRow(LAZY, COMPUTED, row.results)
 
 
 def lazy_rows(rows: Iterable[SeedAggregate]) -> list[tuple[LazyRow, list[SeedAggregate]]]:
-    """A lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
+    """Return a lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
     groups: dict[str, list[SeedAggregate]] = {}
     for row in rows:
-        if isinstance(row.results[0], SessionResult):
+        if "lazy" in row.protocol.features:
             groups.setdefault(f"{row.after()[0].mean:.2f}", []).append(row)
     return [(lazy_of(group[0]), group) for group in groups.values()]
 
 
 def variance(choices: np.ndarray) -> float:
-    """The variance that choices on validation episodes add to a mean: that over resamples [RESAMPLES] of these."""
+    """Return the variance that choices on validation episodes add to a mean, over resamples [RESAMPLES]."""
     return float(choices.var(ddof=1))
 
 
 def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
-    """Names what every interval of rows in sessions holds fixed: ``more``, classes, choices on validation sequences.
+    """Return in words what every interval of rows in sessions holds fixed: classes, choices on validation sequences.
 
-    A bias is one of these where a result does not have what resamples of these would have chosen.
+    A bias is one of these where a result does not record the choices of resamples.
+
+    Args:
+        rows: in sessions.
+        more: further things that are held fixed.
     """
     held = [*more, "the base and novel classes"]
     if fixed := [row.label for row in rows if row.holds_bias]:
@@ -328,7 +341,7 @@ def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
 
 
 def holding_choices(rows: Sequence[SeedAggregate]) -> list[str]:
-    """A remark on rows that do not record it, so that their intervals are without the uncertainty of choices."""
+    """Return a remark on rows that do not record choices, whose intervals are without their uncertainty."""
     if not (names := [row.label for row in rows if row.holds_choices]):
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
@@ -339,15 +352,24 @@ def holding_choices(rows: Sequence[SeedAggregate]) -> list[str]:
 
 
 def having(rows: Iterable[SeedAggregate], metric: str) -> list[SeedAggregate]:
-    """The rows that have a metric."""
+    """Return the rows that have a metric.
+
+    Args:
+        rows: to choose from.
+        metric: its name.
+    """
     return [row for row in rows if metric in row.metrics]
 
 
 def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate], list[str]]:
-    """Groups results of one task by label, with remarks on what does not fit.
+    """Group results of one task by label, with remarks on what does not fit.
 
     The seeds of a row must come from the same method, options, task, data and episodes as its newest result; those that
     do not belong are left out.
+
+    Args:
+        results: of one task.
+        origin: of the rows.
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
@@ -367,8 +389,8 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate]
     return rows, remarks
 
 
-def _other_method(a: Result, b: Result) -> str:
-    """Says why two results of one label are not of the same method; what a grid chose may differ between seeds."""
+def _other_method(a: Result, b: Result) -> str | None:
+    """Return why two results of one label are not of the same method; the choices of a grid may differ by seed."""
     if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
     if a.own_settings() != b.own_settings():
@@ -379,11 +401,11 @@ def _other_method(a: Result, b: Result) -> str:
         return "another choice was made, or among other settings"
     if a.setting != b.setting and EVERY not in (a.setting, b.setting):
         return "options or checkpoints were chosen in another way"
-    return ""
+    return None
 
 
 def bias_curve(row: SeedAggregate) -> np.ndarray | None:
-    """Base and novel accuracy of a row against a bias, the mean over its seeds: [m, 3], bias and two percentages.
+    """Return the bias, and base and novel accuracy of a row with it, the mean over its seeds, [m, 3].
 
     The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
     Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
@@ -400,23 +422,23 @@ def bias_curve(row: SeedAggregate) -> np.ndarray | None:
 
 
 def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
-    """Base and novel accuracy in percent, each seed with its own bias from validation, the mean over seeds.
+    """Return base and novel accuracy in percent, each seed with its bias from validation, the mean over seeds.
 
     None where there are no validation episodes, and so no bias.
     """
     if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
         return None
     shares = []
-    for counts in (result.counts() for result in row.results):
-        hits = counts.columns()
+    for result in row.results:
+        hits, shape = result.counts().columns(), result.episodes.shape
         base, novel = hits["calibrated_base"].mean(), hits["calibrated_novel"].mean()
-        shares.append((base / counts.base_queries, novel / counts.novel_queries))
+        shares.append((base / shape["base_queries"], novel / shape["novel_queries"]))
     base, novel = 100 * np.mean(shares, 0)
     return float(base), float(novel)
 
 
 def _curve(result: Result) -> np.ndarray:
-    """The curve of one seed, [m, 3], ascending in the bias."""
+    """Return the curve of one seed, [m, 3], ascending in the bias."""
     calibration, counts = result.calibration, result.counts()
     assert calibration is not None
     curve, applied = calibration.curve, calibration.bias if calibration.applied else 0.0
@@ -424,7 +446,7 @@ def _curve(result: Result) -> np.ndarray:
     sums = {name: int(hits.sum()) for name, hits in counts.columns().items()}
     points[calibration.bias] = [sums["calibrated_base"], sums["calibrated_novel"]]
     points[applied] = [sums["base_joint"], sums["novel_joint"]]
-    base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
+    base, novel = (len(counts) * result.episodes.shape[f"{part}_queries"] for part in ("base", "novel"))
     return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])
 
 

@@ -22,6 +22,7 @@ from ifsl_bench.analysis.aggregate import (
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
+from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import seeds_in_words
@@ -53,7 +54,7 @@ class Comparison:
     b: str
     task: str
     count: int
-    units: str
+    protocol: Protocol
     partial: bool
     episodes: dict[str, Paired]
     seeds: tuple[int, ...]
@@ -65,11 +66,18 @@ class Comparison:
     effects: dict[str, float]
     notes: tuple[str, ...]
 
+    @property
+    def units(self) -> str:
+        """The units that intervals are over."""
+        return self.protocol.units
+
 
 def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] = ()) -> Comparison:
-    """Paired comparison over episodes, and over the seeds that both rows have.
+    """Compare two rows in pairs over episodes, and over the seeds that both have.
 
     Args:
+        a: one row.
+        b: another one.
         among: all comparable rows of the task, which say how much rows vary over seeds.
 
     Raises:
@@ -96,7 +104,7 @@ def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] =
         b=second,
         task=a.results[0].task,
         count=len(differences),
-        units=a.units,
+        protocol=a.protocol,
         partial=a.partial or b.partial,
         episodes={name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in names},
         seeds=common,
@@ -134,7 +142,7 @@ def _notes(
     yield from holding_choices([a, b])
     if a.trials != b.trials:
         yield f"chosen in validation: {'; '.join(_chosen(row) for row in (a, b))}"
-    if a.units == "orders":
+    if "sessions" in a.protocol.features:
         yield "lower is better in PD, novel as base and base as novel"
         yield f"every interval holds fixed {held_fixed([a, b])}"
     if classes:
@@ -147,18 +155,25 @@ def _notes(
 
 
 def overall(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate], metric: str) -> Difference:
-    """A - B over episodes and the seeds that both have, the variance over seeds moderated by the rows ``among``."""
+    """Return A - B over episodes and the seeds that both have.
+
+    Args:
+        a: one row.
+        b: another one.
+        among: all comparable rows of the task, which moderate the variance over seeds.
+        metric: its name.
+    """
     common = [seed for seed in a.seeds if seed in b.seeds]
     return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
 
 
 def _called(row: SeedAggregate) -> str:
-    """The full name of a row; of a file the label alone, which names it."""
+    """Return the full name of a row; of a file the label alone, which names it."""
     return row.label if row.origin == FILE else row.full_name
 
 
 def _chosen(row: SeedAggregate) -> str:
-    """Says from how many settings a row was chosen."""
+    """Return in words from how many settings a row was chosen."""
     if row.trials == 1:
         return f"nothing for {_called(row)}"
     how = "with one seed" if row.results[0].trials else "for each seed"
@@ -166,9 +181,9 @@ def _chosen(row: SeedAggregate) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Says how the accuracies of the two differ, in a sentence: at 5%, over episodes and, if several, seeds."""
+    """Return a sentence on how the accuracies of the two differ: at 5%, over episodes and, if several, seeds."""
     gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
-    units, acc = comparison.units, "Avg." if comparison.units == "orders" else "Acc."
+    units, acc = comparison.units, comparison.protocol.column("acc").title
     if gap.mean == gap.interval == 0:
         return f"{comparison.a} and {comparison.b} have the same accuracy in every {units.removesuffix('s')}."
     if math.isnan(gap.p):
@@ -188,7 +203,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def p_value(value: float) -> str:
-    """Writes it as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
+    """Return a p-value as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has checked."""
     if math.isnan(value):
         return "unknown"
     return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"
@@ -220,13 +235,13 @@ class OverClasses:
 def over_classes(
     differences: np.ndarray, classes: np.ndarray, choices: np.ndarray | float = 0.0, units: str = "episodes"
 ) -> OverClasses | str:
-    """The interval of each mean difference over novel classes, or why there is none.
+    """Return the interval of each mean difference over novel classes, or why there is none.
 
     Args:
         differences: [n, m], one row minus another.
         classes: [n, N] class ids of each episode, all different.
         choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLES`` of them.
-        units: what the n are.
+        units: the name of the n.
     """
     from scipy.special import stdtrit
 

@@ -1,4 +1,4 @@
-"""Measured numbers beside what papers print, and whether they are within the stated band. Imports no torch."""
+"""Measured numbers next to printed ones, and whether they are within the stated band. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ WITHIN, OUTSIDE = "within", "outside"
 
 @dataclass(frozen=True, eq=False)
 class PublishedPair:
-    """A measured row and the printed one of the same label."""
+    """A measured row and the printed one of the same label.
+
+    Attributes:
+        apart: why the two are not of the same task, rules of episodes and data; "" where they are.
+    """
 
     board: TaskResults
     row: SeedAggregate
     paper: PublishedRow
-    apart: str = ""  # why the two are not of the same task, episodes' rules and data; "" where they are
+    apart: str = ""
 
     @property
     def difference(self) -> float:
@@ -28,17 +32,17 @@ class PublishedPair:
 
     @property
     def verdict(self) -> str:
-        """ "within" or "outside" of the band; "" where there is none, or nothing that it could be held against."""
+        """One of "within" and "outside" of the band; "" where there is none, or the two are not comparable."""
         if self.paper.band is None or self.apart:
             return ""
         return WITHIN if abs(self.difference) <= self.paper.band else OUTSIDE
 
 
 def pairs_of(board: TaskResults) -> list[PublishedPair]:
-    """The measured rows of a task that a paper has too, in the paper's order.
+    """Return the measured rows of a task that a paper has too, in the paper's order.
 
-    A variant's are held against the rows of the task that it departs from, and rows with other options against those
-    without, as what they are: not comparable.
+    Rows of a variant are paired with those of the task that it departs from, and rows with other options with those
+    without, as not comparable.
     """
     variant = board.task.variant_of
     papers = [

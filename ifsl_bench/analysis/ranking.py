@@ -39,7 +39,7 @@ class Prior:
 
     Attributes:
         variance: that rows have in common.
-        degrees: how firmly they keep to it: it says as much as so many more seeds of that variance would.
+        degrees: how firmly they keep to it: the number of further seeds of that variance that it is worth.
         mean: of the rows' variances, whatever stands out; degrees of freedom are computed with no less.
     """
 
@@ -49,7 +49,7 @@ class Prior:
 
 
 def fit_prior(means: np.ndarray, fixed: np.ndarray) -> Prior:
-    """The rows' common variance over seeds, and how firmly they keep to it (Smyth 2004, section 6.2).
+    """Return the rows' common variance over seeds, and how firmly they keep to it (Smyth 2004, section 6.2).
 
     A seed may move all rows alike, through the backbone that they share: that cancels in every difference, and is
     removed here. Three things differ from Smyth, who has thousands of rows where we have ten. The common variance is
@@ -79,7 +79,7 @@ def fit_prior(means: np.ndarray, fixed: np.ndarray) -> Prior:
 
 
 def _variances(x: np.ndarray) -> np.ndarray:
-    """The variance over seeds of each row, [rows], without what a seed does to all of [rows, seeds].
+    """Return the variance over seeds of each row, [rows], without the effect of a seed on all of [rows, seeds].
 
     That is a mean in which a row has the weight of one over its variance, so that a row of which a seed has collapsed
     moves no other row. Variance and weight follow from each other and are found in turns; so that no row takes all
@@ -97,7 +97,7 @@ def _variances(x: np.ndarray) -> np.ndarray:
 
 
 def _inverse_trigamma(y: float) -> float:
-    """x with trigamma(x) = y, by Newton's method on 1 / trigamma (Smyth 2004, appendix)."""
+    """Return x with trigamma(x) = y, by Newton's method on 1 / trigamma (Smyth 2004, appendix)."""
     from scipy.special import polygamma
 
     x = 0.5 + 1 / y
@@ -134,7 +134,7 @@ class Difference:
         return float(stdtrit(min(self.degrees, 1e9), 0.975)) * self.error
 
     def p_better(self) -> float:
-        """One-sided p-value of the hypothesis that a is no better than b."""
+        """Return the one-sided p-value of the hypothesis that a is no better than b."""
         from scipy.special import stdtr
 
         if self.error == 0:
@@ -177,7 +177,12 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
 
 
 def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
-    """The hypotheses that Holm's procedure rejects, [n] bool: with a chance of ``level`` at most, any wrongly."""
+    """Return which hypotheses Holm's procedure rejects, [n] bool.
+
+    Args:
+        p: their p-values, [n].
+        level: the greatest chance that any is rejected wrongly.
+    """
     order = np.argsort(p, kind="stable")
     rejected = np.zeros(len(p), dtype=bool)
     rejected[order] = np.logical_and.accumulate(p[order] <= level / (len(p) - np.arange(len(p))))
@@ -185,7 +190,7 @@ def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
 
 
 def told_apart(differences: Sequence[Difference]) -> np.ndarray:
-    """Whether each difference is above 0, and whether below, by Holm's procedure over all of these: [n, 2] bool."""
+    """Return whether each difference is above 0, and whether below, by Holm's procedure over all: [n, 2] bool."""
     p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in differences])
     return holm(p.reshape(-1)).reshape(-1, 2)
 
@@ -204,7 +209,13 @@ class RankInterval:
 def rank_intervals(
     rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None
 ) -> list[RankInterval]:
-    """The ranks that each row can have; see the top of this module, and :func:`significantly_better` for arguments."""
+    """Return the ranks that each row can have; see the top of this module.
+
+    Args:
+        rows: see :func:`significantly_better`, also for the others.
+        fixed: rows that are the same for every seed.
+        choices: means with other choices.
+    """
     better, n = significantly_better(rows, fixed, choices), len(rows)
     return [RankInterval(1 + int(better[:, i].sum()), n - int(better[i].sum())) for i in range(n)]
 
@@ -212,14 +223,13 @@ def rank_intervals(
 def significantly_better(
     rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None
 ) -> np.ndarray:
-    """[rows, rows] bool: whether row i is significantly better than row j, of all such hypotheses at once.
+    """Return whether row i is significantly better than row j, of all such hypotheses at once: [rows, rows] bool.
 
     Args:
-        rows: [seeds, episodes] each, more is better. They may be made when they are asked for: two are in memory at a
-            time.
+        rows: [seeds, episodes] each, more is better. Two are in memory at a time, so that they may be made on demand.
         fixed: [rows] bool, rows that are the same for every seed by construction.
         choices: [rows, RESAMPLES] the mean of each row with what each resample of the validation episodes would have
-            chosen, beside a constant; None where nothing was chosen.
+            chosen, but for a constant; None where nothing was chosen.
     """
     n = len(rows)
     chosen = np.zeros((n, RESAMPLES)) if choices is None else choices
@@ -242,7 +252,7 @@ SEEDS = 3  # what a rank needs
 
 @dataclass(frozen=True)
 class Ranked:
-    """A row in its place."""
+    """A row of a ranking, in order."""
 
     row: SeedAggregate
     ranks: RankInterval | None  # those that it can have; None for a provisional row
@@ -258,7 +268,7 @@ class Ranked:
 
     @property
     def top(self) -> bool:
-        """True if it may be the best."""
+        """Whether it may be the best."""
         return self.ranks is not None and self.ranks.first == 1
 
 
@@ -303,9 +313,11 @@ class Ranking:
         return places + (self.apart.places if self.apart else [])
 
     def difference(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int] | None = None) -> Difference:
-        """Row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
+        """Return row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
 
         Args:
+            a: one row.
+            b: another one.
             seeds: in place of :meth:`common`. Where the two have none in common, the difference is over episodes alone,
                 each row averaged over its own seeds.
         """
@@ -315,19 +327,24 @@ class Ranking:
         return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed), choices)
 
     def level(self, row: SeedAggregate) -> float:
-        """The best row's mean plus the difference to it: what rows are placed by."""
+        """Return the best row's mean plus the difference to it, by which rows are placed."""
         ranking = self.of(row)
         best = float(ranking.best.by_seed(self.metric).mean())
         mine, theirs = ranking.means(row, ranking.best)
         return best if row is ranking.best else best + mine - theirs
 
     def means(self, a: SeedAggregate, b: SeedAggregate) -> tuple[float, float]:
-        """The means of two rows on the seeds that they are compared on; each on its own, where none are common."""
+        """Return the means of two rows on the seeds that they are compared on; on their own where none are common.
+
+        Args:
+            a: one row.
+            b: another one.
+        """
         x, y = self._pair(a, b, self.common(a, b))
         return float(x.mean()), float(y.mean())
 
     def _pair(self, a: SeedAggregate, b: SeedAggregate, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The metric of both by seed and episode, [seeds, n]; of the mean of each over its own seeds without any."""
+        """Return the metric of both by seed and episode, [seeds, n]; without common seeds their means, [1, n]."""
         x, y = (row.by_seed(self.metric, over) for row in (a, b))
         if len(x) and len(y):
             return x, y
@@ -335,21 +352,26 @@ class Ranking:
         return x, y
 
     def of(self, *rows: SeedAggregate) -> Ranking:
-        """The ranking that these rows are in: this one, or the one apart where all of them are there."""
+        """Return the ranking that these rows are in: this one, or that of excluded rows if all are there."""
         here = any(row in self.rows for row in rows)
         return self if here or self.apart is None else self.apart.of(*rows)
 
     def common(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
-        """The seeds that two rows are compared on: if both are ranked those of the ranks, else all they share."""
+        """Return the seeds that two rows are compared on: if both are ranked those of the ranks, else all they share.
+
+        Args:
+            a: one row.
+            b: another one.
+        """
         both = tuple(seed for seed in a.seeds if seed in b.seeds)
         ranked = not self._reason(a) and not self._reason(b)
         return tuple(seed for seed in both if seed in self.seeds) if ranked else both
 
     def better(self, guest: SeedAggregate | None = None) -> set[tuple[SeedAggregate, SeedAggregate]]:
-        """The differences that ranks rest on: pairs (a, b) of which a is significantly better.
+        """Return the differences that ranks rest on: pairs (a, b) of which a is significantly better.
 
         Args:
-            guest: a row that is ranked with the family without being of it; None for the family's own ranks.
+            guest: a further row that is ranked with the family; None for the family's own ranks.
         """
         rows = [*self.family, *([guest] if guest is not None else [])]
         if not rows:
@@ -376,22 +398,22 @@ class Ranking:
         elif self._is_guest(row):
             *_, ranks = self._intervals([*self.family, row], self.common(row, row))
             among = len(self.family) + 1
-        level, reason = self.level(row), self._reason(row)
+        level, reason = self.level(row), self._reason(row) or ""
         if row is self.best:
             return Ranked(row, ranks, among, reason, None, len(self.seeds) or len(row.seeds), level)
         gap = self.difference(row, self.best)
         return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level)
 
     def _is_guest(self, row: SeedAggregate) -> bool:
-        """True if a row is ranked with the family without being of it."""
+        """Return whether a row that is not of the family is ranked with it."""
         able = _kind(row) == self.kind and not self._reason(row)
         return able and bool(self.family) and row not in self.family
 
     def _is_apt(self, row: SeedAggregate) -> bool:
         return row.setting in (self.setting, EVERY)
 
-    def _reason(self, row: SeedAggregate) -> str:
-        """The reason why a row is provisional; "" where it is ranked."""
+    def _reason(self, row: SeedAggregate) -> str | None:
+        """Return why a row is provisional; None where it is ranked."""
         if not self._is_apt(row):
             return f"ranked separately, with --setting {row.setting}"
         if row.other_gradient:
@@ -406,10 +428,10 @@ class Ranking:
         if sum(seed in row.seeds for seed in self.seeds) < SEEDS:
             lacking = [str(seed) for seed in self.seeds if seed not in row.seeds]
             return f"it lacks seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
-        return ""
+        return None
 
     def _prior(self, *rows: SeedAggregate) -> Prior:
-        """The prior of the variance over seeds, from the family and those of these rows that are ranked with it."""
+        """Return the prior of the variance over seeds, from the family and those of these rows ranked with it."""
         together = (*self.family, *(row for row in rows if self._is_guest(row)))
         if not together:
             return Prior(0.0, 0.0)
@@ -423,24 +445,29 @@ class Ranking:
         return rank_intervals(*self._measured(rows, seeds)) if rows else []
 
     def _measured(self, rows: Sequence[SeedAggregate], seeds: Sequence[int]) -> tuple[_BySeed, np.ndarray, np.ndarray]:
-        """The rows as :mod:`ifsl_bench.analysis.ranking` has them."""
+        """Return the arguments of :func:`rank_intervals`."""
         choices = np.stack([row.choices(self.metric, seeds) for row in rows])
         return _BySeed(rows, self.metric, seeds), _fixed(rows), choices
 
 
 def setting_of(*rows: SeedAggregate, default: str = PAPER) -> str:
-    """The setting that rows are ranked in together; the default where they have none in common, or any."""
+    """Return the setting that rows are ranked in together.
+
+    Args:
+        rows: to be ranked.
+        default: the setting where they have none in common, or any.
+    """
     settings = {row.setting for row in rows} - {EVERY}
     return settings.pop() if len(settings) == 1 else default
 
 
 def _kind(row: SeedAggregate) -> tuple[bool, bool]:
-    """The kind of a row, each ranked by itself: (novel classes may have been seen before, transductive)."""
+    """Return the kind of a row, each ranked by itself: (novel classes may have been seen before, transductive)."""
     return row.novel_seen != "no", row.transductive
 
 
 class _BySeed(Sequence[np.ndarray]):
-    """A metric of rows, [seeds, n] each, made when it is asked for."""
+    """A metric of rows, [seeds, n] each, made on demand."""
 
     def __init__(self, rows: Sequence[SeedAggregate], metric: str, seeds: Sequence[int]) -> None:
         self.rows, self.metric, self.seeds = rows, metric, seeds
@@ -457,7 +484,7 @@ def _fixed(rows: Iterable[SeedAggregate]) -> np.ndarray:
 
 
 def _usual(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
-    """The seeds that three in four rows or more have, if so many rows have them all, and they are three or more."""
+    """Return the seeds that three in four rows have, if three in four have them all, and they are three or more."""
     holders = Counter(seed for row in rows for seed in row.seeds)
     seeds = {seed for seed, count in holders.items() if 4 * count >= 3 * len(rows)}
     together = sum(seeds <= set(row.seeds) for row in rows)
@@ -465,7 +492,7 @@ def _usual(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
 
 
 def _most_common(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
-    """Three seeds or more that all rows have, or two of them, as most rows have them; the lowest of several."""
+    """Return three seeds or more that all rows have, or two rows, as most rows have them; the lowest of several."""
     each = [frozenset(row.seeds) for row in rows]
     shared = {a & b for a in each for b in each} | ({frozenset.intersection(*each)} if each else set())
     candidates = sorted(tuple(sorted(seeds)) for seeds in shared if len(seeds) >= SEEDS)

@@ -25,6 +25,7 @@ from ifsl_bench.analysis.comparison import overall as difference_of_rows
 from ifsl_bench.analysis.ranking import Difference, Prior, difference
 from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.utils.errors import UserError, unknown
 
 TAIL = 0.025  # of a 95% interval, on each side
@@ -44,10 +45,14 @@ class MeanSquare:
 
     @classmethod
     def over_orders(cls, parts: np.ndarray, degrees: float) -> MeanSquare:
-        """Variance over orders, from what each of them contributes, [orders].
+        """Return the mean square of the contributions of orders.
 
         Of normal effects a mean square S has the variance 2 S^2 / degrees. Here it is read off the spread of the parts,
-        and where it is larger, the effective degrees are so many as would give it.
+        and where it is larger, the effective degrees are those that would give it.
+
+        Args:
+            parts: the contribution of each order, [orders].
+            degrees: of freedom.
         """
         value = float(parts.sum())
         variance = len(parts) * float(parts.var(ddof=1))
@@ -74,7 +79,7 @@ class WrongSign:
 
 
 def overall(x: np.ndarray) -> Difference:
-    """The mean of differences [seeds, orders, supports] of two rows: :func:`~.ranking.difference` over orders.
+    """Return the mean of differences [seeds, orders, supports] of two rows, with its error over orders.
 
     Raises:
         UserError: there is one order.
@@ -91,7 +96,7 @@ def _order_means(x: np.ndarray) -> np.ndarray:
 
 
 def split(x: np.ndarray) -> dict[str, Variance]:
-    """The variances of the effects in [seeds, orders, supports], by :data:`PARTS`, and of all together as "one".
+    """Return the variances of the effects in [seeds, orders, supports], by :data:`PARTS`, and of all as "one".
 
     A part that the design cannot tell from others is left out: with one seed (pass one where all are the same by
     construction) those with seeds, with one support set for each order "support", which is then in "order", or "rest",
@@ -105,7 +110,7 @@ def split(x: np.ndarray) -> dict[str, Variance]:
 
 
 def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
-    """The mean square of each part whose degrees of freedom are not 0."""
+    """Return the mean square of each part whose degrees of freedom are not 0."""
     seeds, orders, supports = x.shape
     means = _order_means(x)
     by_seed, by_order, by_support, mean = means.mean(1), means.mean(0), x.mean(0), means.mean()
@@ -125,7 +130,7 @@ def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
 
 
 def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
-    """Part -> mean square -> its weight in the estimate, from the expected mean squares of the design."""
+    """Return part -> mean square -> its weight in the estimate, from the expected mean squares of the design."""
     m, r = 1 / seeds, 1 / supports
     weights = {
         "order": {"order": m * r, "support": -m * r, "seed by order": -m * r, "rest": m * r},
@@ -146,7 +151,7 @@ def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, floa
 
 
 def _merged(terms: Sequence[tuple[float, MeanSquare]]) -> list[tuple[float, MeanSquare]]:
-    """The same sum, with one term for all over orders of one sign.
+    """Return the same sum, with one term for all over orders of one sign.
 
     An order whose effects are large raises several mean squares at once, and their sum varies more than that of
     independent ones. The sum has Satterthwaite's degrees of freedom.
@@ -167,7 +172,7 @@ def _variance(terms: Sequence[tuple[float, MeanSquare]]) -> Variance:
 
 
 def _interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float, float]:
-    """The 95% interval of the sum of w times the expectation of a mean square, over ``terms`` (Ting et al. 1990)."""
+    """Return the 95% interval of the sum of w times the expectation of a mean square (Ting et al. 1990)."""
     value = sum(w * square.value for w, square in terms)
     positive = [(w * square.value, square.effective) for w, square in terms if w > 0]
     negative = [(-w * square.value, square.effective) for w, square in terms if w < 0]
@@ -177,7 +182,7 @@ def _interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float, float]:
 
 
 def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[float, float]], tail: float) -> float:
-    """The squared distance from an estimate, a sum of positive and negative terms, to its lower limit."""
+    """Return the squared distance from an estimate, a sum of positive and negative terms, to its lower limit."""
     from scipy.special import chdtri, fdtri
 
     def shrunk(degrees: float) -> float:
@@ -199,7 +204,7 @@ def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[fl
 
 
 def wrong_sign(x: np.ndarray) -> WrongSign | None:
-    """Estimates how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
+    """Estimate how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
 
     None where their mean is 0, as of equal rows: it has no sign.
 
@@ -251,8 +256,7 @@ def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
-    if not board.task.sessions:
-        raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
+    protocol_of(board.task).require("variance", board.name, "variance splits that of tasks in sessions")
     if not board.rows:
         raise nothing_stored(board)
     rows = having((place.row for place in board.places), metric)

@@ -14,6 +14,7 @@ from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, PARTIAL, STORED, S
 from ifsl_bench.analysis.ranking import Ranked, Ranking
 from ifsl_bench.plugin.display_names import LAZY, parse_label
 from ifsl_bench.plugin.registry import names_file
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, find_one, own, packaged
 from ifsl_bench.protocols.tasks.variants import changed, split
@@ -66,7 +67,7 @@ class TaskResults:
         return [place for place in self.ranking.places if place.row in self.rows]
 
     def in_setting(self, setting: str) -> TaskResults:
-        """The rows of a setting, to be ranked, and a remark on those of other settings."""
+        """Return the rows of a setting, to be ranked, with a remark on those of other settings."""
         rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
         counts = Counter(row.setting for row in self.rows if row not in rows)
         remarks = [f"`ifsl-bench table --rank --setting {name} {self.name}` has {count} more row{'s' * (count > 1)}"
@@ -84,19 +85,19 @@ class TaskResults:
         return {row.label for row in (*self.rows, *self.others)} | {paper.label for paper in self.papers}
 
     def knows(self, label: str) -> bool:
-        """True if :meth:`only` finds a row for a label."""
+        """Return whether :meth:`only` finds a row for a label."""
         papers = {paper.label.lower() for paper in self.papers}
         return label.lower() in papers.union(*(row_names(row) for row in (*self.rows, *self.others)))
 
     def only(self, labels: Collection[str]) -> TaskResults:
-        """The rows with these labels, or labels and origins as in "lr (stored)", whatever their case."""
+        """Return the rows with these labels, or labels and origins as in "lr (stored)", whatever their case."""
         lower = {label.lower() for label in labels}
         rows, others = (tuple(r for r in part if lower & set(row_names(r))) for part in (self.rows, self.others))
         papers = tuple(paper for paper in self.papers if paper.label.lower() in lower)
         return replace(self, rows=rows, others=others, papers=papers)
 
     def usual(self, labels: Collection[str]) -> TaskResults:
-        """The board without stored rows whose options somebody has changed, or were chosen otherwise than these rows'.
+        """Return the rows without stored ones that have other options, or were chosen in another way than these.
 
         The rows of these labels stay. Where no stored row was tuned as they were, those as published stay too.
         """
@@ -123,24 +124,29 @@ class TaskResults:
         return replace(self, rows=rows, remarks=(*self.remarks, *remarks))
 
     def row(self, label: str) -> SeedAggregate | None:
-        """The row of that label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
+        """Return the row of a label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
         rows = [row for row in (*self.rows, *self.others) if label.lower() in row_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
     def apart(self, row: SeedAggregate) -> str:
-        """The reason why a row is one of ``others``; "" where there is nothing to hold it against."""
+        """Return why a row is one of ``others``; "" where there is no row to compare it with."""
         if row.partial and not self.task.dataset.partial:
             return PARTIAL
         return (mismatch(self.rows[0].results[0], row.results[0]) if self.rows else None) or ""
 
 
 def row_names(row: SeedAggregate) -> tuple[str, str]:
-    """The names of a row, in lower case: its label, and the label with its origin."""
+    """Return the names of a row, in lower case: its label, and the label with its origin."""
     return row.label.lower(), row.full_name.lower()
 
 
 def load_board(task: Task, results: Path) -> TaskResults:
-    """The measured rows of a task, yours first, then those that come with the package, and the published ones."""
+    """Load the measured rows of a task, yours first, then those that come with the package, and the published ones.
+
+    Args:
+        task: of the rows.
+        results: the folder of your results.
+    """
     rows: list[SeedAggregate] = []
     remarks: list[str] = []
     folders = [(origin, *stored(root, [task.name])) for root, origin in reversed(_roots(results))]
@@ -167,15 +173,15 @@ def load_board(task: Task, results: Path) -> TaskResults:
 
 
 def _roots(results: Path) -> list[tuple[Path, str]]:
-    """The folders of results, with what their rows are called."""
+    """Return the folders of results, with the origin of their rows."""
     own = packaged_root()
     return [(own, STORED)] if results.resolve() == own.resolve() else [(results, "yours"), (own, STORED)]
 
 
 def _reference(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
-    """A result on all episodes of the task, and on its data: what the others are held against.
+    """Return a result on all episodes of the task, and on its data, with which others are compared.
 
-    Where the task pins no data, the rows that come with the package say which data are meant, if there are any.
+    Where the task pins no data, those of the rows that come with the package count, if there are any.
     """
     results = [r for row in sorted(rows, key=lambda row: row.origin != STORED) for r in row.results]
     whole = [r for r in results if len(r.episodes) == task.evaluation.episodes]
@@ -184,10 +190,14 @@ def _reference(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
 
 
 def load_variants(task: Task, results: Path) -> list[TaskResults]:
-    """The boards, where anything is in them or left out, of the tasks whose protocol departs from this one's.
+    """Load the rows of the tasks that are variants of a task, where there are any or some are left out.
 
-    These are the packaged tasks that say so, and the task with changes (``glyphs-5shot+ways=10``) as far as results of
+    These are the packaged tasks that name it, and the task with changes (``glyphs-5shot+ways=10``) as far as results of
     it are stored.
+
+    Args:
+        task: the plain one.
+        results: the folder of your results.
     """
     variants = {name: variant for name, variant in packaged().items() if variant.variant_of == task.name}
     folders = {path.name for root, _ in _roots(results) for path in root.glob(f"{task.name}+*") if path.is_dir()}
@@ -204,7 +214,12 @@ def load_variants(task: Task, results: Path) -> list[TaskResults]:
 
 
 def telling(shown: list[TaskResults], boards: Iterable[TaskResults]) -> list[TaskResults]:
-    """The boards shown, the last of which tells what was left out of the others, which have no table to say it."""
+    """Return the tasks shown, the last with the remarks on what was left out of the others, which have no table.
+
+    Args:
+        shown: those with a table.
+        boards: all tasks.
+    """
     if not shown:
         return shown
     here = {id(board) for board in shown}
@@ -213,7 +228,12 @@ def telling(shown: list[TaskResults], boards: Iterable[TaskResults]) -> list[Tas
 
 
 def nothing_stored(board: TaskResults, method: str = "NAME") -> UserError:
-    """The error for a task without any row; it says how ``method`` gets one."""
+    """Return the error for a task without any row.
+
+    Args:
+        board: of the task.
+        method: of the command in the message that makes a row.
+    """
     remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
     return UserError(
         f"no results of task {board.name!r} are stored{remarks}; "
@@ -222,7 +242,12 @@ def nothing_stored(board: TaskResults, method: str = "NAME") -> UserError:
 
 
 def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> list[TaskResults]:
-    """The boards of the named tasks, or of all that have any row; with the rows of these labels alone, if any.
+    """Load the rows of some tasks.
+
+    Args:
+        tasks: their names; by default all tasks that have any row.
+        labels: only rows of these, if any.
+        folders: with your results and tasks.
 
     Raises:
         UserError: an unknown task or label.
@@ -241,7 +266,13 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> li
 
 
 def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: str) -> list[TaskResults]:
-    """The boards with the rows of these labels alone.
+    """Return the tasks with the rows of some labels alone.
+
+    Args:
+        boards: of the tasks.
+        labels: of the rows.
+        where: the end of the message on an unknown label.
+        see: the command that lists labels.
 
     Raises:
         UserError: a label that no board has.
@@ -254,7 +285,11 @@ def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: 
 
 
 def in_setting(boards: Sequence[TaskResults], setting: str | None) -> list[TaskResults]:
-    """The boards with the rows of a setting, by default of methods as published.
+    """Return the tasks with the rows of one setting.
+
+    Args:
+        boards: of the tasks.
+        setting: by default that of methods as published.
 
     Raises:
         UserError: no row has that setting.
@@ -266,7 +301,12 @@ def in_setting(boards: Sequence[TaskResults], setting: str | None) -> list[TaskR
 
 
 def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> list[TaskResults]:
-    """The boards of the named tasks, see :func:`boards_of`, or of all on which something is measured.
+    """Load the rows of some tasks.
+
+    Args:
+        tasks: their names; by default all on which something is measured.
+        labels: only rows of these, if any.
+        folders: with your results and tasks.
 
     Raises:
         UserError: an unknown task or label, or nothing is measured.
@@ -280,12 +320,28 @@ def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Paths)
 
 
 def board_of(task: str, folders: Paths) -> TaskResults:
-    """The board of the one task of that name; raises :class:`UserError` where there is none, or a file with several."""
+    """Load the rows of a task.
+
+    Args:
+        task: its name.
+        folders: with your results and tasks.
+
+    Raises:
+        UserError: there is no such task, or it is a file with several.
+    """
     return load_board(find_one(task, folders), folders.results)
 
 
 def row_of(board: TaskResults, label: str) -> SeedAggregate:
-    """The measured row of that label; raises :class:`UserError` where there is none."""
+    """Return a measured row.
+
+    Args:
+        board: of its task.
+        label: of the row.
+
+    Raises:
+        UserError: there is none.
+    """
     row = board.row(label)
     if row is not None:
         return row
@@ -302,20 +358,30 @@ def row_of(board: TaskResults, label: str) -> SeedAggregate:
 
 
 def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:
-    """The row of that label to compare the row ``other`` with; in sessions also ``lazy``, the lazy model of ``other``,
-    and ``lazy (ROW)``, that of any row.
+    """Return the row that another one is to be compared with.
+
+    Args:
+        board: of the task.
+        label: of the row; in sessions also ``lazy``, the lazy model of ``other``, and ``lazy (ROW)``, that of any row.
+        other: the label of the other row.
 
     Raises:
         UserError: there is no such row.
     """
-    lazy = board.task.sessions and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
+    lazy = "lazy" in protocol_of(board.task).features and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
     return replace(lazy_of(row_of(board, lazy[1] or other)), label=label) if lazy else row_of(board, label)
 
 
 def pair_of(
     a: str, b: str, task: str | None, folders: Paths
 ) -> tuple[SeedAggregate, SeedAggregate, tuple[SeedAggregate, ...]]:
-    """Two rows to compare, by label and task or by file, and all rows that they are comparable with.
+    """Return two rows to compare, and all rows that they are comparable with.
+
+    Args:
+        a: a label, or a file.
+        b: another one.
+        task: the task of labels; None for files.
+        folders: with your results and tasks.
 
     Raises:
         UserError: there is no such row or file.

@@ -218,7 +218,12 @@ def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
 
 
 def centred(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
-    """Subtract the mean [D] of base/train from features [n, D], unless it is None; the type stays."""
+    """Subtract the mean of base/train from features; the type stays.
+
+    Args:
+        features: [n, D].
+        mean: [D], or None, which leaves them as they are.
+    """
     return features if mean is None else features - mean.astype(features.dtype)
 
 
@@ -259,7 +264,12 @@ class Moments:
 
     @staticmethod
     def of(features: np.ndarray, starts: np.ndarray) -> Moments:
-        """Compute them in float64 from features [n, D], of class k in ``features[starts[k]:starts[k + 1]]``."""
+        """Compute the moments, in float64.
+
+        Args:
+            features: [n, D].
+            starts: int64 [K + 1], where each class begins.
+        """
         counts = np.diff(starts).astype(np.int64)
         classes = list(pairwise(starts))
         means = np.stack([features[a:b].sum(0, dtype=np.float64) for a, b in classes]) / counts[:, None]

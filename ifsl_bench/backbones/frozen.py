@@ -196,7 +196,12 @@ def _first(tensors: Mapping[str, Tensor]) -> str:
 
 
 def enlarged(about: BackboneInfo, shape: tuple[int, ...]) -> bool:
-    """Return whether images [H, W, C] have to be enlarged for a network."""
+    """Return whether images have to be enlarged for a network.
+
+    Args:
+        about: says the size that enters the network.
+        shape: (H, W, C) of the images.
+    """
     return min(shape[:2]) < min(about.size)
 
 
@@ -253,6 +258,10 @@ def _trained(
 
 def take_weights(home: Paths, file: Path) -> str:
     """Copy a file of weights into the home; return the first digits of its checksum, which name it there.
+
+    Args:
+        home: where weights are kept.
+        file: the user's.
 
     Raises:
         UserError: no such file, one that holds no weights, or a full disk.

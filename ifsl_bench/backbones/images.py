@@ -250,7 +250,12 @@ def make_feed(pool: Pool, normalise: Normalise, device: torch.device) -> HostFee
 
 
 def fits(size: int, device: torch.device) -> bool:
-    """Return whether ``size`` bytes are at most :data:`SHARE` of the device's free memory."""
+    """Return whether a pool may be kept on a device: it takes at most :data:`SHARE` of the free memory.
+
+    Args:
+        size: of the pool in bytes.
+        device: where the pool would be.
+    """
     free = free_memory(device)
     return free is None or size <= SHARE * free
 

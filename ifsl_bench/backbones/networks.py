@@ -300,7 +300,12 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
 
 
 def channels_last(network: Backbone, device: torch.device) -> Backbone:
-    """Move a network to a device, its convolutions in the memory layout that is fast on CPUs and GPUs alike."""
+    """Move a network to a device, its convolutions in the memory layout that is fast on CPUs and GPUs alike.
+
+    Args:
+        network: moved in place.
+        device: where it will be used.
+    """
     return network.to(device).to(memory_format=torch.channels_last)
 
 
@@ -343,5 +348,10 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
 
 @lru_cache
 def feature_count(backbone: str, shape: tuple[int, ...]) -> int:
-    """Return the number of features of a backbone, for data of a shape (H, W, C) or (D,)."""
+    """Return the number of features of a backbone.
+
+    Args:
+        backbone: its name.
+        shape: (H, W, C) of an image, or (D,) of a feature.
+    """
     return make_backbone(backbone, shape).features

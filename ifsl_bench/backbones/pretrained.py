@@ -103,7 +103,14 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
 
 
 def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[str, Any]:
-    """Return everything that determines the weights, for JSON; arguments as of :func:`pretraining_key`."""
+    """Return everything that determines the weights, for JSON.
+
+    Args:
+        task: has the data set and says how to train.
+        fingerprint: of the data set.
+        head: "linear" or "cosine".
+        seed: of training.
+    """
     inputs: dict[str, Any] = {
         "recipe": VERSION,
         "data": fingerprint,
@@ -124,15 +131,24 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
 
 
 def shares_linear_backbone(task: Task, head: HeadKind) -> bool:
-    """Return whether a head is fitted on the backbone of the linear one, as the cosine head of tasks in sessions is."""
+    """Return whether a head is fitted on the backbone of the linear one, as the cosine head of tasks in sessions is.
+
+    Args:
+        task: the task.
+        head: "linear" or "cosine".
+    """
     own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
-    return task.sessions is not None and head == "cosine" and not own
+    return task.cosine_on_linear and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """Return the name of the features under a pretraining on disk; a frozen backbone has the same for both heads.
 
-    Arguments are those of :func:`pretraining_key`.
+    Args:
+        task: has the data set and says how to train.
+        fingerprint: of the data set.
+        head: "linear" or "cosine".
+        seed: of training.
     """
     spec = task.pretraining
     if not is_frozen(spec):
@@ -238,8 +254,16 @@ def open_pretrained(
 ) -> Pretrained | None:
     """Open a finished pretraining of the home; return None where there is none, or where it is damaged.
 
-    It takes no lock, which a read-only folder does not grant. Arguments are those of
-    :func:`~ifsl_bench.backbones.trainer.pretrain`.
+    It takes no lock, which a read-only folder does not grant.
+
+    Args:
+        home: where pretrainings are kept.
+        task: says how to train.
+        dataset: the images.
+        head: "linear" or "cosine".
+        seed: of training; a task may have one pretraining for all of them.
+        device: where network and head will be.
+        reporter: hears of a base classifier that is at chance.
 
     Raises:
         UserError: a file may not be read, or the images do not suit the task's mean and std.
@@ -260,7 +284,12 @@ def packaged_file(key: str) -> Path | None:
 
 
 def is_offered(home: Paths, key: str) -> bool:
-    """Return whether the package has the weights of a pretraining, and the home has nothing of it."""
+    """Return whether the package has the weights of a pretraining, and the home has nothing of it.
+
+    Args:
+        home: where pretrainings are kept.
+        key: of the pretraining.
+    """
     begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED))
     return packaged_file(key) is not None and not begun
 
@@ -269,6 +298,10 @@ def pretrained_sha256(home: Paths, key: str) -> str | None:
     """Return the checksum of the weights of a finished pretraining in the cache; None where there is none.
 
     It is None, too, of a head on the backbone of another pretraining that has other weights by now.
+
+    Args:
+        home: where pretrainings are kept.
+        key: of the pretraining.
     """
     info = finished_info(home.pretrained / key)
     if info and "features_sha256" in info and pretrained_sha256(home, info["features"]) != info["features_sha256"]:
@@ -277,7 +310,12 @@ def pretrained_sha256(home: Paths, key: str) -> str | None:
 
 
 def features_sha256(home: Paths, key: str) -> str | None:
-    """Return :func:`features_checksum` of a finished pretraining in the cache; None where there is none."""
+    """Return :func:`features_checksum` of a finished pretraining in the cache; None where there is none.
+
+    Args:
+        home: where pretrainings are kept.
+        key: of the pretraining.
+    """
     info = finished_info(home.pretrained / key)
     return features_checksum(info) if info else None
 

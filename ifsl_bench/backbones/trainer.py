@@ -161,7 +161,12 @@ class Trainer(Checkpoint):
         self._save()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return what a step minimises: the mean cross-entropy of logits [B, K] and labels [B]."""
+        """Return what a step minimises, the mean cross-entropy of a batch.
+
+        Args:
+            logits: float32 [B, K].
+            labels: int64 [B].
+        """
         return F.cross_entropy(logits, labels)
 
     def _step(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> dict[str, float]:

@@ -20,7 +20,7 @@ from ifsl_bench.cli.options import (
     results_option,
     style_option,
 )
-from ifsl_bench.cli.output import say, show_tables, tell_lacking
+from ifsl_bench.cli.output import print_missing, say, show_tables
 from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, load_configs
 from ifsl_bench.utils.errors import UserError
 
@@ -39,7 +39,7 @@ def _expanded(campaign: str | None, config: RunConfig) -> tuple[list[Job], Works
     configs, _, methods = load(campaign, config)
     work = configs[0].workspace(reporter_for(quiet=True))
     jobs, lacking = expand(configs, work.reporter, methods)
-    tell_lacking(lacking)
+    print_missing(lacking)
     return jobs, work, configs[0].files
 
 

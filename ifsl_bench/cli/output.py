@@ -104,7 +104,7 @@ def document(text: str, style: str = TEXT) -> None:
         click.echo()
 
 
-def tell_lacking(lacking: Mapping[str, int]) -> None:
+def print_missing(lacking: Mapping[str, int]) -> None:
     """Print which jobs cannot be run here before something is installed."""
     for why, count in lacking.items():
         click.echo(f"ifsl-bench: {count:,} job{'s' * (count != 1)} cannot be run here: {why}", err=True)

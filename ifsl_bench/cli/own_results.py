@@ -1,9 +1,11 @@
-"""``ifsl-bench results``: what is in one's own folder of results, and the removal of what is no longer wanted."""
+"""``ifsl-bench results``: list of your own results, and the removal of some."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +15,10 @@ from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_optio
 from ifsl_bench.cli.output import show_tables, warn
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import numbers_in_words
 
 if TYPE_CHECKING:
+    from ifsl_bench.store.schema import Result
     from ifsl_bench.utils.files import Paths
 
 
@@ -44,18 +48,31 @@ def results_list(
     'ifsl-bench table TASK' shows the same rows among the stored ones.
     """
     from ifsl_bench.reporting.table import plain_table
-    from ifsl_bench.store.result_folder import own_record, own_rows
+    from ifsl_bench.store.result_folder import own_rows
 
     root = folders.results
     rows, remarks = own_rows(root, tasks, labels, _time(since) if since is not None else None)
     warn(remarks)
     if not rows:
         raise UserError(f"there are no such results in {root}; 'ifsl-bench run' makes some")
-    show_tables([plain_table([own_record(row) for row in rows], fold={"task": 12, "method": 18})], style)
+    show_tables([plain_table([_record(row) for row in rows], fold={"task": 12, "method": 18})], style)
+
+
+def _record(results: Sequence[Result]) -> dict[str, str]:
+    """Return a line of the list: results of one label on one task, which need not belong to one row of a table."""
+    from ifsl_bench.store.result_folder import measured
+
+    return {
+        "task": results[0].task,
+        "method": results[0].label,
+        "Acc.": f"{fmean(result.summary['acc']['mean'] for result in results):.2f}",
+        "seeds": numbers_in_words([result.seed for result in results]),
+        "measured": f"{max(map(measured, results)):%Y-%m-%d %H:%M}",
+    }
 
 
 def _time(when: str) -> datetime:
-    """The time that ``--since`` means; raises :class:`UserError` where it means none."""
+    """Return the time that ``--since`` means; raise :class:`UserError` where it means none."""
     with suppress(ValueError, OverflowError):
         return datetime.now(UTC) - timedelta(days=float(when))
     try:

@@ -27,7 +27,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import prints_aside, say, show_tables, tell_lacking
+from ifsl_bench.cli.output import print_missing, prints_aside, say, show_tables
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
 
@@ -133,7 +133,7 @@ def run(
         from ifsl_bench.experiments.plan import plan_of
 
         plans = plan_of(jobs, work, config.rerun, config.retrain, lacking=bool(files), data=files)
-        tell_lacking(lacking)
+        print_missing(lacking)
         show_plan(plans, work, style, full)
         return 0
     first = not any(work.home.results.glob("*/*.json"))
@@ -189,7 +189,7 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
         show_tables([task_table(board, full) for board in boards if not board.empty], style)
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
-    from ifsl_bench.reporting.comparison_tables import beside_tables
+    from ifsl_bench.reporting.comparison_tables import published_comparison_tables
     from ifsl_bench.reporting.notes import standings
 
     labels_of = {board.name: list(dict.fromkeys(job.label for job in summary.stored if job.task.name == board.name))
@@ -210,14 +210,14 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
         for setting, of_setting in by_setting.items():
             for lines in standings(board.in_setting(setting), of_setting):
                 say("\n" + "\n".join(lines), style)
-    if beside := beside_tables(boards):
+    if beside := published_comparison_tables(boards):
         click.echo()
         show_tables(beside, style)
 
 
 def tell(summary: RunSummary, jobs: int, lacking: Mapping[str, int]) -> int:
     """Says which jobs failed or could not be run here, and why; returns the exit status."""
-    tell_lacking(lacking)
+    print_missing(lacking)
     if summary.failed:
         click.echo(f"ifsl-bench: {len(summary.failed)} of {jobs} jobs failed:", err=True)
     for line in summary.causes:

@@ -1,4 +1,4 @@
-"""Checks a result file's method, and the choice of its options, against the installed method."""
+"""Check of a result file's method, and of the choice of its options, against the installed method."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_value
 
-METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
+METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, also in labels
 
 
 def _distribution(result: Result) -> dict[str, str]:
-    """Name and version of the package that the method is said to be from; empty of a class that nobody registers."""
+    """Return name and version of the recorded package of the method; empty for a class of no package."""
     recorded = result.provenance.get("distribution")
     return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
 
 
 def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
-    """Looks up the packages that register the method here, and those that the file names."""
+    """Return the packages that register the method here, and those of them that the file names."""
     owners = registry.owners(registry.METHODS, result.method)
     package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
     return owners, theirs
 
 
-def _missing(result: Result) -> str:
-    """Says why the method cannot be loaded here; "" where it can."""
+def _missing(result: Result) -> str | None:
+    """Return why the method cannot be loaded here; None where it can."""
     owners, _ = _owners(result)
     if not owners:
         return f"method {result.method} is not installed here"
     lacks = registry.load(registry.METHODS, result.method).lacks
-    return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
+    return f"{lacks}, which method {result.method} needs, is not installed" if lacks else None
 
 
 def _job(result: Result, task: Task) -> Job:
-    """The job that the file is of.
+    """Return the job that the file is of.
 
     Raises:
         UserError: options or training that the method does not take.
@@ -70,7 +70,7 @@ def _job(result: Result, task: Task) -> Job:
 
 
 def _known_job(result: Result, task: Task) -> Job | None:
-    """The job; None where :func:`_method` says why there is none."""
+    """Return the job; None where there is none, for which :func:`_method` yields the reason."""
     owners, theirs = _owners(result)
     if (owners and not theirs) or _missing(result):
         return None
@@ -80,7 +80,7 @@ def _known_job(result: Result, task: Task) -> Job | None:
 
 
 def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """Label, options and backbone, as the installed method and the task make them."""
+    """Compare label, options and backbone with those that the installed method and the task make."""
     owners, theirs = _owners(result)
     if owners and not theirs:
         here, package = " and ".join(registry.package_of(point) for point in owners), _distribution(result)["name"]
@@ -109,7 +109,7 @@ def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 
 def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
-    """Checks what the file says of a backbone's earlier pretraining against what is known of it here."""
+    """Check the recorded earlier pretraining of a backbone against what is known of it here."""
     pretraining, named = result.pretraining, list(corpora or ())
     if pretraining.get("pretrained_on", []) != named:
         recorded_corpora = reprlib.repr(pretraining.get("pretrained_on"))
@@ -120,30 +120,30 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
 
 
 def _package(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """The distribution that the method is from; a class that nobody registers has none."""
+    """Check the distribution that the method is from; a class of no package has none."""
     recorded, (owners, _) = _distribution(result), _owners(result)
     if owners and not (recorded.get("name") and recorded.get("version")):
-        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
-               f"{registry.package_of(owners[0])}")  # fmt: skip
+        package = registry.package_of(owners[0])
+        yield f"provenance.distribution: name and version missing; method {result.method!r} is of package {package}"
     elif other_version := _other_version(result):
         job = _known_job(result, task)
         if job is None or not job.has_made(result.provenance):
             raise Unverified(f"distribution, since {other_version}")
 
 
-def _other_version(result: Result) -> str:
-    """Names the other version of its package that the method is from; "" for the installed version."""
+def _other_version(result: Result) -> str | None:
+    """Return in words the other version of its package that the method is from; None for the installed one."""
     recorded, (_, theirs) = _distribution(result), _owners(result)
     if not theirs or not recorded.get("version"):
-        return ""
+        return None
     here = registry.distribution_of(theirs[0])
     if recorded["version"] == here["version"]:
-        return ""
+        return None
     return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"
 
 
 def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """The choice of options, made again, and the method's code; another version of its package may have others."""
+    """Make the choice of options again, and compare the method's code; another version may have others."""
     if (job := _known_job(result, task)) is None:
         return
     faults, other_version = list(_odd_search(result, job)), _other_version(result)
@@ -155,7 +155,7 @@ def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
-    """Checks label and backbone as far as that goes without the method: the label is no other method's."""
+    """Check label and backbone without the method: the label is no other method's."""
     name = parse_label(result.label).name
     for what, text in (("label", name), ("method", result.method)):
         if not re.fullmatch(METHOD, text):
@@ -169,7 +169,7 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
 
 
 def _odd_search(result: Result, job: Job) -> Iterator[str]:
-    """Yields a line for each value that no search of the job that a result is of gives."""
+    """Yield a line for each value that no search of the job that a result is of gives."""
     if result.transductive != job.method.transductive:
         yield f"transductive: {str(result.transductive).lower()}, method {job.name} says otherwise"
     if job.training.changes() and not job.trains:
@@ -187,7 +187,7 @@ def _odd_search(result: Result, job: Job) -> Iterator[str]:
 
 
 def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
-    """Checks that the settings to try were tried, and the best of them chosen."""
+    """Check that the settings to try were tried, and the best of them chosen."""
     tried = result.tuned[names]
     if result.trials > MOST_TRIALS:  # said already
         return
@@ -217,7 +217,7 @@ def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
 def _odd_settings(
     result: Result, job: Job, point: Mapping[str, Any], best: str, edge: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Options, training and edge, against those of the job that was chosen, at this point."""
+    """Compare options, training and edge with those of the job that was chosen, at this point."""
     options = {**job.options, **{key: value for key, value in point.items() if key != RATE}}
     why = f"the best of those tried, {best}, has" if best else "method and task make it"
     for name, recorded, expected in (

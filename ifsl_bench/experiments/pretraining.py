@@ -37,7 +37,7 @@ def pretrain_for(
     anew: bool = False,
     curves: CurveLogs | None = None,
 ) -> Pretrained:
-    """The backbone and base classifier that runs on a task begin with: from the cache or the package, resumed, or new.
+    """Return the backbone and base classifier that runs on a task begin with, from the cache or package, or trained.
 
     Args:
         task: a task's name or file, as for ``run``; a file's tasks must have one pretraining.
@@ -78,7 +78,12 @@ def pretrain_for(
 
 
 def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
-    """Marks the backbones of jobs for training in this home, also where weights come with the package."""
+    """Mark the backbones of jobs for training in this home, also where weights come with the package.
+
+    Args:
+        jobs: the jobs.
+        work: has the home.
+    """
     stages = [backbone_of(job) for job in jobs]
     for key in dict.fromkeys((stage.linear or stage).key(work.home) for stage in stages):
         weights.disable_packaged(work.home, key, work.reporter)

@@ -1,4 +1,4 @@
-"""Stored results: whether a job's is there and current, and how a new one takes an old one's place."""
+"""Stored results of jobs: whether they are current, and how a new one takes an old one's place."""
 
 from __future__ import annotations
 
@@ -19,18 +19,28 @@ from ifsl_bench.utils.locks import locked
 
 @dataclass(frozen=True)
 class Kept:
-    """The stored result of a job, or the reason why it is not used."""
+    """The stored result of a job, or the reason why it is not used.
 
-    result: Result | None = None  # if it is what the job would make now
-    outdated: str = ""  # why it is not, where there is one; "" otherwise
-    damaged: bool = False  # whether that is since its file is damaged
+    Attributes:
+        result: None where the job would make another one now, or none is stored.
+        outdated: why it is not used; "" where it is, or none is stored.
+        damaged: whether its file is damaged.
+    """
+
+    result: Result | None = None
+    outdated: str = ""
+    damaged: bool = False
 
 
 def kept_of(job: Job, home: Paths) -> Kept:
-    """The job's stored result, if it is what the job would make now, or why it is not.
+    """Return a job's stored result, if it is what the job would make now, or why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
     backbone are in the cache to compare with, and so must be the method.
+
+    Args:
+        job: to run.
+        home: the folders with results and cache.
     """
     # A run that repeats its results asks for none.
     from ifsl_bench.backbones.weights import weights_to_use
@@ -75,7 +85,12 @@ def kept_of(job: Job, home: Paths) -> Kept:
 
 
 def stored_result(job: Job, work: Workspace) -> Result | None:
-    """The job's stored result, see :func:`kept_of`; the reporter hears why it is not used."""
+    """Return a job's stored result, see :func:`kept_of`, and report why it is not used.
+
+    Args:
+        job: to run.
+        work: the folders and the reporter.
+    """
     stored = kept_of(job, work.home)
     if stored.damaged:
         work.reporter.warn(f"{stored.outdated}; it is made again")
@@ -85,7 +100,13 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 
 def store(job: Job, work: Workspace, result: Result) -> None:
-    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
+    """Write a result; one with other hits that was there is renamed, not overwritten, so that nothing is lost.
+
+    Args:
+        job: that made it.
+        work: the folders and the reporter.
+        result: to store.
+    """
     with locked(work.home.results / "results", work.reporter.warn, ""):
         if name := result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {name}")
@@ -93,7 +114,13 @@ def store(job: Job, work: Workspace, result: Result) -> None:
 
 
 def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
-    """Renames what a stage has made, but for what ``renewed`` names already: what jobs share is trained anew once."""
+    """Rename what a stage has made, so that it is made again; what jobs share is renamed once.
+
+    Args:
+        stage: whose files are renamed.
+        work: the folders and the reporter.
+        renewed: the files that were renamed before; those of the stage are added.
+    """
     for artefact, path in stage.artefacts(work.home):
         if path in renewed:  # before the lock, which a worker that was given up may hold
             continue

@@ -29,7 +29,7 @@ READ: Mapping[Gradient, tuple[str, ...]] = {
 
 
 class AttractorMethod(AdditiveClassifier):
-    """Fast weights V learned in each episode under a meta-learned regulariser R, as in Ren et al. (NeurIPS 2019):
+    """Fast weights V learned in each episode under a meta-learned regulariser R, as in Ren et al. (NeurIPS 2019).
 
         L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
         R(V) = (1/N) sum_k sum_d exp(log_gamma_d) (V_kd - u_kd)^2
@@ -94,8 +94,12 @@ class AttractorMethod(AdditiveClassifier):
             self.register_buffer(name, weights, persistent=False)
 
     def complete(self, gamma: float) -> None:
-        """The end of a subclass's constructor: registers log_gamma, [size] for each part of the fast weights, and moves
-        all parameters to the type and place of the base weights.
+        """Register log_gamma, [size] for each group of fast weights; the end of a subclass's constructor.
+
+        All parameters move to the type and device of the base weights.
+
+        Args:
+            gamma: the initial exp(log_gamma).
 
         Raises:
             UserError: a gamma that is not positive and finite.
@@ -107,8 +111,10 @@ class AttractorMethod(AdditiveClassifier):
 
     @classmethod
     def gpu_min_episodes(cls, options: Mapping[str, Any]) -> int | None:
-        """Returns what was measured on an H100 and 16 cores beside it (BENCHMARKS.md), which were always faster at
-        exact gradients of a network."""
+        """Return what was measured on an H100 and 16 cores (BENCHMARKS.md).
+
+        The cores were always faster at exact gradients of a network.
+        """
         if options["learner"] == "mlp" and options["gradient"] != "t-bptt":
             return None if options["gradient"] == "implicit" else 2 * FEW
         return FEW
@@ -119,7 +125,7 @@ class AttractorMethod(AdditiveClassifier):
 
     @abstractmethod
     def centres(self, support: Support) -> list[Tensor]:
-        """u of each part: [(E,) rows, size], or [(E,) 1, size] where one centre serves all rows."""
+        """Return u of each group: [(E,) rows, size], or [(E,) 1, size] where one centre serves all rows."""
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
@@ -136,7 +142,7 @@ class AttractorMethod(AdditiveClassifier):
 
 
 def meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> Meta:
-    """The `Meta` that the options of `AttractorMethod` ask for.
+    """Return the `Meta` that the options of `AttractorMethod` ask for.
 
     Raises:
         UserError: a value out of range, or one that differs from its default where nothing reads it.

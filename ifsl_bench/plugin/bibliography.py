@@ -11,12 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import in_print, parse_label, rows
-from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocols.tasks.task import Task
 
 PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow
 _TRAINING = re.compile(r"^train\.")

@@ -1,26 +1,86 @@
-"""The rows of tables by name, from ``methods/rows.toml``: how papers print them. Imports no torch and no method."""
+"""The suite's methods and the rows that they give in tables, read from their files without importing any of them.
+
+Each file of ``methods/`` holds classes with a literal ``name``, under which a class is registered, and a literal
+``display``: how papers print each row of the method, and what the row is in a few words.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
-from typing import NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 LAZY = "lazy"  # the row of a model that never answers with a novel class: computed from other rows, no method
 
 
-class DisplayName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row's name as papers print it, and what it is in a few words."""
+class SuiteMethod(NamedTuple):
+    """A method of the suite as its file declares it."""
+
+    target: str  # ``module:Class``, as an entry point has it
+    display: Mapping[str, tuple[str, str]]  # row -> its name in print, and a few words on it
+
+
+class DisplayName(NamedTuple):
+    """A row's name in print, and what it is in a few words."""
 
     printed: str
     says: str
-    of: str = ""  # the method that has the name as a shorthand; "" for a method's own name
-    here: bool = True  # whether its method comes with the package
+    of: str = ""  # the method that has the row's name as a shorthand; "" for a method's own name
+
+
+PRINTED_ALONE = {"xtarnet": DisplayName("XtarNet", "a representation that adapts to each episode")}  # no code here
+
+
+@lru_cache(maxsize=1)
+def suite_methods() -> Mapping[str, SuiteMethod]:
+    """Return the suite's methods by name."""
+    methods: dict[str, SuiteMethod] = {}
+    files = [file for file in resources.files("ifsl_bench.methods").iterdir() if file.name.endswith(".py")]
+    for file in sorted(files, key=lambda file: file.name):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and (declared := _literals(node, ("name", "display"))):
+                target = f"ifsl_bench.methods.{file.name.removesuffix('.py')}:{node.name}"
+                methods[declared["name"]] = SuiteMethod(target, declared["display"])
+    return methods
+
+
+def _literals(node: ast.ClassDef, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return attributes of a class that are assigned literals, if it has all of these names."""
+    found: dict[str, Any] = {}
+    for statement in node.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            if isinstance(target, ast.Name) and target.id in names:
+                found[target.id] = ast.literal_eval(statement.value)
+    return found if len(found) == len(names) else {}
+
+
+@lru_cache(maxsize=1)
+def rows() -> Mapping[str, DisplayName]:
+    """Return the rows of the suite's methods, by the names that ``--method`` takes, in the order of ``papers.bib``."""
+    from ifsl_bench.plugin.bibliography import papers
+
+    named = {
+        row: DisplayName(*display, of="" if row == name else name)
+        for name, method in suite_methods().items()
+        for row, display in method.display.items()
+    }
+    listed = dict.fromkeys(row for paper in papers("methods") for row in paper.of if row in named)
+    return {row: named[row] for row in [*listed, *(row for row in named if row not in listed)]}
+
+
+def printed_alone() -> list[str]:
+    """Return the rows that are known from papers alone: no method of the package gives them."""
+    return list(PRINTED_ALONE)
+
+
+def in_print(name: str) -> str:
+    """Return the label by which papers print a row; a row of another package keeps its name."""
+    named = rows().get(name) or PRINTED_ALONE.get(name)
+    return named.printed if named else name
 
 
 _OPTION = re.compile(r"(?<!\.train)\.(?=[A-Za-z_][\w.-]*=)")  # where the next option begins; values have dots too
@@ -55,28 +115,7 @@ class Label(NamedTuple):
 
 
 def parse_label(label: str) -> Label:
-    """The parts of a label: ``lr+a+cal@tuned-12.gamma=1e-05``."""
+    """Return the parts of a label: ``lr+a+cal@tuned-12.gamma=1e-05``."""
     head, *options = _OPTION.split(label)
     name, _, setting = head.partition("@")
     return Label(name.removesuffix("+cal"), name.endswith("+cal"), setting, tuple(options))
-
-
-def rows() -> Mapping[str, DisplayName]:
-    """The rows of the package's methods, by the names that ``--method`` takes."""
-    return {name: named for name, named in _named().items() if named.here}
-
-
-def printed_alone() -> list[str]:
-    """Rows that are known from papers alone: no method of the package gives them."""
-    return [name for name, named in _named().items() if not named.here]
-
-
-@lru_cache(maxsize=1)
-def _named() -> Mapping[str, DisplayName]:
-    where = resources.files("ifsl_bench.methods") / "rows.toml"
-    return msgspec.convert(tomllib.loads(where.read_text(encoding="utf-8")), dict[str, DisplayName])
-
-
-def in_print(name: str) -> str:
-    """The label by which papers print a row; what nobody has said how to print stays as it is."""
-    return _named()[name].printed if name in _named() else name

@@ -1,36 +1,46 @@
-"""The class of a method that a user names, by a registered name, a shorthand, a file, or the class itself; and back
-to what tables call it."""
+"""Find the class of a method by a registered name, a shorthand, a file, or the class itself, and check it.
+
+A method's file is run as a module of its own.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import math
 import sys
-from collections.abc import Container, Mapping
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.display_names import LAZY, printed_alone
-from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import FROM, method_source
-from ifsl_bench.plugin.options import defaults
-from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.plugin.method import AdditiveClassifier, Method
+from ifsl_bench.plugin.method_source import EXECUTED, FROM, method_source, neighbours
+from ifsl_bench.plugin.options import defaults, grid_of, options_of, space_of
+from ifsl_bench.plugin.space import RATE, Choices, Range
+from ifsl_bench.protocols.tasks.task import MetaTraining, Task
+from ifsl_bench.utils.errors import UserError, unknown, where
 from ifsl_bench.utils.text_format import format_value
+
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
 class MethodRef:
-    """A method that somebody asked for."""
+    """A method that a user named; pickled by reference, also where its class comes from a file."""
 
-    name: str  # what results call it: the registered name, or the class's own
+    name: str  # in results: the registered name, or the class's own
     method: type[Method]
     file: str = ""  # `/path/to/file.py:Class` where the class comes from a file that is in no package; "" elsewhere
 
     @property
     def distribution(self) -> dict[str, str]:
-        """Name and version of the package that registers it; empty for a class that nobody registers."""
+        """Name and version of the package that registers it; empty for a class that is not registered."""
         points = [] if self.file else registry.owners(registry.METHODS, self.name)
         return registry.distribution_of(points[0]) if points else {}
 
@@ -49,7 +59,7 @@ def _reopen(file: str, source: str) -> MethodRef:
 
 
 def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, Any]]:
-    """The method that ``reference`` means, with the options that a shorthand stands for.
+    """Return the method that ``reference`` names, with the options that a shorthand stands for.
 
     Args:
         reference: a registered name (``protonet``), a shorthand (``lr+a``), ``path/to/file.py:Class`` (the class may be
@@ -61,8 +71,8 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
     """
     if isinstance(reference, type):
         check_method(reference, repr(reference))
-        file = getattr(sys.modules.get(reference.__module__), FROM, "")
-        return MethodRef(_name_of(reference), reference, file and f"{file}:{reference.__name__}"), {}
+        origin = getattr(sys.modules.get(reference.__module__), FROM, "")
+        return MethodRef(_name_of(reference), reference, origin and f"{origin}:{reference.__name__}"), {}
     if not isinstance(reference, str):
         raise UserError(
             f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {reference!r}"
@@ -70,40 +80,50 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
     path, _, wanted = reference.rpartition(".py:") if ".py:" in reference else (reference.removesuffix(".py"), "", "")
     if path == reference:  # no file
         if reference in printed_alone() and not registry.owners(registry.METHODS, reference):
-            raise UserError(f"{reference} is known from the numbers that its paper prints; its method is not part of "
-                            f"this package and cannot be run. The paper: ifsl-bench cite {reference}")  # fmt: skip
+            raise UserError(
+                f"{reference} is known from the numbers that its paper prints; its method is not part of this package "
+                f"and cannot be run. The paper: ifsl-bench cite {reference}"
+            )
         if reference == LAZY and not registry.owners(registry.METHODS, reference):
-            raise UserError("lazy, the model that never answers with a novel class, needs no run: tables of tasks in "
-                            "sessions compute its row from each A_0 of the other rows ('ifsl-bench table "
-                            "tiny-features-sessions')")  # fmt: skip
+            raise UserError(
+                "lazy, the model that never answers with a novel class, needs no run: tables of tasks in sessions "
+                "compute its row from each A_0 of the other rows ('ifsl-bench table tiny-features-sessions')"
+            )
         name, method, meant = registry.resolve(reference)
         return MethodRef(name, method), meant
     try:
-        where = Path(f"{path}.py").expanduser().absolute()
+        file = Path(f"{path}.py").expanduser().absolute()
     except RuntimeError as error:  # ~nobody
         raise UserError(f"cannot read the method in {path}.py: {error}") from error
-    from ifsl_bench.plugin.method_file import class_in
-
-    method = class_in(where, wanted)
-    check_method(method, f"{wanted} in {where}")
-    return MethodRef(_name_of(method), method, f"{where}:{wanted or method.__name__}"), {}
+    method = class_in(file, wanted)
+    check_method(method, f"{wanted} in {file}")
+    return MethodRef(_name_of(method), method, f"{file}:{wanted or method.__name__}"), {}
 
 
 def _name_of(method: type) -> str:
-    """The registered name of a class, or the class's own where it has none and nobody else has it."""
+    """Return the registered name of a class, or the class's own where it has none and no other method has it."""
     points = registry.names(registry.METHODS)
     for point in points.values():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
             return point.name
     taken = {name.lower() for name in (*points, *registry.all_shorthands())}  # file names may not tell cases apart
     if method.__name__.lower() in taken:
-        raise UserError(f"class {method.__qualname__} has the name of a registered method, {method.__name__.lower()} "
-                        f"('ifsl-bench methods'); rename the class")  # fmt: skip
+        raise UserError(
+            f"class {method.__qualname__} has the name of a registered method, {method.__name__.lower()} "
+            f"('ifsl-bench methods'); rename the class"
+        )
     return method.__name__
 
 
 def format_label(method: type[Method], name: str, options: Mapping[str, Any], task: Task) -> list[str]:
-    """The method's name in tables, then each given option that the name does not say, as ``key=value``."""
+    """Return the parts of a label: the method's name in tables, and ``key=value`` of each option that it leaves open.
+
+    Args:
+        method: the class.
+        name: its registered name, or the class's own.
+        options: that are set.
+        task: the defaults may depend on it.
+    """
     called, named_keys = name, set[str]()
     # A copy or a subclass of a registered method is another one, and says so.
     if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
@@ -114,8 +134,175 @@ def format_label(method: type[Method], name: str, options: Mapping[str, Any], ta
 
 
 def searched_options(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:
-    """Lists what is chosen on validation episodes: of the grid, or with ``trials`` of the space, what is not fixed.
+    """Return the options that are chosen on validation episodes, and ``train.rate`` for the rate of meta-training.
 
-    Names of options, and ``train.rate`` for the learning rate of meta-training.
+    Args:
+        method: the class.
+        fixed_options: that are set, and so not searched.
+        trials: of a search of the space; 0 for the grid.
     """
     return [key for key in (method.space if trials else method.grid) if key not in fixed_options]
+
+
+# -- methods of files
+
+
+def class_in(file: Path, wanted: str) -> Any:
+    """Return a method of a file, not yet checked.
+
+    Args:
+        file: the Python file, which is run.
+        wanted: the name of the class; "" for the only one.
+
+    Raises:
+        UserError: the file cannot be read or run, or has no such class.
+    """
+    module = _run(file)
+    ours = {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
+    }
+    if not wanted and len(ours) != 1:
+        names = f", one of {', '.join(ours)}" if ours else ""
+        raise UserError(f"{file} defines {len(ours)} methods; say which one: {file.name}:CLASS{names}")
+    if wanted and not hasattr(module, wanted):
+        raise unknown("class", wanted, ours, where=f"in {file}")
+    return getattr(module, wanted) if wanted else next(iter(ours.values()))
+
+
+@contextmanager
+def _importable(folder: Path, beside: Iterable[Path]) -> Iterator[None]:
+    """Make modules of a folder importable, as by ``python file.py``.
+
+    None stays in ``sys.modules``, since files of other folders may have neighbours of the same names.
+    """
+    inside = {path.relative_to(folder).parts[0].removesuffix(".py") for path in beside}
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in inside}
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.partition(".")[0] in inside]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _run(file: Path) -> ModuleType:
+    """Run a file as a module; again only if its content changed, or that of a module in its folder that it imports."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the method in {file}: {error.strerror}") from error
+    beside = neighbours(file, content)
+    digest = hashlib.sha256(b"\0".join([str(file).encode() + content, *beside.values()])).hexdigest()
+    name = f"{file.stem}_{digest[:12]}"
+    with _LOCK:
+        if name in sys.modules:
+            return sys.modules[name]
+        module = ModuleType(name)
+        module.__file__ = str(file)
+        vars(module).update({EXECUTED: content, FROM: str(file)})
+        sys.modules[name] = module  # dataclasses and pickle look there while the file runs
+        try:
+            with _importable(file.parent, beside):
+                exec(compile(content, str(file), "exec"), module.__dict__)
+        except BaseException as error:
+            del sys.modules[name]
+            if not isinstance(error, (Exception, SystemExit)):
+                raise
+            at = where(error, str(file))
+            message = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
+            raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {message}") from error
+    return module
+
+
+# -- the contract of a class
+
+
+def _is_mapping(value: Any, of: type, to: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, of) and to(entry) for key, entry in value.items())
+
+
+def _is_filled(values: Any) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) > 0
+
+
+# A check of each attribute of a class, and the expected value in words.
+FLAG: tuple[Callable[[Any], bool], str] = (lambda flag: isinstance(flag, bool), "True or False")
+ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
+    "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
+    **dict.fromkeys(("transductive", "uses_all_images", "order_free", "parallel_copies"), FLAG),
+    **dict.fromkeys(("revision", "class_bytes"), (lambda number: type(number) is int, "a whole number")),
+    "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
+    "requires": (
+        lambda needs: _is_mapping(needs, str, lambda command: isinstance(command, str)),
+        "module -> the command that installs it",
+    ),
+    "shorthands": (
+        lambda names: _is_mapping(names, str, lambda options: isinstance(options, Mapping)),
+        "name -> the options that it stands for",
+    ),
+    "space": (
+        lambda space: _is_mapping(space, object, lambda values: isinstance(values, (Range, Choices))),
+        "option -> ifsl_bench.Range or ifsl_bench.Choices",
+    ),
+    **dict.fromkeys(
+        ("grid", "session_grid"), (lambda grid: _is_mapping(grid, object, _is_filled), "option -> values to try")
+    ),
+}
+
+DEFINED = {  # by the missing ones of the two that a method without forward needs
+    ("learn", "answer"): "neither forward nor learn and answer",
+    ("learn",): "answer, but not learn",
+    ("answer",): "learn, but not answer",
+}
+
+
+def check_method(method: Any, called_in_error: str = "") -> None:
+    """Check a method's class against the contract before anything is computed.
+
+    Args:
+        method: the class.
+        called_in_error: its name in errors.
+
+    Raises:
+        UserError: no subclass of :class:`Method`, abstract, options that cannot be set, a space of options it does not
+            have, or an attribute of another type than :class:`Method` says.
+    """
+    if not (isinstance(method, type) and issubclass(method, Method)) or method is Method:
+        raise UserError(f"{called_in_error or repr(method)} is not a subclass of ifsl_bench.Method")
+    called = method.__qualname__
+    if missing := sorted(getattr(method, "__abstractmethods__", ())):
+        raise UserError(f"{called} does not define {', '.join(missing)}")
+    lacking = tuple(name for name in ("learn", "answer") if getattr(method, name) is getattr(Method, name))
+    if lacking and method.forward is Method.forward:
+        raise UserError(f"{called} defines {DEFINED[lacking]}")
+    if issubclass(method, AdditiveClassifier):
+        for name in ("learn", "answer"):
+            if getattr(method, name) is not getattr(AdditiveClassifier, name):
+                raise UserError(
+                    f"{called} is an AdditiveClassifier, which sessions never ask to {name}; define learn_classes and "
+                    f"class_logits, or make it an ifsl_bench.Method"
+                )
+    for name, (is_sound, expected) in ATTRIBUTES.items():
+        if not is_sound(value := getattr(method, name)):
+            raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
+    options, space = options_of(method), method.space
+    if "episodes" in options:  # labels say that of the evaluation
+        raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
+    for shorthand, meant in method.shorthands.items():
+        if strange := [key for key in meant if key not in options]:
+            raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
+    if strange := [key for key in space if key not in options and key != RATE]:
+        raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE!r}")
+    if strange := [key for key in method.grid if key not in space or key not in options]:
+        raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
+    rate = space_of(method).get(RATE)
+    if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
+        raise UserError(f"{called}.space[{RATE!r}] is {rate}, but a learning rate is positive")
+    if strange := [key for key in method.session_grid if key not in method.grid]:
+        raise UserError(f"{called}.session_grid names {strange[0]!r}, which is no option of its grid")
+    grid_of(method, sessions=True)

@@ -65,7 +65,9 @@ def _row(row: str, name: str, package: str) -> dict[str, Any]:
 
 def _usable(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
     summary = rows()[row].says if row in rows() else (kind.__doc__ or "").strip().split("\n")[0]
-    shown = [f"{o.name}={format_value(meant.get(o.name, o.default))} ({o.spelled})" for o in options_of(kind).values()]
+    shown = [
+        f"{o.name}={format_value(meant.get(o.name, o.default))} ({o.type_text})" for o in options_of(kind).values()
+    ]
     return {
         "what": summary,
         "head": kind.head,
@@ -104,7 +106,7 @@ def described(name: str) -> Described:
     options = [
         {
             "option": option.name,
-            "takes": option.spelled,
+            "takes": option.type_text,
             "default": format_value(meant.get(option.name, option.default)),
             "tried": "; in sessions also ".join(
                 ", ".join(map(format_value, values[option.name]))

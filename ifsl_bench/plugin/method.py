@@ -167,6 +167,9 @@ class Method(nn.Module, ABC):
         class_bytes: bytes that it carries for each novel class, where they are so many that fewer episodes fit at once.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which
             methods are told apart, has not changed.
+        name: the name under which a method of this suite is registered; others are named by their entry points.
+        display: of a method of this suite, for each of its rows in tables how papers print it, and a few words on it.
+            Both are literals, since they are read without importing the file.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
     """
 
@@ -183,6 +186,8 @@ class Method(nn.Module, ABC):
     uses_all_images: ClassVar[bool] = False
     class_bytes: int = 0
     revision: ClassVar[int] = 0
+    name: ClassVar[str] = ""
+    display: ClassVar[Mapping[str, tuple[str, str]]] = {}
     bibtex: ClassVar[str] = ""
 
     every_image = RenamedAttribute("uses_all_images")

@@ -3,20 +3,125 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, Union
 from weakref import WeakKeyDictionary
 
+import msgspec
 import torch
 
-from ifsl_bench.plugin import option_types as kinds
 from ifsl_bench.plugin.method import Base, Method
-from ifsl_bench.plugin.space import RATE, Space
+from ifsl_bench.plugin.space import RATE, Choices, Range, Space
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, one_line, unknown, where
+
+# -- types of options, and values that are converted to them
+
+
+def _is_literal(kind: Any) -> bool:
+    return typing.get_origin(kind) is Literal
+
+
+def is_settable(kind: Any) -> bool:
+    """Return whether ``--set`` can read a value of a type, which is no union."""
+    if _is_literal(kind):
+        return not any(isinstance(choice, float) for choice in typing.get_args(kind))
+    return kind in (int, float, bool, str, type(None))
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union; the type alone where it is none."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def format_type(kind: Any) -> str:
+    """Write a type for people: ``int``, ``rbp|implicit``, ``float|none``."""
+    return "|".join(
+        "none" if k is type(None) else "|".join(map(str, typing.get_args(k))) if _is_literal(k) else k.__name__
+        for k in alternatives(kind)
+    )
+
+
+def parse_value(kind: Any, value: Any) -> Any:
+    """Convert a value to the first of a type's alternatives that it can be.
+
+    Args:
+        kind: the type.
+        value: a string of the command line, or a Python value.
+
+    Raises:
+        ValueError: it can be none of them.
+    """
+    for alternative in alternatives(kind):
+        try:
+            return _parse(alternative, value)
+        except (ValueError, msgspec.ValidationError):
+            continue
+    raise ValueError(f"{value!r} is not {format_type(kind)}")
+
+
+def _parse(kind: Any, value: Any) -> Any:
+    if not isinstance(value, str):
+        return _strictly(kind, value)
+    if kind in (int, float):
+        value = kind(value)  # what msgspec would refuse (.5, 1_000), and 1e3 for no int
+    elif _is_literal(kind):
+        value = {str(choice): choice for choice in typing.get_args(kind)}.get(value, value)
+    elif kind in (bool, type(None)):
+        value = {"yes": True, "no": False, "none": None}.get(value.lower(), value)
+    return msgspec.convert(value, kind, strict=False)
+
+
+def _strictly(kind: Any, value: Any) -> Any:
+    return msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # NumPy's float64 is a float
+
+
+def convert_values(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Convert values that a method's class lists to a type: 1 becomes 1.0 for a float.
+
+    Args:
+        kind: the type.
+        values: of it; text is not parsed.
+
+    Raises:
+        ValueError: one is of another type.
+    """
+    typed_values = []
+    for value in values:
+        try:
+            typed_values.append(_strictly(kind, value))
+        except msgspec.ValidationError:
+            raise ValueError(f"{value!r} is not {format_type(kind)}") from None
+    return tuple(typed_values)
+
+
+def convert_range(kind: Any, offer: Range | Choices) -> Range | Choices:
+    """Convert a range or choices to a type, so that a whole number is tried where the option is one.
+
+    Args:
+        kind: the type.
+        offer: the range or choices.
+
+    Raises:
+        ValueError: as :func:`convert_values`; or the type has no numbers, or none at the range's ends.
+    """
+    if isinstance(offer, Choices):
+        return Choices(convert_values(kind, offer.values))
+    low, high = offer.low, offer.high
+    if float not in alternatives(kind) and all(float(end).is_integer() for end in (low, high)):
+        low, high = int(low), int(high)
+    try:
+        low, high = convert_values(kind, (low, high))
+        return Range(low, high, offer.log)
+    except ValueError:
+        raise ValueError(f"{offer} is no range of {format_type(kind)}") from None
+
+
+# -- options of a method
 
 
 @dataclass(frozen=True)
@@ -28,16 +133,16 @@ class Option:
     default: Any
 
     @property
-    def spelled(self) -> str:
-        """The type as a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
-        return kinds.type_text(self.kind)
+    def type_text(self) -> str:
+        """The type as :func:`format_type` writes it."""
+        return format_type(self.kind)
 
 
-@lru_cache(maxsize=256)  # who looks for a name goes through the options of all methods
+@lru_cache(maxsize=256)  # looking up a name reads the options of all methods
 def options_of(method: type[Method]) -> Mapping[str, Option]:
-    """The options that a method's constructor declares, in its order.
+    """Return the options that a method's constructor declares, in its order.
 
-    Behind those of the base class where the constructor hands what it does not name to that, as in
+    They follow those of the base class if the constructor passes on what it does not name, as in
     ``def __init__(self, base, ways, *, mine: int = 1, **shared)``.
 
     Raises:
@@ -48,8 +153,8 @@ def options_of(method: type[Method]) -> Mapping[str, Option]:
         name, kind = parameter.name, _annotation(method, constructor, parameter)
         if kind is None or parameter.default is inspect.Parameter.empty:
             raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
-        for alternative in kinds.alternatives(kind):
-            if not kinds.readable(alternative):
+        for alternative in alternatives(kind):
+            if not is_settable(alternative):
                 raise UserError(
                     f"option {name!r} of {method.__qualname__} is annotated {alternative!r}, which --set cannot read"
                 )
@@ -58,7 +163,7 @@ def options_of(method: type[Method]) -> Mapping[str, Option]:
 
 
 def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
-    """Keyword-only parameters with the constructor that has them, the base class's first."""
+    """Return keyword-only parameters with the constructor that has them, the base class's first."""
     pairs: list[tuple[Any, inspect.Parameter]] = []
     passes_on = ""  # the last class whose constructor hands on what it does not name
     for kind in method.__mro__:
@@ -81,7 +186,7 @@ def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
 
 
 def _annotation(method: type[Method], constructor: Any, parameter: inspect.Parameter) -> Any:
-    """An option's type. Only options are resolved: other arguments may be annotated with names for type checkers."""
+    """Return an option's type. Other arguments are not resolved: they may have names for type checkers alone."""
     kind = parameter.annotation
     if kind is inspect.Parameter.empty:
         return None
@@ -98,7 +203,7 @@ def _annotation(method: type[Method], constructor: Any, parameter: inspect.Param
 
 
 def space_of(method: type[Method]) -> Space:
-    """The method's space with every number as its option's type has it; learning rates are floats.
+    """Return the method's space with every number converted to its option's type; learning rates are floats.
 
     Raises:
         UserError: values that the option does not take, or a range for one that is no number.
@@ -106,14 +211,18 @@ def space_of(method: type[Method]) -> Space:
     kind_of, space = {RATE: float, **{key: option.kind for key, option in options_of(method).items()}}, {}
     for key, values in method.space.items():
         try:
-            space[key] = kinds.typed_spread(kind_of[key], values)
+            space[key] = convert_range(kind_of[key], values)
         except ValueError as error:
             raise UserError(f"{method.__qualname__}.space[{key!r}]: {error}") from None
     return space
 
 
 def grid_of(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any, ...]]:
-    """The method's grid, of episodes or of sessions, with every value as its option's type has it.
+    """Return the method's grid with every value converted to its option's type.
+
+    Args:
+        method: the method's class.
+        sessions: whether to add the values of its ``session_grid``.
 
     Raises:
         UserError: values that the option does not take.
@@ -122,17 +231,23 @@ def grid_of(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any
     for key, values in method.grid.items():
         try:
             more = method.session_grid.get(key, ()) if sessions else ()
-            grid[key] = kinds.typed(options[key].kind, (*values, *more))
+            grid[key] = convert_values(options[key].kind, (*values, *more))
         except ValueError as error:
             raise UserError(f"{method.__qualname__}.grid[{key!r}]: {error}") from None
     return grid
 
 
 def make_method(method: type[Method], base: Base, ways: int, options: Mapping[str, Any]) -> Method:
-    """The method beside a base classifier.
+    """Construct a method.
+
+    Args:
+        method: the class.
+        base: the base classifier.
+        ways: novel classes of an episode or session.
+        options: of the constructor.
 
     Raises:
-        UserError: its constructor refuses an option, or fails, and where; or it leaves out that of :class:`Method`.
+        UserError: the constructor refuses an option, fails, or does not call that of :class:`Method`.
     """
     try:
         instance = method(base, ways, **options)
@@ -148,12 +263,22 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
 
 
 def remade(method: Method, base: Base, ways: int) -> Method:
-    """Another method with the same options, beside this base classifier and for so many ways, as initialised."""
+    """Construct a method again with the options of another one.
+
+    Args:
+        method: whose class and options are taken; its parameters are not.
+        base: the base classifier.
+        ways: novel classes.
+    """
     return make_method(type(method), base, ways, method.__dict__["_made_with"]).to(base.weight.device)
 
 
 def with_ways(method: Method, ways: int) -> Method:
-    """The method with its parameters, for episodes of so many ways.
+    """Return a copy of a method, parameters included, for episodes of another number of ways.
+
+    Args:
+        method: the method.
+        ways: novel classes of an episode.
 
     Raises:
         UserError: its parameters depend on the number of ways, or as :func:`make_method`.
@@ -170,11 +295,16 @@ def with_ways(method: Method, ways: int) -> Method:
     return instance.train(method.training)
 
 
-_trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary()  # class -> options -> what was found
+_trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary()  # class -> options -> the answer
 
 
 def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
-    """Returns whether a method with these options has parameters, hence anything to meta-train; looked at once."""
+    """Return whether a method with these options has parameters to meta-train; the answer is cached.
+
+    Args:
+        method: the class.
+        options: of the constructor.
+    """
     answers, key = _trains.setdefault(method, {}), repr(sorted(options.items()))
     if key not in answers:
         answers[key] = any(parameter.requires_grad for parameter in _small(method, options).parameters())
@@ -182,7 +312,12 @@ def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 
 def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:
-    """Returns whether the method's constructor takes options of these values."""
+    """Return whether the method's constructor takes options of these values.
+
+    Args:
+        method: the class.
+        options: of the constructor, and perhaps ``train.rate``.
+    """
     try:
         _small(method, {key: value for key, value in options.items() if key != RATE})
     except UserError:
@@ -191,7 +326,7 @@ def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 
 def _small(method: type[Method], options: Mapping[str, Any]) -> Method:
-    """The method beside a small base classifier."""
+    """Construct the method with a small base classifier."""
     small, counts = torch.ones(6, 8), torch.full((6,), 2)
     with torch.random.fork_rng(devices=[]):
         images = torch.rand(12, 8), torch.arange(6).repeat_interleave(2)  # classes vary, as covariances need it
@@ -202,14 +337,14 @@ def _small(method: type[Method], options: Mapping[str, Any]) -> Method:
 def resolve_options(
     method: type[Method], name: str, values: Mapping[str, Any], task: Task, trials: int = 0
 ) -> dict[str, Any]:
-    """Checks options against the constructor and converts them to the declared types.
+    """Check options against the constructor and convert them to the declared types.
 
     Args:
         method: the method's class.
-        name: what the user called it.
+        name: its name in errors.
         values: option -> value; strings (from ``--set``) or Python values.
-        task: what the defaults may depend on.
-        trials: of a search.
+        task: the defaults may depend on it.
+        trials: of a search; 0 for none.
 
     Returns:
         The given options, converted, in the constructor's order and without those that are the default and would not be
@@ -224,17 +359,23 @@ def resolve_options(
         if key not in options:
             raise unknown("option", key, options, where=f"of method {name!r}")
         try:
-            resolved[key] = kinds.read(options[key].kind, value)
+            resolved[key] = parse_value(options[key].kind, value)
         except ValueError:
-            raise UserError(f"option {key!r} of method {name!r} takes {options[key].spelled}, not {value!r}") from None
-    return settled(method, resolved, task, trials)
+            raise UserError(
+                f"option {key!r} of method {name!r} takes {options[key].type_text}, not {value!r}"
+            ) from None
+    return without_defaults(method, resolved, task, trials)
 
 
 def defaults(method: type[Method], task: Task) -> dict[str, Any]:
-    """Every option's default, in the constructor's order; some may depend on the task.
+    """Return every option's default, in the constructor's order; some may depend on the task.
+
+    Args:
+        method: the class.
+        task: the task.
 
     Raises:
-        UserError: the method's own are no dict, or name what is none of its options.
+        UserError: the method's own defaults are no dict, or name something that is no option of it.
     """
     options = options_of(method)
     try:
@@ -251,7 +392,16 @@ def defaults(method: type[Method], task: Task) -> dict[str, Any]:
     return {key: option.default for key, option in options.items()} | own
 
 
-def settled(method: type[Method], values: Mapping[str, Any], task: Task, trials: int = 0) -> dict[str, Any]:
-    """Options in the constructor's order, without defaults (one setting, one label) that nothing would be tried for."""
+def without_defaults(method: type[Method], values: Mapping[str, Any], task: Task, trials: int = 0) -> dict[str, Any]:
+    """Return options in the constructor's order, without defaults that would not be searched if they were left out.
+
+    So one setting has one label.
+
+    Args:
+        method: the class.
+        values: option -> value, of the declared types.
+        task: the defaults may depend on it.
+        trials: of a search; 0 for none.
+    """
     default, tried = defaults(method, task), method.space if trials else method.grid
     return {key: values[key] for key in default if key in values and (values[key] != default[key] or key in tried)}

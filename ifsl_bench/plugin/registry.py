@@ -1,4 +1,4 @@
-"""Plugins, found through entry points: methods and data sets, ours and everybody's alike.
+"""Plugins: the suite's methods, and methods and data sets that are found through entry points.
 
 Looking a name up imports only the plugin of that name. One that cannot be imported is listed as broken, or as needing
 an extra, and takes nobody else down.
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distribution, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.plugin.display_names import parse_label, rows
+from ifsl_bench.plugin.display_names import parse_label, rows, suite_methods
 from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
 
 if TYPE_CHECKING:
@@ -47,11 +47,23 @@ def names(group: str) -> dict[str, EntryPoint]:
     return {name: points[0] for name, points in _points(group, tuple(sys.path)).items()}
 
 
-@lru_cache(maxsize=8)  # every look-up would read the metadata of all packages anew
+@lru_cache(maxsize=8)  # every look-up would read the metadata of all packages again
 def _points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    found = [point for point in entry_points(group=group) if group != METHODS or package_of(point) != OWN]
+    if group == METHODS:
+        found += _suite_points()
     points: dict[str, list[EntryPoint]] = {}
-    for point in sorted(entry_points(group=group), key=lambda p: (p.name, package_of(p))):
+    for point in sorted(found, key=lambda p: (p.name, package_of(p))):
         points.setdefault(point.name, []).append(point)
+    return points
+
+
+def _suite_points() -> list[EntryPoint]:
+    """Return an entry point for each method of the suite, which the files of ``methods/`` declare."""
+    suite = distribution(OWN)
+    points = [EntryPoint(name, method.target, METHODS) for name, method in suite_methods().items()]
+    for point in points:
+        vars(point)["dist"] = suite  # as importlib.metadata does
     return points
 
 
@@ -141,7 +153,7 @@ def method(name: str) -> type[Method]:
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
-    from ifsl_bench.plugin.class_contract import check_method
+    from ifsl_bench.plugin.find_method import check_method
 
     kind: type[Method] = get(METHODS, "method", name)
     check_method(kind, f"method {name!r} is {kind!r}, which")
@@ -201,7 +213,7 @@ Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, an
 
 
 def shorthands_called(name: str) -> list[Shorthand]:
-    """The shorthands of that name; of this package's methods only the one that ``methods/rows.toml`` says is loaded."""
+    """The shorthands of that name; of the suite's methods only the one that has it is loaded."""
     own = rows()[name].of if name in rows() else ""
     points = [point for point in names(METHODS).values() if point.name == own or package_of(point) != OWN]
     return [shorthand for called, shorthand in _shorthands(points) if called == name]

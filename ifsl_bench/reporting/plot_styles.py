@@ -30,10 +30,10 @@ class PlotStyle:
     further: bool = False
 
 
-def look_of(label: str) -> PlotStyle:
+def style_of(label: str) -> PlotStyle:
     """Return the look of a row by its label; options, tuning and calibration do not change it.
 
-    Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its
+    Methods of the package have theirs by their place in methods/papers.bib. Another method gets the look that its
     name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
     share one.
     """
@@ -47,7 +47,7 @@ def look_of(label: str) -> PlotStyle:
     return PlotStyle(COLOURS[colour], MARKERS[(colour + turn) % len(MARKERS)], DASHES[(colour + turn) % len(DASHES)])
 
 
-def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotStyle]:
+def styles_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotStyle]:
     """Return the looks of rows that stand in one figure, no two of one method alike.
 
     One row of each method has the method's own: the plain one, if it is there. Each of the others has its colour, and
@@ -58,7 +58,7 @@ def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotSty
         second: which rows have the label of another one, which comes first; by default none.
     """
     plain = [not (second and second[i]) and label == method_of(label) for i, label in enumerate(labels)]
-    looks, seen = [look_of(label) for label in labels], dict.fromkeys(map(method_of, labels), 0)
+    looks, seen = [style_of(label) for label in labels], dict.fromkeys(map(method_of, labels), 0)
     for i in sorted(range(len(labels)), key=lambda i: (not plain[i], bool(second and second[i]))):
         if n := seen[method_of(labels[i])]:
             marker, dash = MARKERS.index(looks[i].marker) + n, DASHES.index(looks[i].dash) + n

@@ -50,9 +50,13 @@ def ridge_prior(rows: int, size: int, weight_decay: float, like: Tensor) -> Quad
 
 
 def attention(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None = None) -> Tensor:
-    """softmax_j(tau unit(query).unit(key_j)): queries [E, M, D], keys [K, D] -> [E, M, K].
+    """Return the shares softmax_j(tau unit(query) . unit(key_j)), [E, M, K].
 
-    hidden [E, K] bool: base classes with no share in the episode's attention.
+    Args:
+        queries: [E, M, D].
+        keys: [K, D].
+        tau: the inverse temperature, one or [M, 1].
+        hidden: [E, K] bool, base classes with no share in the episode's attention.
     """
     logits = tau * (unit(queries) @ unit(keys).mT)
     if hidden is not None:

@@ -1,7 +1,4 @@
-"""Coordinates for a quasi-Newton method: the unknowns as they are, or an objective's own.
-
-----
-Off a stationary point that is no minimum, along a direction in which the objective curves downwards."""
+"""Coordinates of a quasi-Newton method, the unknowns or an objective's own, and how to leave a saddle in them."""
 
 from __future__ import annotations
 
@@ -28,54 +25,54 @@ class Space(Protocol):
 
     @property
     def penalised(self) -> bool:
-        """True where <z, z> / 2 is the penalty in the objective."""
+        """Return True where <z, z> / 2 is the penalty in the objective."""
 
     def initial(self) -> Tensor:
-        """The start, z [E, P]."""
+        """Return the start, z [E, P]."""
 
     def image(self, z: Tensor) -> Tensor:
-        """The metric times z."""
+        """Return the metric times z."""
 
     def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The value [E], the gradient [E, P], and its norm in the large form [E]."""
+        """Return the value [E], the gradient [E, P], and its norm in the large form [E]."""
 
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The Hessian at z, a function of p and M p."""
+        """Return the Hessian at z, a function of p and M p."""
 
     def expand(self, z: Tensor) -> Tree:
-        """The unknowns in the large form."""
+        """Return the unknowns in the large form."""
 
     def take(self, index: Tensor) -> Space | None:
-        """The space of some episodes alone; None where the arguments cannot be split."""
+        """Return the space of some episodes alone; None where the arguments cannot be split."""
 
     def whitened(self) -> Whitened:
         """Coordinates of the same points whose metric is the Euclidean one."""
 
     def double(self, index: Tensor) -> Space | None:
-        """The space of some episodes in float64; None where that is no use."""
+        """Return the space of some episodes in float64; None where that is no use."""
 
 
 class Whitened(Protocol):
     """Coordinates w [E, P] in which |w| is the length of z in the metric of its `Space`."""
 
     def into(self, z: Tensor) -> Tensor:
-        """w for z."""
+        """Return w for z."""
 
     def back(self, w: Tensor) -> Tensor:
-        """z for w."""
+        """Return z for w."""
 
     def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """The value [E], and pieces that make the gradient [E, P] side by side."""
+        """Return the value [E], and pieces that make the gradient [E, P] side by side."""
 
     def norm(self, g: Tensor) -> Tensor:
-        """The norm of a gradient g [E, P] in the large form: [E]."""
+        """Return the norm of a gradient g [E, P] in the large form: [E]."""
 
     def take(self, index: Tensor) -> Whitened | None:
-        """The coordinates of some episodes alone; None where the arguments cannot be split."""
+        """Return the coordinates of some episodes alone; None where the arguments cannot be split."""
 
 
 def coordinates(objective: Objective, v0: Tree, args: Tree) -> Space:
-    """The coordinates to search in: the objective's own, or the large form.
+    """Return the coordinates to search in: the objective's own, or the large form.
 
     Raises:
         ValueError: no v0 where the objective has no start of its own.
@@ -158,8 +155,15 @@ PRODUCTS = 200  # with the Hessian, in search of a negative curvature
 
 
 def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Points [E, P] that lie lower than stationary points z [E, P] where the objective curves downwards, and which
-    those are, [E] bool; others stay where they are.
+    """Return lower points where the objective curves downwards at stationary ones.
+
+    Args:
+        space: the coordinates.
+        z: stationary points, [E, P].
+        value: the objective there, [E].
+
+    Returns:
+        Points [E, P], and which of them lie lower, [E] bool; the others are those of z.
 
     Conjugate gradients for a fixed random right-hand side end where the curvature along a direction is negative, for
     the Krylov space then holds one. The step along it, forth or back, is the best of a few lengths. In float64 where

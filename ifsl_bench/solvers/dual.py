@@ -32,7 +32,7 @@ LOOK = 4  # Newton steps before the first look at how far the episodes have come
 
 
 def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
-    """Solves all episodes at once, as `DualNewton` says."""
+    """Solve all episodes at once, as `DualNewton` says."""
     outcome = _solve(args, tolerance, max_steps, inner_steps)
     if args.features.dtype == torch.float64 or (count := int((~outcome.converged).sum())) == 0:
         return outcome
@@ -45,8 +45,10 @@ def newton(args: Regression, tolerance: float | None, max_steps: int, inner_step
 
 
 def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
-    """w [E, N, S] with (1 + M K) w = b, M being the Hessian of the cross-entropy for probabilities pi [E, N, S] and
-    K [E, S, S] a kernel; and the steps it took [E]."""
+    """Solve (1 + M K) w = b: w [E, N, S], and the steps it took [E].
+
+    M is the Hessian of the cross-entropy for probabilities pi [E, N, S], K [E, S, S] a kernel.
+    """
     image = b @ k
     w, _, steps = _conjugate(k, pi, b, image, dot(b, image), tolerance, max_steps, look=patience(k))
     return w, steps.long()
@@ -151,10 +153,11 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
 def _conjugate(
     k: Tensor, pi: Tensor, b: Tensor, b_image: Tensor, square: Tensor, tolerance: float, count: int, look: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """w [E, N, S] with (1 + M K) w = b after `count` steps of conjugate gradients in the metric of K, the square of
-    what is left of b [E], and the steps that episodes took [E] until that was `tolerance` of b.
+    """Make `count` steps of conjugate gradients for (1 + M K) w = b in the metric of K.
 
-    `krylov.conjugate_gradient` for an operator that is at least 1: the curvature along a direction is at least the
+    Returns w [E, N, S], the square of what is left of b [E], and the steps [E] until that was `tolerance` of b.
+
+    `linear.conjugate_gradient` for an operator that is at least 1: the curvature along a direction is at least the
     residual's square. Steps of episodes that are done have no length, and what that is costs no look; look: after so
     many steps it is looked whether all are done. b_image is b K, and `square` its product with b.
     """
@@ -214,7 +217,7 @@ def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _blurred(k: Tensor) -> Tensor:
-    """Marks episodes where rounding of K [E, S, S] is not small beside the distance of some two rows: [E]."""
+    """Mark episodes where rounding of K [E, S, S] is not small beside the distance of some two rows: [E]."""
     own = k.diagonal(dim1=1, dim2=2)
     distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
     distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
@@ -224,8 +227,10 @@ def _blurred(k: Tensor) -> Tensor:
 def at(
     a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: Regression
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The end of a search, for dual numbers a and scores f [E, N, S]: V [E, N, D+1]; [E] each the gradient's norm at V,
-    L, the square of the gradient in the norm of P^-1, and how far V is off f.
+    """Return what a search has found, for its dual numbers a and scores f [E, N, S].
+
+    That is V [E, N, D+1]; and [E] each the gradient's norm at V, L, the square of the gradient in the norm of P^-1, and
+    how far V is off f.
 
     A search adds its scores up step by step, and where rows are nearly equal its dual numbers may run away along what K
     does not see. What counts is where V is, so this looks afresh: at the gradient itself, whose length cannot come

@@ -45,7 +45,7 @@ Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S
 
 
 def fixed_class(base_logits: Tensor, hidden: Tensor, earlier: Tensor | None = None) -> Tensor:
-    """The classes whose logits are fixed as one class: the logsumexp of their logits, [E, S].
+    """Return the classes whose logits are fixed as one class: the logsumexp of their logits, [E, S].
 
     Args:
         base_logits: [E, S, K].
@@ -80,10 +80,10 @@ class Learner(ABC):
 
     @abstractmethod
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        """The solver for the minimum. In training it may be less exact."""
+        """Return the solver for the minimum. In training it may be less exact."""
 
     def past_saddles(self, solver: Solver) -> Solver:
-        """The solver, where the gradient of a minimum is asked for and that of another stationary point will not do."""
+        """Return the solver where the gradient of a minimum is needed, and that of a saddle will not do."""
         return solver
 
     def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
@@ -99,7 +99,7 @@ class Learner(ABC):
 
     @abstractmethod
     def arguments(self, support: Rows, priors: Sequence[QuadraticPrior]) -> Tree:
-        """The arguments of the objective, from the centres and precisions of each part."""
+        """Return the arguments of the objective, from the centres and precisions of each group."""
 
     @abstractmethod
     def logits(self, v: Tree, x: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ Meta = (
 
 
 def statistics(solution: Solution) -> dict[str, Tensor]:
-    """The statistics of a solve that a result keeps, [E] each."""
+    """Return the statistics of a solve that a result keeps, [E] each."""
     norm = solution.gradient_norm
     return {
         "solver_steps": solution.steps.to(norm.dtype),

@@ -53,7 +53,7 @@ class GradientDescent:
 
 
 def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50) -> Tensor:
-    """An estimate (from below) of the largest absolute eigenvalue of the Hessian at v, by power iteration: [E].
+    """Return an estimate (from below) of the largest absolute eigenvalue of the Hessian at v, by power iteration: [E].
 
     Gradient descent on a convex objective contracts for rates below two over it.
     """

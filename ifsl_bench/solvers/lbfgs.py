@@ -1,10 +1,4 @@
-"""Quasi-Newton directions from a few past steps, each episode with its own.
-
-----
-Line searches, every episode with its own step t [E]: how far to go along a direction.
-
-----
-Batched L-BFGS: every episode with its own line search, history and end.
+"""Batched L-BFGS: every episode with its own line search, history and end.
 
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
 whose step is not gets a shorter or longer one. A turn is some fifty operations, however many episodes there are, and
@@ -46,13 +40,13 @@ class History(State):
 
     @staticmethod
     def empty(z: Tensor, m: int, unit: Tensor) -> History:
-        """The history of a search at points z [E, P]; unit [E] is what the inverse Hessian is measured in."""
+        """Return the history of a search at points z [E, P]; unit [E] is what the inverse Hessian is measured in."""
         noise = torch.finfo(z.dtype).eps * unit[:, None]
         pairs = z.new_zeros(len(z), 4 * m, 2, z.shape[1])
         return History(pairs, torch.ones_like(noise), noise, noise.new_full((), 1e30), m, 2 * m)
 
     def remember(self, new: Tensor, old: Tensor) -> None:
-        """Takes points and gradients side by side, [E, 2P]: now, and before the latest step."""
+        """Take points and gradients side by side, [E, 2P]: now, and before the latest step."""
         if self.end == 4 * self.size:
             self.end = 2 * self.size
             self.pairs[:, : self.end] = self.pairs[:, self.end :]
@@ -60,8 +54,10 @@ class History(State):
         self.end += 1
 
     def direction(self, g: Tensor, longer: bool = False) -> tuple[Tensor, Tensor]:
-        """-H g for gradients g [E, P], with H in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1) of the m
-        latest pairs, or of twice as many; and whether the latest of them is one [E]."""
+        """Return -H g for gradients g [E, P], and whether the latest pair is one [E].
+
+        H is in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1) of the m latest pairs, or of twice as many.
+        """
         m = self.size * (1 + longer)
         window = self.pairs[:, self.end - m : self.end].flatten(1, 2)  # [E, 2m, P], s and y in turns
         products, q = window @ window.mT, window @ g[:, :, None]  # [E, 2m, 2m], [E, 2m, 1]
@@ -83,7 +79,7 @@ LEAST = 1e-4  # a good step takes off so much of what the slope promised
 
 
 def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
-    """The first step along -g, |g| = length [E] in the metric, and the unit of such steps, [E].
+    """Return the first step along -g, |g| = length [E] in the metric, and the unit of such steps, [E].
 
     No further than a length of 1, and then the unit is 1. But an objective that is nowhere negative cannot fall by more
     than its value [E]: where a step of length 1 would have to, to be good (`weak_wolfe`), it says nothing of the scale
@@ -97,12 +93,12 @@ def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor
 
 
 def rounding(value: Tensor) -> Tensor:
-    """The rise [E] of a value [E] that may be rounding."""
+    """Return the rise [E] of a value [E] that may be rounding."""
     return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
 
 
 def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor) -> Tensor:
-    """Marks steps t [E] that take off enough of the value, or miss that by no more than rounding; NaN never does."""
+    """Mark steps t [E] that take off enough of the value, or miss that by no more than rounding; NaN never does."""
     return there <= torch.addcmul(value, t, slope, value=LEAST) + slack
 
 
@@ -110,7 +106,7 @@ def weak_wolfe(
     t: Tensor, low: Tensor, high: Tensor, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor,
     slack: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Marks the good trial steps t [E], and returns the next ones and their brackets, by bisection and interpolation.
+    """Mark the good trial steps t [E], and returns the next ones and their brackets, by bisection and interpolation.
 
     low, high: the bracket of t; value, slope: at t = 0; there, slope_there: at the trial; slack: see `rounding`. A step
     of 0 stays one.
@@ -199,7 +195,7 @@ class LBFGS:
         return replace(outcome, v=space.expand(outcome.v))
 
     def _past_saddles(self, space: Space, goal: Tensor, outcome: Outcome) -> Outcome:
-        """Sends on the searches that have stopped where the objective curves downwards, each at most `escapes` times.
+        """Send on the searches that have stopped where the objective curves downwards, each at most `escapes` times.
 
         Points are in the space's coordinates.
         """
@@ -218,7 +214,7 @@ class LBFGS:
         return outcome
 
     def _search(self, space: Space, goal: Tensor, begin: _Search) -> Outcome:
-        """Searches down to a gradient of norm `goal` [E]; the point is in the space's coordinates."""
+        """Search down to a gradient of norm `goal` [E]; the point is in the space's coordinates."""
         begin.goal = goal
         whitened = space.whitened()
         turn = _Turn(whitened)
@@ -326,7 +322,7 @@ class _Turn:
         )  # fmt: skip
 
     def settle(self, s: _Search, gap: float, least: float) -> tuple[_Search, Tensor]:
-        """Decides from how far they have come which episodes go on [E]; the others make steps of 0 from now on."""
+        """Decide from how far they have come which episodes go on [E]; the others make steps of 0 from now on."""
         size = s.d.shape[1]
         w, g = s.point[:, :size], s.point[:, size:]
         norm = self.space.norm(g)

@@ -1,7 +1,7 @@
-"""Batched Krylov methods: A x = b for self-adjoint A, by its products alone, each episode by itself.
+"""Self-adjoint systems: Krylov methods, and linear solvers for the adjoint, u = H^-1 v, exactly or as in a paper.
 
-----
-Self-adjoint operators, and linear solvers for the adjoint: u = H^-1 v, exactly or in the manner of a paper."""
+Methods need products with the operator alone, and treat each episode by itself.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Metric = Callable[[Tensor], Tensor]  # p -> M p
 def self_adjoint_solve(
     apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solves A x = rhs: x, the steps [E], and where A has turned out to be indefinite [E].
+    """Solve A x = rhs: x, the steps [E], and where A has turned out to be indefinite [E].
 
     There MINRES solves, elsewhere conjugate gradients, which are cheaper and end at the first negative curvature.
     """
@@ -36,10 +36,20 @@ def self_adjoint_solve(
 def conjugate_gradient(
     apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Solves A x = rhs [E, ...] for A self-adjoint and positive in the metric M: x, the steps [E], where A curves
-    downwards [E], and along which direction [E, ...].
+    """Solve A x = rhs for A self-adjoint and positive in the metric M.
 
-    `apply(p, M p)` is A p. Vectors and their images are carried side by side, so a step costs one product with the
+    Args:
+        apply: `apply(p, M p)` is A p.
+        metric: `metric(p)` is M p.
+        rhs: [E, ...].
+        rhs_image: M rhs.
+        tolerance: on the residual, relative to rhs, in the norm of M.
+        max_steps: for each episode.
+
+    Returns:
+        x, the steps [E], where A curves downwards [E], and along which direction [E, ...].
+
+    Vectors and their images are carried side by side, so a step costs one product with the
     metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive curvature.
     The residual is that of the recurrence: whether x is a solution is for the caller to measure.
     """
@@ -82,7 +92,7 @@ def conjugate_gradient(
 def minres(
     apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Solves A x = rhs in the episodes `active` [E], for A self-adjoint in the metric M: x [E, ...] and the steps [E].
+    """Solve A x = rhs in the episodes `active` [E], for A self-adjoint in the metric M: x [E, ...] and the steps [E].
 
     A may be indefinite. Paige & Saunders (Solution of sparse indefinite systems of linear equations, 1975):
     |rhs - A x|_M is the least over the Krylov space and never grows. Stops at tolerance |rhs|_M. Arguments as in
@@ -143,14 +153,16 @@ class LinearOutcome:
 
 
 class Operator:
-    """H, on trees with the leading dimension E, each episode with its own. An author needs `product`, d -> H d, alone;
-    a subclass overrides what the structure of its H makes cheaper."""
+    """H, on trees with the leading dimension E, each episode with its own.
+
+    An author needs `product`, d -> H d, alone; a subclass overrides what the structure of its H makes cheaper.
+    """
 
     def __init__(self, product: Callable[[Tree], Tree]) -> None:
         self.product = product
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """Solves for H^-1 rhs by conjugate gradients, or MINRES where H is indefinite; tolerance None: the default."""
+        """Solve for H^-1 rhs by conjugate gradients, or MINRES where H is indefinite; tolerance None: the default."""
         b = pack(rhs)
         if tolerance is None:
             tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
@@ -162,7 +174,7 @@ class Operator:
         return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        """The sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E]."""
+        """Return the sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E]."""
         terms = tensors(rhs)
         totals = [term.clone() for term in terms]
         keep = 1 - damping
@@ -177,7 +189,7 @@ class Operator:
         return rebuild(rhs, [rate * total for total in totals]), ~length.isfinite() | ((length > before) & (steps > 1))
 
     def shifted(self, shift: float) -> Operator:
-        """The operator H + shift."""
+        """Return the operator H + shift."""
 
         def product(d: Tree) -> Tree:
             pairs = zip(tensors(self.product(d)), tensors(d), strict=True)
@@ -186,7 +198,7 @@ class Operator:
         return Operator(product) if shift else self
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        """An estimate (from below) of the largest absolute eigenvalue, by power iteration: [E]."""
+        """Return an estimate (from below) of the largest absolute eigenvalue, by power iteration: [E]."""
         z = pack(like)
         generator = torch.Generator().manual_seed(0)
         d = torch.randn(z.shape[1], generator=generator, dtype=z.dtype).to(z.device).expand_as(z)
@@ -226,17 +238,17 @@ class AdjointReport:
         return self._read("indefinite")
 
     def count(self, **more: Tensor | int) -> None:
-        """Adds to the counts: a number, or the episodes that are marked [E] bool."""
+        """Add to the counts: a number, or the episodes that are marked [E] bool."""
         for name, value in more.items():
             self._counts[name] = self._counts[name] + (value.sum() if isinstance(value, Tensor) else value)
 
     def count_all_failed(self, where: Tensor | bool) -> None:
-        """Counts every episode as failed where that is true []."""
+        """Count every episode as failed where that is true []."""
         if where is not False:
             self._counts["failed"] = torch.where(torch.as_tensor(where), self.episodes, self._counts["failed"])
 
     def take(self, outcome: LinearOutcome) -> Tree:
-        """Notes how a linear solve went, and returns its answer."""
+        """Note how a linear solve went, and returns its answer."""
         self.episodes += outcome.failed.shape[0]
         self.count(failed=outcome.failed, indefinite=outcome.indefinite)
         self.residual, self.steps = outcome.residual, outcome.steps
@@ -253,7 +265,7 @@ class LinearSolver(Protocol):
     """Solves H u = v."""
 
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
-        """u for v = rhs, with the statistics written to the report."""
+        """Return u for v = rhs, and write the statistics to the report."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +341,7 @@ def squares(parts: list[Tensor]) -> Tensor:
 
 
 def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
-    """Raises ValueError for a solver's option that is not positive and finite, or a count below one; None passes."""
+    """Raise ValueError for a solver's option that is not positive and finite, or a count below one; None passes."""
     for name in positive + counts:
         value = getattr(owner, name)
         where = f"{type(owner).__name__}({name}={value})"

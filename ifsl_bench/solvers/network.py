@@ -5,10 +5,7 @@
 Both layers see x only through the S support rows, and their penalties are diagonal quadratics, so at every stationary
 point W_3 = c_3 + P_3^-1 X^T beta and [W_2, b_2] = c_2 + P_2^-1 [X 1]^T B. The search runs in (B [H, S], beta [N, S],
 [W b]): with 40 hidden units and 25 rows 1,330 numbers instead of 23,000, and no product in it touches a D.
-
-
-----
-The learner of a tanh network, with the solver that suits it."""
+"""
 
 from __future__ import annotations
 
@@ -108,7 +105,7 @@ class TanhNetwork(Shape, Objective):
         return grads
 
     def search(self, solver: LBFGS, args: Tree) -> Outcome | None:
-        """Searches in dual numbers by compiled kernels, where they serve."""
+        """Search in dual numbers by compiled kernels, where they serve."""
         x = args.features
         if not compiled.kernels_enabled(x):
             return None
@@ -118,13 +115,12 @@ class TanhNetwork(Shape, Objective):
         starts = np.empty((0, count))
         if self.begin is not None:
             starts = DualSpace.of(replace(self, begin=doubled(self.begin)), doubled(args)).initial().numpy()
-        return self.problems(args).outcome(
-            x.dtype, starts, planes.numpy(), outer.numpy(), compiled.normal(count), self.start_spread, tolerance,
-            solver.gap, solver.max_steps, solver.history, solver.max_trials, solver.escapes,
-        )  # fmt: skip
+        start = (starts, planes.numpy(), outer.numpy(), compiled.normal(count), self.start_spread)
+        options = (tolerance, solver.gap, solver.max_steps, solver.history, solver.max_trials, solver.escapes)
+        return self.problems(args).outcome(x.dtype, start, options)
 
     def problems(self, args: Tree) -> compiled.Problems:
-        """The episodes of args as the kernels take them."""
+        """Return the episodes of args as the kernels take them."""
         x, n, h = args.features, self.ways, self.hidden
         shapes = ((n, h + 1), (n, x.shape[2]), (h, x.shape[2] + 1))
         return compiled.networks(args, Network(*(x.new_empty(0, *shape) for shape in shapes)))
@@ -173,8 +169,10 @@ class NetworkHessian(Operator):
         return super().largest(like, steps)
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients (or MINRES) in their metric, in
-        float64."""
+        """Solve for u = P^-1 rhs + a correction in the dual numbers.
+
+        By conjugate gradients, or MINRES, in their metric, in float64.
+        """
         if compiled.kernels_enabled(rhs.output):
             return self._problems.inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         dtype = rhs.output.dtype

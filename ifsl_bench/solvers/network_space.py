@@ -1,12 +1,10 @@
-"""The dual numbers of a tanh network in coordinates whose metric is the Euclidean one, for the search of many episodes.
+"""The coordinates in which the search for a tanh network runs: its dual numbers; see `network`.
 
-With kernels K = L L^T, B L and beta L stand for B and beta, and [W b] P_1^(1/2) for [W b]. Then a point needs no image
-under the metric, and an evaluation is a few large operations. One more hidden unit, which is always 1, stands for the
-bias, and one more class for the fixed one: their rows of numbers are zero, and so are those of every gradient.
-
-
-----
-The coordinates in which the search for a tanh network runs: its dual numbers; see `network`."""
+`WhitenedNetwork` has those whose metric is the Euclidean one, for many episodes at once: with kernels K = L L^T, B L
+and beta L stand for B and beta, and [W b] P_1^(1/2) for [W b]. Then a point needs no image under the metric, and an
+evaluation is a few large operations. One more hidden unit, which is always 1, stands for the bias, and one more class
+for the fixed one: their rows of numbers are zero, and so are those of every gradient.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +62,18 @@ class WhitenedNetwork:
         centres: Tensor,
         inverse: Tensor,
     ) -> WhitenedNetwork:
-        """Coordinates for kernels and gram [E, S, S], hidden_0 [E, H, S], skip_0 [(E,) N, S], base_logsumexp and labels
-        [E, S], centres [(E,) N, H+1] and inverse precisions [H+1] of [W b]."""
+        """Return the coordinates of episodes.
+
+        Args:
+            kernels: of the hidden and of the skip layer, [E, S, S] each.
+            gram: over X X^T, [E, S, S].
+            hidden_0: hidden inputs at the centre, [E, H, S].
+            skip_0: skip scores there, [(E,) N, S].
+            base_logsumexp: [E, S].
+            labels: [E, S].
+            centres: of [W b], [(E,) N, H+1].
+            inverse: precisions of [W b], inverted, [H+1].
+        """
         episodes, size = base_logsumexp.shape
         ways, units = skip_0.shape[-2], inverse.shape[0]
         hot = one_hot(labels, ways + 1)
@@ -125,13 +133,13 @@ class WhitenedNetwork:
         return replace(self, **some)
 
     def _parts(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """w [E, P] as [E, H+1, S] and [E, N+1, S + H+1]."""
+        """Return w [E, P] as [E, H+1, S] and [E, N+1, S + H+1]."""
         _, units, size = self.hidden_0.shape
         hidden, classes = w[:, : units * size], w[:, units * size :]
         return hidden.unflatten(1, (units, size)), classes.unflatten(1, (-1, size + units))
 
     def _dual(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """w [E, P] as B [E, H, S], beta [E, N, S] and [W b] - centre [E, N, H+1]."""
+        """Return w [E, P] as B [E, H, S], beta [E, N, S] and [W b] - centre [E, N, H+1]."""
         hidden, classes = self._parts(w)
         beta, output = classes[:, :-1].split([self.gram.shape[1], hidden.shape[1]], 2)
         b, beta = (
@@ -142,8 +150,10 @@ class WhitenedNetwork:
 
 
 def triangular_root(k: Tensor) -> Tensor:
-    """L with L L^T = k [E, S, S], up to rounding: of its size is what is added for kernels that equal rows make
-    singular."""
+    """Return L with L L^T = k [E, S, S], up to rounding.
+
+    Of its size is what is added for kernels that equal rows make singular.
+    """
     least = k.shape[1] * torch.finfo(k.dtype).eps * k.diagonal(dim1=1, dim2=2).amax(1)
     return torch.linalg.cholesky_ex(k + torch.diag_embed(least[:, None].expand(-1, k.shape[1])))[0]
 
@@ -160,8 +170,10 @@ class Network(NamedTuple):
 
 
 class NetworkArgs(NamedTuple):
-    """The arguments of `TanhNetwork`. Centres may lack E or have a one for N or H; all but labels may receive
-    gradients."""
+    """The arguments of `TanhNetwork`.
+
+    Centres may lack E or have a one for N or H; all but labels may receive gradients.
+    """
 
     features: Tensor  # [E, S, D]
     labels: Tensor  # [E, S], 0..N-1
@@ -174,7 +186,7 @@ class NetworkArgs(NamedTuple):
     hidden_precisions: Tensor  # [D+1]
 
     def take(self, index: Tensor) -> NetworkArgs:
-        """The arguments of some episodes alone."""
+        """Return the arguments of some episodes alone."""
         features, labels, base_logsumexp, *priors = self
         centres = [per_episode(c, index, 3) for c in priors[::2]]
         both = [part for prior in zip(centres, priors[1::2], strict=True) for part in prior]
@@ -194,8 +206,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class DualSpace:
-    """z [E, P] = (B, beta, [W b] - centre) side by side, with the metric (K_2, K_3, P_1) in which <z, z> is the
-    penalty."""
+    """Coordinates z [E, P] = (B, beta, [W b] - centre), side by side.
+
+    In their metric (K_2, K_3, P_1) <z, z> is the penalty.
+    """
 
     shape: Shape
     args: NetworkArgs
@@ -229,7 +243,7 @@ class DualSpace:
         return self.gram.dtype
 
     def parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [E, P] as B [E, H, S], beta [E, N, S] and [E, N, H+1]."""
+        """Return z [E, P] as B [E, H, S], beta [E, N, S] and [E, N, H+1]."""
         count, h, n = self.args.features.shape[1], self.shape.hidden, self.shape.ways
         b, beta, output = z.split([h * count, n * count, n * (h + 1)], 1)
         return b.view(-1, h, count), beta.view(-1, n, count), output.view(-1, n, h + 1)
@@ -238,8 +252,11 @@ class DualSpace:
         return torch.cat([b.flatten(1), beta.flatten(1), output.flatten(1)], 1)
 
     def initial(self) -> Tensor:
-        """The point with the activations of `shape.begin` on the support set and the least penalty; without one,
-        fixed functions of each support row, so that the order of the support set plays no part."""
+        """Return the start, z [E, P].
+
+        That is the point with the activations of `shape.begin` on the support set and the least penalty; without one,
+        fixed functions of each support row, so that the order of the support set plays no part.
+        """
         args, h, n = self.args, self.shape.hidden, self.shape.ways
         x = args.features
         if (v := tree_map(lambda leaf: leaf.to(x), self.shape.begin)) is not None:
@@ -283,14 +300,14 @@ class DualSpace:
         return self.with_penalty(_curvature(*self._activations(z), self.args))
 
     def _activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
+        """Return tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
         a, skip, _ = self.parts(self.image(z))
         output = self.args.output_centres + self.parts(z)[2]
         t = torch.tanh(self.hidden_0 + a)
         return t, self.skip_0 + skip + scores(output, t.mT), output
 
     def with_penalty(self, curvature: Curvature) -> Callable[[Tensor, Tensor], Tensor]:
-        """The map from p and M p to (1 + C' M) p, for C the Hessian of the loss between the activations."""
+        """Return the map from p and M p to (1 + C' M) p, for C the Hessian of the loss between the activations."""
 
         def product(p: Tensor, image: Tensor) -> Tensor:
             a, f, _ = self.parts(image)
@@ -323,13 +340,13 @@ class DualSpace:
 
 
 def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-    """tanh of the hidden layer [E, H, S], and the scores [E, N, S]."""
+    """Return tanh of the hidden layer [E, H, S], and the scores [E, N, S]."""
     t = torch.tanh(scores(v.hidden, x))
     return t, scores(v.output, t.mT) + v.skip @ x.mT
 
 
 def activation_curvature(v: Tree, args: Tree) -> Curvature:
-    """The Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]) at v."""
+    """Return the Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]) at v."""
     return _curvature(*activations(v, args.features), v.output, args)
 
 
@@ -358,7 +375,9 @@ def draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Ten
 
 
 def _pseudo_inverse(k: Tensor) -> Tensor:
-    """Pseudo-inverses of positive semidefinite matrices [E, S, S], singular where support rows are equal; zero for
-    infinite ones."""
+    """Return pseudo-inverses of positive semidefinite matrices [E, S, S]; zero for infinite ones.
+
+    They are singular where support rows are equal.
+    """
     k = torch.where(k.isfinite().all(2).all(1)[:, None, None], k, 0)
     return torch.linalg.pinv(k, rtol=10 * k.shape[1] * torch.finfo(k.dtype).eps, hermitian=True)

@@ -29,19 +29,19 @@ _enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_
 
 
 def kernels_enabled(like: Tensor) -> bool:
-    """True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off."""
+    """Return True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off."""
     # torch.func hands in tensors that have no data.
     return like.device.type == "cpu" and _enabled.get() and not torch._C._are_functorch_transforms_active()
 
 
 def kernels_loaded(like: Tensor) -> bool:
-    """True where kernels serve and are loaded: what solves nothing should neither load nor compile them."""
+    """Return True where kernels are enabled and loaded: what solves nothing should neither load nor compile them."""
     return "ifsl_bench.solvers.numba_compiling" in sys.modules and kernels_enabled(like)
 
 
 @contextmanager
 def batched(every: bool = True) -> Iterator[None]:
-    """Has a CPU solve all episodes at once in torch, as other devices do; or, with False, by kernels."""
+    """Have a CPU solve all episodes at once in torch, as other devices do; or, with False, by kernels."""
     token = _enabled.set(not every)
     try:
         yield
@@ -50,7 +50,7 @@ def batched(every: bool = True) -> Iterator[None]:
 
 
 def each(kernel: Any, count: int, *arguments: Any) -> None:
-    """Calls kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
+    """Call kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
     from ifsl_bench.solvers import numba_episodes as threads
 
     threads.each(kernel, count, kernel_threads(), *arguments)
@@ -93,30 +93,30 @@ class Problems:
 
     def each(self, name: str, *more: Any) -> None:
         x, labels, base_logsumexp, centres, *others = self.arguments
-        words = (single_words(x), labels, single_words(base_logsumexp), single_words(centres))
-        each(getattr(self.kernels, name), self.count, *words, *others, *more)
+        problems = (single_words(x), labels, single_words(base_logsumexp), single_words(centres), *others)
+        each(getattr(self.kernels, name), self.count, problems, *more)
 
     def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
-        """The outcome of `solve` with these options."""
+        """Return the outcome of `solve` with these options."""
         v, (norm, value) = np.empty((self.count, self.unknowns)), np.empty((2, self.count))
         steps, converged = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
-        self.each("solve", *options, v, norm, value, steps, converged)
+        self.each("solve", *options, (v, norm, value, steps, converged))
         counts = (torch.from_numpy(x) for x in (converged, steps))
         return Outcome(self.tree(v, dtype), *counts, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
 
     def inverse(self, v: Tree, rhs: Tree, tolerance: float, most: int, accurate: float) -> LinearOutcome:
         u, share = np.empty((self.count, self.unknowns)), np.empty(self.count)
         steps, indefinite = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
-        self.each("inverse", flat(v), flat(rhs), tolerance, most, u, share, steps, indefinite)
+        self.each("inverse", flat(v), flat(rhs), tolerance, most, (u, share, steps, indefinite))
         residual = torch.from_numpy(share)
         value = self.tree(u, pack(rhs).dtype)
         failed = ~(residual <= accurate)
         return LinearOutcome(value, residual, torch.from_numpy(steps), failed, torch.from_numpy(indefinite))
 
     def series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        """The Neumann series, and which have grown [E]."""
+        """Return the Neumann series, and which have grown [E]."""
         u, diverged = np.empty((self.count, self.unknowns)), np.empty(self.count, np.bool_)
-        self.each("series", flat(v), flat(rhs), steps, damping, rate, u, diverged)
+        self.each("series", flat(v), flat(rhs), steps, damping, rate, (u, diverged))
         return self.tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
 
     def curvature(self, v: Tree, start: Tensor, steps: int) -> Tensor:
@@ -129,12 +129,12 @@ class Problems:
 
 
 def single_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The words in which kernels take numbers of either precision, see `ifsl_bench.solvers.numba_softmax.doubled`."""
+    """Return the words in which kernels take numbers of either precision, see `numba_softmax.doubled`."""
     return array if array.dtype == np.float32 else array.astype(np.float64, copy=False).view(np.float32)
 
 
 def flat(tree: Tree) -> Flat:
-    """The leaves side by side, [E, P], in double precision."""
+    """Return the leaves side by side, [E, P], in double precision."""
     return pack(tree).detach().double().contiguous().numpy()
 
 
@@ -153,7 +153,7 @@ def _floored(precisions: Flat) -> Flat:
 
 
 def regressions(args: Regression) -> Problems:
-    """The episodes of args as the kernels take them."""
+    """Return the episodes of args as the kernels take them."""
     x, labels, base_logsumexp, centres, precisions = args
     ways = centres.shape[-2]
     middle, all_precisions = flat_priors([(centres, ways)], [(precisions, ways)])
@@ -164,7 +164,12 @@ def regressions(args: Regression) -> Problems:
 
 
 def networks(args: Any, like: Any) -> Problems:
-    """The episodes of args, a `NetworkArgs`, as the kernels take them; like: a `Network`, for its shapes alone."""
+    """Return the episodes of args as the kernels take them.
+
+    Args:
+        args: a `NetworkArgs`.
+        like: a `Network`, for its shapes alone.
+    """
     x, labels, base_logsumexp, *parts = args
     ways, units = like.output.shape[1], like.hidden.shape[1]
     rows = (ways, ways, units)
@@ -179,7 +184,7 @@ def networks(args: Any, like: Any) -> Problems:
 
 @lru_cache(maxsize=8)
 def normal(count: int) -> Flat:
-    """The numbers that `search.aside` and `escape.below` draw."""
+    """Return the numbers that `lbfgs.aside` and `coordinates.below` draw."""
     return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
 
 
@@ -216,7 +221,7 @@ class _Descent(torch.autograd.Function):
 def descend(
     problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, slowly: Callable[..., Tree]
 ) -> Tree:
-    """The point `steps` gradient steps from v0, once differentiable; args: a `Regression` or a `NetworkArgs`.
+    """Return the point `steps` gradient steps from v0, once differentiable; args: a `Regression` or a `NetworkArgs`.
 
     slowly(v0, args, rate, steps) is the same in torch, for gradients in features, start or rate.
     """

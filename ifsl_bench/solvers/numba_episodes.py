@@ -1,10 +1,4 @@
-"""Kernels over many episodes, on as many threads as torch may use.
-
-----
-Rows of feature banks, put together to episodes.
-
-----
-Hits of joint logits, in one look at them."""
+"""Kernels over many episodes on several threads, and two that solve nothing: gathered features and counted hits."""
 
 from __future__ import annotations
 
@@ -80,7 +74,7 @@ Flags = Any  # bool [E, ...]
 
 @inlined
 def copy(bank: Array, row: int, out: Array) -> bool:
-    """Returns whether there is such a row; then it is in `out`."""
+    """Return whether there is such a row; then it is in `out`."""
     if not 0 <= row < bank.shape[0]:
         return False
     for d in range(out.shape[0]):
@@ -92,8 +86,11 @@ def copy(bank: Array, row: int, out: Array) -> bool:
 def gather(
     begin: int, end: int, rows: Indices, second: Flags, bank: Array, second_bank: Array, out: Array, there: Flags
 ) -> None:  # fmt: skip
-    """out [E, R, D] = bank[rows [E, R]], or second_bank[rows] where `second` [E, R]; there [E]: whether the banks have
-    all these rows."""
+    """Put rows of two feature banks together to episodes.
+
+    out [E, R, D] = bank[rows [E, R]], or second_bank[rows] where `second` [E, R]; there [E]: whether the banks have all
+    these rows.
+    """
     for e in range(begin, end):
         good = True
         for i in range(rows.shape[1]):
@@ -110,7 +107,7 @@ maximal: Decorator = cast(Any, njit(nogil=True, error_model="numpy", fastmath={"
 
 @maximal
 def largest(x: Array) -> float:
-    """The largest of a flat array; anything where it has NaN."""
+    """Return the largest of a flat array; anything where it has NaN."""
     value = x[0]
     for i in range(x.shape[0]):
         value = max(value, x[i])
@@ -119,7 +116,7 @@ def largest(x: Array) -> float:
 
 @inlined
 def bad(x: Array) -> bool:
-    """Returns whether a flat array has NaN or +inf."""
+    """Return whether a flat array has NaN or +inf."""
     any_bad = 0
     for i in range(x.shape[0]):
         any_bad |= not x[i] < np.inf
@@ -128,7 +125,7 @@ def bad(x: Array) -> bool:
 
 @inlined
 def first(x: Array, value: float, place: int) -> bool:
-    """Returns whether `place` is the first one with this value, so that an argmax would answer it."""
+    """Return whether `place` is the first one with this value, so that an argmax would answer it."""
     if not 0 <= place < x.shape[0] or x[place] != value:
         return False
     for i in range(place):  # noqa: SIM110
@@ -142,7 +139,7 @@ def count(
     begin: int, end: int, logits: Array, masked: Flags, labels: Indices, of_novel: Flags, hits: Indices,
     base_margins: Array, novel_margins: Array, pairs: Indices, wrong: Flags,
 ) -> None:  # fmt: skip
-    """Counts hits in episodes with joint logits [E, Q, K + N], in which base classes `masked` [E, K] are at -inf.
+    """Count hits in episodes with joint logits [E, Q, K + N], in which base classes `masked` [E, K] are at -inf.
 
     hits [4, E]: base queries right among all classes, among base classes; novel queries likewise. The margins [E, B]
     and [E, Q - B] of base and novel queries, their `pairs` [E] as `ifsl_bench.protocols.calibration` defines them, and

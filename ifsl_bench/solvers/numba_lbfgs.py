@@ -26,7 +26,7 @@ def first_step(value: float, square: float) -> tuple[float, float]:
 
 
 def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
-    """The method in these coordinates."""
+    """Return the method in these coordinates."""
 
     @part
     def direction(pairs: Array, rho: Array, count: int, newest: int, scale: float, g: Array, d: Array) -> None:
@@ -52,8 +52,10 @@ def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
         data: tuple, z: Array, goal: float, tolerance: float, gap: float, max_steps: int, max_trials: int, aside: Array,
         pairs: Array, room: Array,
     ) -> tuple[bool, int, float, float, float]:  # fmt: skip
-        """Down from z [P], to where is written: whether that is a stationary point, the accepted steps, the norm of the
-        gradient, the value, and the goal: the norm to come down to, tolerance times the first one where it is none yet.
+        """Search down from z [P], where the end is written.
+
+        Returns whether that is a stationary point, the accepted steps, the norm of the gradient, the value, and the
+        goal: the norm to come down to, tolerance times the first one where it is below 0.
 
         aside [P]: a small step off a saddle. pairs [4, m, P]; room [8, P].
         """

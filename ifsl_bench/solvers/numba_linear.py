@@ -1,14 +1,7 @@
-"""Linear systems with an operator that is self-adjoint in a metric; the rules are those of `ifsl_bench.solvers.linear`.
+"""Linear systems with an operator that is self-adjoint in a metric, and what else a Hessian product gives.
 
-`apply(data, d, d_image, out)` is the operator and `metric(data, d, out)` the metric, on flat arrays [P]; data is
-whatever these two need.
-
-
-----
-Methods on the unknowns as they are, flat arrays [P], of any problem that can say two things of itself.
-
-`at(data, v, gradient)` writes the gradient at v, and leaves in `data` what `product(data, d, out)` needs, which is the
-Hessian there.
+The rules are those of `ifsl_bench.solvers.linear`. In the Krylov methods `apply(data, d, d_image, out)` is the operator
+and `metric(data, d, out)` the metric, on flat arrays [P]; data is whatever these two need.
 """
 
 from __future__ import annotations
@@ -18,19 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, Kernel, inlined, part
-from ifsl_bench.solvers.numba_softmax import add, inner
+from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, Kernel, compiled, inlined, part
+from ifsl_bench.solvers.numba_softmax import add, doubled, inner, put
 
 
 def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
-    """The method with this operator and this metric."""
+    """Return the method with this operator and this metric."""
 
     @inlined
     def solve(
         data: Any, rhs: Array, rhs_image: Array, tolerance: float,
         most: int, watch: bool, x: Array, x_image: Array, room: Array,
     ) -> tuple[float, int, bool]:  # fmt: skip
-        """x and its image with A x = rhs; the share of rhs that is left, the steps, and whether A curves downwards.
+        """Solve A x = rhs for x and its image.
+
+        Returns the share of rhs that is left, the steps, and whether A curves downwards.
 
         Afterwards rhs and its image hold the residual, and the first row of room [3, P] the latest direction, along
         which A curves downwards if it does. watch: look for that.
@@ -76,14 +71,14 @@ def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
 
 
 def minres(apply: Kernel, metric: Kernel) -> Kernel:
-    """The method with this operator and this metric."""
+    """Return the method with this operator and this metric."""
 
     @inlined
     def solve(
         data: Any, rhs: Array, rhs_image: Array, tolerance: float,
         most: int, x: Array,
     ) -> int:  # fmt: skip
-        """x with A x = rhs, A definite or not, and the steps (Paige & Saunders 1975)."""
+        """Solve for x with A x = rhs, A definite or not, and return the steps (Paige & Saunders 1975)."""
         n = rhs.shape[0]
         room = np.zeros((8, n))
         w, w_before, v, v_before, v_image, h, h_image = room[0], room[1], room[2], room[3], room[4], room[5], room[6]
@@ -121,108 +116,108 @@ def minres(apply: Kernel, metric: Kernel) -> Kernel:
     return solve
 
 
-def neumann(product: Kernel) -> Kernel:
-    """See `ifsl_bench.solvers.linear.Neumann`."""
+def hessian_kernels(
+    module: str, opened: Kernel, at: Kernel, product: Kernel, add_base_gradient: Kernel
+) -> tuple[Kernel, ...]:
+    """Return the kernels `series`, `curvature`, `descend` and `ascend` of a problem, which need only these functions.
+
+    In all of them `problems` are those of `numba_backend.Problems`, v and rhs are [E, P], and results are written to
+    the last argument.
+
+    Args:
+        module: the name of the problem's module, under which the machine code is kept.
+        opened: `opened(problems, e, centres)`, the data of episode e, for centres [P].
+        at: `at(data, v, gradient)` writes the gradient at v [P], and leaves in the data what `product` needs.
+        product: `product(data, d, out)` writes the Hessian times d [P], at the v that `at` was last asked about.
+        add_base_gradient: `add_base_gradient(data, out)` adds to out [S] what -<u, gradient> changes with the fixed
+            logits, u being what `product` was last asked about.
+    """
+
+    def series(
+        begin: int, end: int, problems: tuple, v: Array, rhs: Array, steps: int, damping: float, rate: float, out: tuple
+    ) -> None:
+        """Return the Neumann series u [E, P], and whether it grew [E]; see `ifsl_bench.solvers.linear.Neumann`."""
+        u, diverged = out
+        n = v.shape[1]
+        term, h = np.empty(n), np.empty(n)
+        for e in range(begin, end):
+            data = opened(problems, e, problems[4])  # the centres play no part
+            at(data, v[e], h)
+            for i in range(n):
+                term[i] = u[e, i] = rhs[e, i]
+            before = length = inner(term, term)
+            for step in range(steps):
+                product(data, term, h)
+                for i in range(n):
+                    term[i] = (1.0 - damping) * term[i] - rate * h[i]
+                    u[e, i] += term[i]
+                if step >= steps - 2:
+                    before, length = length, inner(term, term)
+            for i in range(n):
+                u[e, i] *= rate
+            diverged[e] = not math.isfinite(length) or (length > before and steps > 1)
+
+    def curvature(begin: int, end: int, problems: tuple, v: Array, start: Array, steps: int, sizes: Array) -> None:
+        """Return the largest absolute eigenvalues [E], from below; see `gradient_descent.largest_curvature`."""
+        n = v.shape[1]
+        d, h = np.empty(n), np.empty(n)
+        for e in range(begin, end):
+            data = opened(problems, e, problems[4])  # the centres play no part
+            at(data, v[e], h)
+            put(start, d)
+            sizes[e] = 1.0
+            for _ in range(steps):
+                over = 1.0 / max(math.sqrt(inner(d, d)), TINY)
+                for i in range(n):
+                    d[i] *= over
+                product(data, d, h)
+                # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
+                sizes[e] = math.sqrt(inner(h, h))
+                put(h, d)
 
     @part
-    def series(data: tuple, rhs: Array, steps: int, damping: float, rate: float, u: Array, room: Array) -> bool:
-        """u for the right-hand side; whether the last term is longer than the one before it, or not finite.
-
-        room [2, P].
-        """
-        term, h = room[0], room[1]
-        n = rhs.shape[0]
-        for i in range(n):
-            term[i] = u[i] = rhs[i]
-        before = length = inner(term, term)
-        for step in range(steps):
-            product(data, term, h)
-            for i in range(n):
-                term[i] = (1.0 - damping) * term[i] - rate * h[i]
-                u[i] += term[i]
-            if step >= steps - 2:
-                before, length = length, inner(term, term)
-        for i in range(n):
-            u[i] *= rate
-        return not math.isfinite(length) or (length > before and steps > 1)
-
-    return series
-
-
-def power_iteration(product: Kernel) -> Kernel:
-    """See `ifsl_bench.solvers.gradient_descent.largest_curvature`."""
-
-    @part
-    def curvature(data: tuple, start: Array, steps: int, room: Array) -> float:
-        """An estimate from below of the largest absolute eigenvalue; room [2, P]."""
-        d, h = room[0], room[1]
-        n = start.shape[0]
-        for i in range(n):
-            d[i] = start[i]
-        size = 1.0
-        for _ in range(steps):
-            over = 1.0 / max(math.sqrt(inner(d, d)), TINY)
-            for i in range(n):
-                d[i] *= over
-            product(data, d, h)
-            # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
-            size = math.sqrt(inner(h, h))
-            for i in range(n):
-                d[i] = h[i]
-        return size
-
-    return curvature
-
-
-def descent(at: Kernel) -> Kernel:
-    """Gradient steps of a fixed size."""
-
-    @part
-    def descend(data: tuple, rate: float, path: Array, gradient: Array) -> None:
-        """Descends from the first row of path [steps + 1, P] to the last."""
+    def walk(data: tuple, rate: float, path: Array, gradient: Array) -> None:
+        """Make gradient steps from the first row of path [steps + 1, P] to the last."""
         for step in range(path.shape[0] - 1):
             at(data, path[step], gradient)
             for i in range(gradient.shape[0]):
                 path[step + 1, i] = path[step, i] - rate * gradient[i]
 
-    return descend
+    def descend(begin: int, end: int, problems: tuple, v: Array, rate: Array, steps: int, ends: Array) -> None:
+        """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
+        path, gradient, centre = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
+        for e in range(begin, end):
+            doubled(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
+            put(v[e], path[0])
+            walk(opened(problems, e, centre), rate[e], path, gradient)
+            put(path[steps], ends[e])
 
-
-def ascent(at: Kernel, product: Kernel, add_base_gradient: Kernel) -> Kernel:
-    """Back through gradient steps.
-
-    add_base_gradient(data, out) adds to out [S] what -<u, gradient> changes with the fixed logits, u being what
-    `product` was last asked about.
-    """
-
-    @part
     def ascend(
-        data: tuple,
-        rate: float,
-        path: Array,
-        slope: Array,
-        centres: Array,
-        precisions: Array,
-        grads: Array,
-        room: Array,
+        begin: int, end: int, problems: tuple, v: Array, rate: Array, steps: int, slopes: Array, grads: Array
     ) -> None:
-        """slope [P], a cotangent of the last row of the path [steps + 1, P], becomes one of the first.
+        """Carry cotangents slopes [E, P] of its end back through `descend`.
 
-        grads [3, max(P, S)]: what it is in the centres, in the precisions of each unknown, and in the fixed logits [S].
-        room [3, P].
+        grads [E, 3, max(P, S)]: what they are in the centres, in the precisions of each unknown, and in the fixed
+        logits [S].
         """
+        n, precisions = v.shape[1], problems[4]
+        path, room, centre = np.empty((steps + 1, n)), np.empty((3, n)), np.empty(n)
         u, h, moved = room[0], room[1], room[2]
-        n = slope.shape[0]
-        grads[:] = 0.0
-        for back in range(path.shape[0] - 2, -1, -1):
-            v = path[back]
-            at(data, v, moved)
-            for i in range(n):
-                u[i] = rate * slope[i]
-                grads[0, i] += precisions[i] * u[i]
-                grads[1, i] += u[i] * (centres[i] - v[i])
-            product(data, u, h)
-            add_base_gradient(data, grads[2])
-            add(slope, -1.0, h)
+        for e in range(begin, end):
+            doubled(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
+            data = opened(problems, e, centre)
+            put(v[e], path[0])
+            walk(data, rate[e], path, u)
+            slope = slopes[e].copy()
+            grads[e] = 0.0
+            for back in range(steps - 1, -1, -1):
+                at(data, path[back], moved)
+                for i in range(n):
+                    u[i] = rate[e] * slope[i]
+                    grads[e, 0, i] += precisions[i] * u[i]
+                    grads[e, 1, i] += u[i] * (centre[i] - path[back, i])
+                product(data, u, h)
+                add_base_gradient(data, grads[e, 2])
+                add(slope, -1.0, h)
 
-    return ascend
+    return tuple(compiled(kernel, f"{module}.{kernel.__name__}") for kernel in (series, curvature, descend, ascend))

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import TINY, Array, compiled, part
-from ifsl_bench.solvers.numba_linear import ascent, descent, neumann, power_iteration
+from ifsl_bench.solvers.numba_linear import hessian_kernels
 from ifsl_bench.solvers.numba_network_space import (
     add_stacked,
     begin_at,
@@ -31,17 +31,23 @@ from ifsl_bench.solvers.numba_softmax import add, add_base_gradient_of, doubled,
 
 
 @compiled
-def solve(
-    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
-    units: int, starts: Array, planes: Array, draws: Array, aside: Array, spread: float, tolerance: Array, gap: float,
-    max_steps: int, history: int, max_trials: int, escapes: int, v: Array, norms: Array, values: Array, steps: Array,
-    converged: Array,
-) -> None:  # fmt: skip
-    """A minimum v [E, P]; norm of the gradient, value, steps and whether it is stationary, [E] each.
+def solve(begin: int, end: int, problems: tuple, start_from: tuple, options: tuple, out: tuple) -> None:
+    """Find a minimum of each episode from `begin` to `end` - 1.
 
-    starts [E, H S + N S + N (H+1)] to search from in dual numbers, or none of them: then from fixed functions of the
-    support rows, made of planes [H+N, D] and draws [N, H+1]. tolerance [E].
+    Args:
+        begin: the first episode.
+        end: the one after the last.
+        problems: those of `numba_backend.Problems`.
+        start_from: starts [E, H S + N S + N (H+1)] to search from in dual numbers, or none of them: then from fixed
+            functions of the support rows, made of planes [H+N, D] and draws [N, H+1]; a small step off saddles; and the
+            spread of the hidden inputs.
+        options: those of `LBFGS`, with tolerance [E].
+        out: the minima [E, P]; norm of the gradient, value, steps and whether they are stationary, [E] each.
     """
+    x, labels, base_logsumexp, centres, precisions, ways, units = problems
+    starts, planes, draws, aside, spread = start_from
+    tolerance, gap, max_steps, history, max_trials, escapes = options
+    v, norms, values, steps, converged = out
     size, outer = x.shape[1], ways * (units + 1)
     rank, width = (units + ways) * size, width_of(v.shape[1], units, ways)
     count = rank + outer
@@ -95,16 +101,15 @@ def solve(
 
 
 @part
-def opened(
-    x: Array, base_logsumexp: Array, labels: Array, centres: Array, precisions: Array, ways: int, units: int
-) -> tuple:
-    """The data of an episode that `at` and `product` take."""
-    size, both = x.shape[0], units + ways
+def opened(problems: tuple, e: int, centres: Array) -> tuple:
+    """Return the data of episode e that `at` and `product` take, for centres [P]."""
+    x, labels, base_logsumexp, _, precisions, ways, units = problems
+    size, both = x.shape[1], units + ways
     width = width_of(precisions.shape[0], units, ways)
     room, fixed = np.empty((6 * both, size)), np.empty(size)
-    doubled(base_logsumexp, fixed)
+    doubled(base_logsumexp[e], fixed)
     return (
-        rows_of(x, width), fixed, labels, centres, precisions, room[:both], room[both : 2 * both],
+        rows_of(x[e], width), fixed, labels[e], centres, precisions, room[:both], room[both : 2 * both],
         room[2 * both : 4 * both], np.empty((units, size)), np.empty((ways, size)), np.empty((ways + 1, size)),
         np.empty((ways, size)), np.empty((ways, units)), np.empty(ways), np.empty((ways, units)), np.empty(ways),
         np.empty((ways, units + 1)), np.empty((both, width)), np.empty(size),
@@ -113,7 +118,7 @@ def opened(
 
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
-    """The gradient at v [P], and what `product` needs of it."""
+    """Write the gradient at v [P], and what `product` needs of it."""
     rows, base_logsumexp, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     outer = ways * (units + 1)
@@ -144,7 +149,7 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 @part
 def product(data: tuple, d: Array, out: Array) -> None:
-    """The Hessian times d [P], at the v that `at` was last asked about."""
+    """Write the Hessian times d [P], at the v that `at` was last asked about."""
     rows, _, _, _, precisions, act, moved, room, t, _, p, df, w, _, dw, db, output, matrix, spare = data
     units, ways = t.shape[0], df.shape[0]
     outer = ways * (units + 1)
@@ -161,37 +166,32 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 @part
 def add_base_gradient(data: tuple, out: Array) -> None:
-    """See `ascent`; for the direction that `product` was last asked about."""
+    """See `hessian_kernels`; for the direction that `product` was last asked about."""
     units, ways = data[8].shape[0], data[9].shape[0]
     add_base_gradient_of(data[10], data[7][2 * units + ways :], out)
 
 
-_series, _curvature, _descend, _ascend = (
-    neumann(product),
-    power_iteration(product),
-    descent(at),
-    ascent(at, product, add_base_gradient),
-)
+series, curvature, descend, ascend = hessian_kernels("numba_network", opened, at, product, add_base_gradient)
 
 
 @compiled
 def inverse(
-    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
-    units: int, v: Array, rhs: Array, tolerance: float, most: int, u: Array, share: Array, steps: Array,
-    indefinite: Array,
-) -> None:  # fmt: skip
-    """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
-    norm of the precisions where the objective curves as the penalty; the steps, and whether H is indefinite.
+    begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, most: int, out: tuple
+) -> None:
+    """Solve H u = rhs, [E, P] each, H being the Hessian at v [E, P].
+
+    out: u; what is left, as a bound of u's error relative to u in the norm of the precisions where the objective curves
+    as the penalty; the steps, and whether H is indefinite.
 
     u = P^-1 rhs + P^-1 J^T z with (1 + C' M) z = -C' J P^-1 rhs, by conjugate gradients, or MINRES, in the metric M.
     """
+    x, _, _, _, precisions, ways, units = problems
+    u, share, steps, indefinite = out
     size, count = x.shape[1], v.shape[1]
     rank, outer = (units + ways) * size, ways * (units + 1)
     gradient, room = np.empty(count), np.empty((7, rank + outer))
     for e in range(begin, end):
-        data = opened(
-            x[e], base_logsumexp[e], labels[e], precisions, precisions, ways, units
-        )  # the centres play no part
+        data = opened(problems, e, precisions)  # the centres play no part
         rows, _, _, _, _, act, moved, wide, t, _, p, df, w, _, dw, db, output, matrix, spare = data
         hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
         at(data, v[e], gradient)
@@ -226,63 +226,3 @@ def inverse(
             wrong += (gradient[i] - rhs[e, i]) ** 2 / precisions[i]
             own += precisions[i] * u[e, i] ** 2
         share[e] = math.sqrt(wrong / max(own, TINY))
-
-
-@compiled
-def series(
-    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
-    units: int, v: Array, rhs: Array, steps: int, damping: float, rate: float, u: Array, diverged: Array,
-) -> None:  # fmt: skip
-    """The Neumann series for rhs [E, P] at v [E, P]; see `ifsl_bench.solvers.linear.Neumann`."""
-    room = np.empty((2, v.shape[1]))
-    for e in range(begin, end):
-        data = opened(
-            x[e], base_logsumexp[e], labels[e], precisions, precisions, ways, units
-        )  # the centres play no part
-        at(data, v[e], room[0])
-        diverged[e] = _series(data, rhs[e], steps, damping, rate, u[e], room)
-
-
-@compiled
-def curvature(
-    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
-    units: int, v: Array, start: Array, steps: int, sizes: Array,
-) -> None:  # fmt: skip
-    """See `ifsl_bench.solvers.gradient_descent.largest_curvature`; sizes [E]."""
-    room = np.empty((2, v.shape[1]))
-    for e in range(begin, end):
-        data = opened(
-            x[e], base_logsumexp[e], labels[e], precisions, precisions, ways, units
-        )  # the centres play no part
-        at(data, v[e], room[0])
-        sizes[e] = _curvature(data, start, steps, room)
-
-
-@compiled
-def descend(
-    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
-    units: int, v: Array, rate: Array, steps: int, ends: Array,
-) -> None:  # fmt: skip
-    """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
-    path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
-    for e in range(begin, end):
-        doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways, units)
-        put(v[e], path[0])
-        _descend(data, rate[e], path, gradient)
-        put(path[steps], ends[e])
-
-
-@compiled
-def ascend(
-    begin: int, end: int, x: Array, labels: Array, base_logsumexp: Array, centres: Array, precisions: Array, ways: int,
-    units: int, v: Array, rate: Array, steps: int, slope: Array, grads: Array,
-) -> None:  # fmt: skip
-    """Carries cotangents slope [E, P] of its end back through `descend`, in grads [E, 3, max(P, S)]; see `ascent`."""
-    path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
-    for e in range(begin, end):
-        doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways, units)
-        put(v[e], path[0])
-        _descend(data, rate[e], path, room[0])
-        _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

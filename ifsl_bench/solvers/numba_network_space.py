@@ -42,7 +42,7 @@ def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
 
 @part
 def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
-    """Adds a matrix [H+N, D+1] to W_2, b_2 and W_3 in a flat array."""
+    """Add a matrix [H+N, D+1] to W_2, b_2 and W_3 in a flat array."""
     width = matrix.shape[1]
     skip, hidden = ways * (units + 1), ways * (units + width)
     for i in range(units):
@@ -75,8 +75,11 @@ def forward(
     df: Array,
     spare: Array,
 ) -> None:
-    """Takes activations act [H+N, S] (hidden inputs above skip scores) to tanh t [H, S], scores f [N, S], probabilities
-    p [N+1, S] and the derivative of the mean cross-entropy in the scores, df [N, S]."""
+    """Go from activations act [H+N, S], hidden inputs above skip scores, to the loss's derivative.
+
+    Writes tanh t [H, S], scores f [N, S], probabilities p [N+1, S] and the derivative of the mean cross-entropy in the
+    scores, df [N, S].
+    """
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     tanh(act[:units].reshape(-1), t.reshape(-1))
     np.dot(w, t, f)
@@ -92,8 +95,11 @@ def curve(
     moved: Array, dw: Array, db: Array, t: Array, p: Array, df: Array, w: Array, room: Array, out: Array, output: Array,
     spare: Array,
 ) -> None:  # fmt: skip
-    """The Hessian of the mean cross-entropy between activations and [W b]: of a change `moved` [H+N, S], dw [N, H], db
-    [N], in out [H+N, S] and output [N, H+1]. room [2 H + 2 N, S]; its last N rows hold the change of the scores."""
+    """Apply the Hessian of the mean cross-entropy between activations and [W b].
+
+    To a change `moved` [H+N, S], dw [N, H], db [N], with the result in out [H+N, S] and output [N, H+1].
+    room [2 H + 2 N, S]; its last N rows hold the change of the scores.
+    """
     units, size, ways = t.shape[0], t.shape[1], df.shape[0]
     dt, back, more, ds = (
         room[:units],
@@ -149,7 +155,7 @@ def metric(data: tuple, d: Array, out: Array) -> None:
 
 @part
 def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
-    """The value and, as a representer in the metric, the gradient."""
+    """Return the value and, as a representer in the metric, the gradient."""
     _, _, precisions, t, p, df, _, start, centres, base_logsumexp, labels, act, f, w, b, spare, back, output = space
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     end = (units + ways) * size
@@ -183,7 +189,7 @@ def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
 
 @part
 def norm(space: tuple, gradient: Array) -> float:
-    """The norm of the gradient in the large form."""
+    """Return the norm of the gradient in the large form."""
     precisions, t, gram, f = space[2], space[3], space[6], space[12]
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     rows, end = units + ways, (units + ways) * size
@@ -260,8 +266,10 @@ def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Ar
 
 @part
 def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: Array) -> bool:
-    """Moves z to where the objective is lower, if it curves downwards at this stationary point; whether it did. See
-    `ifsl_bench.solvers.coordinates.below`; room [9, P]."""
+    """Move z to where the objective is lower, if it curves downwards at this stationary point; return whether it did.
+
+    See `ifsl_bench.solvers.coordinates.below`; room [9, P].
+    """
     z_image, b, b_image, x, x_image, best = room[0], room[1], room[2], room[3], room[4], room[5]
     n = z.shape[0]
     metric(space, z, z_image)

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, compiled, part
-from ifsl_bench.solvers.numba_linear import ascent, conjugate_gradient, descent, neumann, power_iteration
+from ifsl_bench.solvers.numba_linear import conjugate_gradient, hessian_kernels
 from ifsl_bench.solvers.numba_softmax import (
     add,
     add_base_gradient_of,
@@ -48,7 +48,7 @@ def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
 
 @part
 def metric(system: tuple, d: Array, out: Array) -> None:
-    """d K."""
+    """Write d K to out."""
     k, p, _ = system
     ways, size = p.shape[0] - 1, p.shape[1]
     np.dot(d.reshape(ways, size), k, out.reshape(ways, size))
@@ -71,8 +71,10 @@ def search(
     gains: Array,
     spare: Array,
 ) -> float:
-    """A step length where the slope has fallen to a tenth; p and the scores `moved` are left there. See
-    `ifsl_bench.solvers.lbfgs.root_of_slope`; gains [N+1, S] and spare [2, S] are room to compute in."""
+    """Return a step length where the slope has fallen to a tenth.
+
+    p and the scores `moved` are left there. gains [N+1, S] and spare [2, S] are room to compute in.
+    """
     ways, size = f.shape
     room, sums = spare[0], spare[1]
     reach = 0.0
@@ -142,8 +144,11 @@ def newton(
     f: Array,
     p: Array,
 ) -> tuple[bool, int, float]:
-    """Dual numbers a, scores f [N, S] and probabilities p [N+1, S] at the minimum; whether they are, the steps, and the
-    square of a length that the gradient certainly lost. See `ifsl_bench.solvers.regression.DualNewton`."""
+    """Find dual numbers a, scores f [N, S] and probabilities p [N+1, S] at the minimum.
+
+    Returns whether they are, the steps, and the square of a length that the gradient certainly lost; see
+    `ifsl_bench.solvers.regression.DualNewton`.
+    """
     ways, size = start.shape
     room, cg = np.empty((6, ways, size)), np.empty((3, ways * size))
     gains, spare = np.empty((ways + 1, size)), np.empty((2, size))
@@ -210,25 +215,14 @@ def newton(
 
 @compiled
 def solve(
-    begin: int,
-    end: int,
-    x: Array,
-    labels: Array,
-    base_logsumexp: Array,
-    centres: Array,
-    precisions: Array,
-    ways: int,
-    tolerance: float,
-    max_steps: int,
-    inner_steps: int,
-    v: Array,
-    norm: Array,
-    value: Array,
-    steps: Array,
-    converged: Array,
+    begin: int, end: int, problems: tuple, tolerance: float, max_steps: int, inner_steps: int, out: tuple
 ) -> None:
-    """Episodes `begin` to `end` - 1: the minimum v [E, P], the gradient's norm and the value there, the steps and
-    whether it is one, [E] each."""
+    """Find the minimum of each episode from `begin` to `end` - 1.
+
+    out: the minima [E, P]; the gradient's norm and the value there, the steps and whether they are minima, [E] each.
+    """
+    x, labels, base_logsumexp, centres, precisions, ways = problems
+    v, norm, value, steps, converged = out
     size, features = x.shape[1], precisions.shape[0] // ways
     inverse = 1.0 / precisions[:features]
     a, f, p = np.empty((ways, size)), np.empty((ways, size)), np.empty((ways + 1, size))
@@ -278,27 +272,20 @@ def solve(
 
 
 @part
-def opened(x: Array, base_logsumexp: Array, labels: Array, centres: Array, precisions: Array, ways: int) -> tuple:
-    """The data of an episode that `at` and `product` take."""
-    size = x.shape[0]
+def opened(problems: tuple, e: int, centres: Array) -> tuple:
+    """Return the data of episode e that `at` and `product` take, for centres [P]."""
+    x, labels, base_logsumexp, _, precisions, ways = problems
+    size = x.shape[1]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
     fixed = np.empty(size)
-    doubled(base_logsumexp, fixed)
-    return (
-        rows_of(x, precisions.shape[0] // ways),
-        fixed,
-        labels,
-        centres,
-        precisions,
-        wide,
-        np.empty((ways + 1, size)),
-        np.empty(size),
-    )
+    doubled(base_logsumexp[e], fixed)
+    rows, p = rows_of(x[e], precisions.shape[0] // ways), np.empty((ways + 1, size))
+    return rows, fixed, labels[e], centres, precisions, wide, p, np.empty(size)
 
 
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
-    """The gradient at v [P], and the probabilities there for what follows."""
+    """Write the gradient at v [P], and the probabilities there for what follows."""
     rows, base_logsumexp, labels, centres, precisions, wide, p, spare = data
     ways = wide.shape[1]
     shape = (ways, rows.shape[1])
@@ -312,7 +299,7 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 @part
 def product(data: tuple, d: Array, out: Array) -> None:
-    """The Hessian times d [P], at the v that `at` was last asked about."""
+    """Write the Hessian times d [P], at the v that `at` was last asked about."""
     rows, _, _, _, precisions, wide, p, spare = data
     shape = (wide.shape[1], rows.shape[1])
     np.dot(d.reshape(shape), rows.T, wide[2])
@@ -324,48 +311,32 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 @part
 def add_base_gradient(data: tuple, out: Array) -> None:
-    """See `ascent`; for the direction that `product` was last asked about."""
+    """See `hessian_kernels`; for the direction that `product` was last asked about."""
     add_base_gradient_of(data[6], data[5][2], out)
 
 
-_series, _curvature, _descend, _ascend = (
-    neumann(product),
-    power_iteration(product),
-    descent(at),
-    ascent(at, product, add_base_gradient),
-)
+series, curvature, descend, ascend = hessian_kernels("numba_regression", opened, at, product, add_base_gradient)
 
 
 @compiled
 def inverse(
-    begin: int,
-    end: int,
-    x: Array,
-    labels: Array,
-    base_logsumexp: Array,
-    centres: Array,
-    precisions: Array,
-    ways: int,
-    v: Array,
-    rhs: Array,
-    tolerance: float,
-    most: int,
-    u: Array,
-    share: Array,
-    steps: Array,
-    indefinite: Array,
+    begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, most: int, out: tuple
 ) -> None:
-    """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
-    norm of the precisions, the steps, and False: the problem is convex.
+    """Solve H u = rhs, [E, P] each, H being the Hessian at v [E, P].
+
+    out: u; what is left, as a bound of u's error relative to u in the norm of the precisions; the steps, and False: the
+    problem is convex.
 
     u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs, by conjugate gradients in the metric of K.
     """
+    x, _, _, _, precisions, ways = problems
+    u, share, steps, indefinite = out
     size, features = x.shape[1], precisions.shape[0] // ways
     count = ways * features
     reciprocal = 1.0 / precisions
     k, room, slope = np.empty((size, size)), np.empty((5, ways * size)), np.empty(count)
     for e in range(begin, end):
-        data = opened(x[e], base_logsumexp[e], labels[e], precisions, precisions, ways)  # the centres play no part
+        data = opened(problems, e, precisions)  # the centres play no part
         rows, _, _, _, _, wide, p, spare = data
         at(data, v[e], slope)
         np.dot(scaled(rows, reciprocal[:features]), rows.T, k)
@@ -390,103 +361,3 @@ def inverse(
             wrong += reciprocal[i] * slope[i] ** 2
             own += precisions[i] * u[e, i] ** 2
         share[e], indefinite[e] = math.sqrt(wrong / max(own, TINY)), False
-
-
-@compiled
-def series(
-    begin: int,
-    end: int,
-    x: Array,
-    labels: Array,
-    base_logsumexp: Array,
-    centres: Array,
-    precisions: Array,
-    ways: int,
-    v: Array,
-    rhs: Array,
-    steps: int,
-    damping: float,
-    rate: float,
-    u: Array,
-    diverged: Array,
-) -> None:
-    """The Neumann series for rhs [E, P] at v [E, P]; see `ifsl_bench.solvers.linear.Neumann`."""
-    room = np.empty((2, v.shape[1]))
-    for e in range(begin, end):
-        data = opened(x[e], base_logsumexp[e], labels[e], precisions, precisions, ways)  # the centres play no part
-        at(data, v[e], room[0])
-        diverged[e] = _series(data, rhs[e], steps, damping, rate, u[e], room)
-
-
-@compiled
-def curvature(
-    begin: int,
-    end: int,
-    x: Array,
-    labels: Array,
-    base_logsumexp: Array,
-    centres: Array,
-    precisions: Array,
-    ways: int,
-    v: Array,
-    start: Array,
-    steps: int,
-    sizes: Array,
-) -> None:
-    """See `ifsl_bench.solvers.gradient_descent.largest_curvature`; sizes [E]."""
-    room = np.empty((2, v.shape[1]))
-    for e in range(begin, end):
-        data = opened(x[e], base_logsumexp[e], labels[e], precisions, precisions, ways)  # the centres play no part
-        at(data, v[e], room[0])
-        sizes[e] = _curvature(data, start, steps, room)
-
-
-@compiled
-def descend(
-    begin: int,
-    end: int,
-    x: Array,
-    labels: Array,
-    base_logsumexp: Array,
-    centres: Array,
-    precisions: Array,
-    ways: int,
-    v: Array,
-    rate: Array,
-    steps: int,
-    ends: Array,
-) -> None:
-    """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
-    path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
-    for e in range(begin, end):
-        doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways)
-        put(v[e], path[0])
-        _descend(data, rate[e], path, gradient)
-        put(path[steps], ends[e])
-
-
-@compiled
-def ascend(
-    begin: int,
-    end: int,
-    x: Array,
-    labels: Array,
-    base_logsumexp: Array,
-    centres: Array,
-    precisions: Array,
-    ways: int,
-    v: Array,
-    rate: Array,
-    steps: int,
-    slope: Array,
-    grads: Array,
-) -> None:
-    """Carries cotangents slope [E, P] of its end back through `descend`, in grads [E, 3, max(P, S)]; see `ascent`."""
-    path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
-    for e in range(begin, end):
-        doubled(centres[e if centres.shape[0] > 1 else 0], here)
-        data = opened(x[e], base_logsumexp[e], labels[e], here, precisions, ways)
-        put(v[e], path[0])
-        _descend(data, rate[e], path, room[0])
-        _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

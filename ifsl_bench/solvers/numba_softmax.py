@@ -1,10 +1,7 @@
-"""Elementary functions of arrays, in loops that a compiler makes vector instructions of.
+"""Elementary functions of arrays, support rows, and the softmax over novel classes and the fixed one.
 
-----
-Support rows, and the softmax over novel classes beside the fixed one; the formulas are those of docs/solve.md.
-
-S support rows, N novel classes, D features. Probabilities p [N+1, S] have the fixed class last. `spare` [S] is room to
-compute in.
+The formulas are those of docs/solve.md. S support rows, N novel classes, D features. Probabilities p [N+1, S] have the
+fixed class last. `spare` [S] is room to compute in. Loops are written so that a compiler makes vector instructions.
 """
 
 from __future__ import annotations
@@ -22,8 +19,11 @@ LN2_HIGH, LN2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6
 
 @inlined
 def put(x: Array, out: Array) -> None:
-    """x into out, both flat. `out[:] = x` would do the same, and have Numba compile the text of an error for arrays of
-    different shapes, which takes it four seconds."""
+    """Copy x into out, both flat.
+
+    `out[:] = x` would do the same, and have Numba compile the text of an error for arrays of different shapes, which
+    takes it four seconds.
+    """
     for i in range(x.shape[0]):
         out[i] = x[i]
 
@@ -73,14 +73,14 @@ def exponential(x: float) -> float:
 
 @inlined
 def tanh(x: Array, out: Array) -> None:
-    """The hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
+    """Write the hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
     for i in range(x.shape[0]):
         out[i] = 1.0 - 2.0 / (exponential(2.0 * x[i]) + 1.0)
 
 
 @summing
 def inner(a: Array, b: Array) -> float:
-    """The inner product of flat arrays."""
+    """Return the inner product of flat arrays."""
     total = 0.0
     for i in range(a.shape[0]):
         total += a[i] * b[i]
@@ -89,7 +89,7 @@ def inner(a: Array, b: Array) -> float:
 
 @summing
 def total(a: Array) -> float:
-    """The sum of a flat array."""
+    """Return the sum of a flat array."""
     value = 0.0
     for i in range(a.shape[0]):
         value += a[i]
@@ -98,7 +98,7 @@ def total(a: Array) -> float:
 
 @summing
 def largest(a: Array) -> float:
-    """The largest absolute value in a flat array; NaN does not count."""
+    """Return the largest absolute value in a flat array; NaN does not count."""
     value = 0.0
     for i in range(a.shape[0]):
         value = max(value, abs(a[i]))
@@ -107,14 +107,14 @@ def largest(a: Array) -> float:
 
 @inlined
 def add(a: Array, factor: float, b: Array) -> None:
-    """a += factor * b, for flat arrays."""
+    """Add factor * b to a, for flat arrays."""
     for i in range(a.shape[0]):
         a[i] += factor * b[i]
 
 
 @inlined
 def rows_of(x: Array, width: int) -> Array:
-    """x [S, D] of either precision with a column of ones, [S, width] in double precision."""
+    """Return x [S, D] of either precision with a column of ones, [S, width] in double precision."""
     size = x.shape[0]
     out = np.empty((size, width))
     for i in range(size):
@@ -125,7 +125,7 @@ def rows_of(x: Array, width: int) -> Array:
 
 @inlined
 def scaled(x: Array, factors: Array) -> Array:
-    """x [S, D+1] with its columns multiplied by factors [D+1]."""
+    """Return x [S, D+1] with its columns multiplied by factors [D+1]."""
     out = np.empty_like(x)
     for i in range(x.shape[0]):
         for d in range(x.shape[1]):
@@ -135,7 +135,7 @@ def scaled(x: Array, factors: Array) -> Array:
 
 @inlined
 def softmax(f: Array, base_logsumexp: Array, p: Array, spare: Array) -> None:
-    """The softmax over the N scores f [N, S] and the fixed class, whose share comes last in p [N+1, S]; spare [S]."""
+    """Write the softmax over the N scores f [N, S] and the fixed class, which comes last, to p [N+1, S]; spare [S]."""
     ways, size = f.shape
     for i in range(size):
         spare[i] = base_logsumexp[i]
@@ -160,8 +160,10 @@ def softmax(f: Array, base_logsumexp: Array, p: Array, spare: Array) -> None:
 
 @inlined
 def misfit(p: Array, labels: Array, out: Array, spare: Array) -> None:
-    """(pi - y) / S [N, S]. A label's own is the sum of the other probabilities: 1 - p would have lost its digits where
-    scores saturate."""
+    """Write (pi - y) / S to out [N, S].
+
+    A label's own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
+    """
     ways, size = out.shape
     share = 1.0 / size
     for i in range(size):
@@ -191,7 +193,7 @@ def weigh(p: Array, d: Array, out: Array, spare: Array) -> None:
 
 @inlined
 def cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> float:
-    """The mean over rows, for scores f [N, S] and the probabilities p that they have."""
+    """Return the mean over rows, for scores f [N, S] and the probabilities p that they have."""
     ways, size = f.shape
     loss = 0.0
     for i in range(size):
@@ -216,7 +218,7 @@ def cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> f
 
 @inlined
 def add_base_gradient_of(p: Array, moved: Array, out: Array) -> None:
-    """Adds to out [S] what -<u, gradient> changes with the fixed logits, u changing the scores by `moved` [N, S]."""
+    """Add to out [S] what -<u, gradient> changes with the fixed logits, u changing the scores by `moved` [N, S]."""
     ways, size = moved.shape
     for k in range(ways):
         for i in range(size):

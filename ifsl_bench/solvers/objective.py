@@ -25,7 +25,7 @@ class Objective(ABC):
 
     @abstractmethod
     def value(self, v: Tree, args: Tree) -> Tensor:
-        """The objective of each episode, [E]. An episode's value must not depend on other episodes' unknowns."""
+        """Return the objective of each episode, [E]. An episode's value must not depend on other episodes' unknowns."""
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
         """dL/dv, differentiable in v and args while gradients are enabled."""
@@ -65,7 +65,7 @@ class Objective(ABC):
         return [by_place.get(i) for i in range(len(flat))]
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
-        """The point `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
+        """Make `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
 
         def step(v: Tree) -> Tree:
             pairs = zip(tensors(v), tensors(self.gradient(v, args)), strict=True)
@@ -74,23 +74,25 @@ class Objective(ABC):
         return iterate(step, v, steps)
 
     def take(self, args: Tree, index: Tensor) -> Tree | None:
-        """The arguments of the episodes in `index`; None where nobody knows which of them have a dimension E."""
+        """Return the arguments of the episodes in `index`; None where it is unknown which have a dimension E."""
         return None
 
     def check(self, args: Tree) -> None:  # noqa: B027 (nothing to check unless a subclass knows better)
-        """Raises ValueError for arguments that no solve can make sense of."""
+        """Raise ValueError for arguments that no solve can make sense of."""
 
     def unbounded(self, args: Tree) -> bool | Tensor:
-        """True where the arguments alone show that there may be no minimum: no episode then counts as converged. A
-        tensor [] is where the arguments are, so that a device need not wait."""
+        """Return True where the arguments alone show that there may be no minimum: no episode then counts as converged.
+
+        A tensor [] is where the arguments are, so that a device need not wait.
+        """
         return False
 
     def space(self, v0: Tree, args: Tree) -> Any | None:
-        """A `Space` of the objective's own to search in from v0, or from its own start if v0 is None; else None."""
+        """Return a `Space` of the objective's own, to search in from v0, or its own start if v0 is None; else None."""
         return None
 
     def search(self, solver: Any, args: Tree) -> Any | None:
-        """An `Outcome` of a search of the objective's own, by the solver's rules and from its own start; else None."""
+        """Return an `Outcome` of the objective's own search, by the solver's rules and its own start; else None."""
         return None
 
 

@@ -24,7 +24,7 @@ class Outcome:
     objective: Tensor  # [E]
 
     def put(self, rows: Tensor, part: Outcome) -> Outcome:
-        """The outcome with the episodes `rows` replaced by those of `part`, whose steps come on top."""
+        """Return the outcome with the episodes `rows` replaced by those of `part`, whose steps come on top."""
         here = [*tensors(self.v), self.converged, self.steps, self.gradient_norm, self.objective]
         new = [*tensors(part.v), part.converged, part.steps + self.steps[rows], part.gradient_norm, part.objective]
         both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
@@ -51,11 +51,11 @@ class Solver(Protocol):
     """Minimises an objective from v0; a solver may have a start of its own and take v0 = None."""
 
     def run(self, objective: Objective, v0: Any, args: Any) -> Outcome:
-        """Solves; called without a graph, on detached tensors, unless the adjoint is `Unroll`."""
+        """Solve; called without a graph, on detached tensors, unless the adjoint is `Unroll`."""
 
 
 def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps: Tensor) -> Outcome:
-    """The outcome at v, with value and gradient norm evaluated there."""
+    """Return the outcome at v, with value and gradient norm evaluated there."""
     value, slope = value_and_gradient(objective, v, args)
     flat = pack(slope)
     norm = dot(flat, flat).sqrt()
@@ -63,5 +63,5 @@ def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps
 
 
 def relative_tolerance(tolerance: float | None, dtype: torch.dtype, single: float, double: float) -> float:
-    """The tolerance asked for, or the default of the precision."""
+    """Return the tolerance asked for, or the default of the precision."""
     return tolerance if tolerance is not None else (double if dtype == torch.float64 else single)

@@ -107,8 +107,11 @@ class RegressionHessian(Operator):
         return lambda d: torch.addcmul(weigh(pi, shares, d @ transposed) @ x, args.precisions, d)
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K, in
-        float64, for kernels of nearly equal rows are as good as singular."""
+        """Solve for u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs.
+
+        By conjugate gradients in the metric of the kernel K, in float64, for kernels of nearly equal rows are as good
+        as singular.
+        """
         if compiled.kernels_enabled(rhs):
             return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
@@ -134,7 +137,7 @@ class RegressionHessian(Operator):
         return super().largest(like, steps)
 
     def _factorised(self, rhs: Tree) -> LinearOutcome:
-        """Solves the system of `inverse` by a factorisation, in float64."""
+        """Solve the system of `inverse` by a factorisation, in float64."""
         k, inverse_p, pi, b = self._reduced(rhs)
         episodes, ways, count = pi.shape
         m = -pi[:, :, None] * pi[:, None] / count  # [E, N, N, S]
@@ -152,7 +155,7 @@ class RegressionHessian(Operator):
         return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
 
     def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
-        """Makes u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
+        """Make u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
         x = self.args.features.double()
         u = inverse_p * (rhs - spread(w, x))
         gap = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
@@ -171,7 +174,7 @@ class DualNewton:
     first test alone may leave scores far off: that is bounded by |grad L| sqrt(max_i K_ii), or, where rounding spoils
     the bound, shown by a Newton step that moves no score. What float32 cannot solve is solved in float64, to 1e-9.
 
-    On a CPU compiled kernels solve one episode after the other, in float64 and to its tolerance (`learners.compiled`).
+    On a CPU compiled kernels solve one episode after the other, in float64 and to its tolerance (`numba_backend`).
 
     Raises:
         ValueError: an option out of range.

@@ -24,7 +24,7 @@ class Regression(NamedTuple):
     precisions: Tensor  # [D+1]
 
     def take(self, index: Tensor | slice) -> Regression:
-        """The arguments of some episodes alone."""
+        """Return the arguments of some episodes alone."""
         x, labels, base_logsumexp, centres, precisions = self
         return Regression(x[index], labels[index], base_logsumexp[index], per_episode(centres, index, 3), precisions)
 
@@ -35,7 +35,7 @@ def scores(v: Tensor, x: Tensor) -> Tensor:
 
 
 def spread(r: Tensor, x: Tensor) -> Tensor:
-    """r X with the column of ones: r [E, N, S], x [E, S, D] -> [E, N, D+1]."""
+    """Return r X with the column of ones: r [E, N, S], x [E, S, D] -> [E, N, D+1]."""
     return torch.cat([r @ x, r.sum(2, keepdim=True)], 2)
 
 
@@ -63,9 +63,11 @@ def probabilities(f: Tensor, base_logsumexp: Tensor) -> Tensor:
 
 
 def misfit(p: Tensor, hot: Tensor) -> Tensor:
-    """Labels minus probabilities, [E, N, S], from the probabilities p [E, N+1, S] of all classes (the fixed one last)
-    and labels as booleans, likewise. A label's own is the sum of the other probabilities: 1 - p would have lost its
-    digits where scores saturate."""
+    """Return labels minus probabilities, [E, N, S].
+
+    From the probabilities p [E, N+1, S] of all classes, the fixed one last, and labels as booleans, likewise. A label's
+    own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
+    """
     wrong = p.masked_fill(hot, 0)
     return torch.where(hot[:, :-1], wrong.sum(1, keepdim=True), -wrong[:, :-1])
 
@@ -81,7 +83,7 @@ def with_base(f: Tensor, base_logsumexp: Tensor) -> Tensor:
 
 
 def base_probability(f: Tensor, base_logsumexp: Tensor) -> Tensor:
-    """The probability of the fixed class: [E, S]."""
+    """Return the probability of the fixed class: [E, S]."""
     return (base_logsumexp - torch.logaddexp(f.logsumexp(1), base_logsumexp)).exp()
 
 
@@ -99,7 +101,7 @@ def indicator(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
 
 
 def residual(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
-    """The derivative of the mean cross-entropy in the scores: [E, N, S]."""
+    """Return the derivative of the mean cross-entropy in the scores: [E, N, S]."""
     p = with_base(f, base_logsumexp)
     return misfit(p, one_hot(labels, p.shape[1])) / -f.shape[2]
 

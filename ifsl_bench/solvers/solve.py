@@ -1,7 +1,4 @@
-"""Gradients through a solve: through the minimum, or through the steps that led there.
-
-----
-One entry point: solver x adjoint x linear solver."""
+"""`minimise`: solver x adjoint x linear solver; gradients go through the minimum, or the steps that led there."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class Adjoint(Protocol):
     """A way to differentiate a solve in its arguments."""
 
     def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
-        """Solves, with v0 detached and args that may need gradients."""
+        """Solve, with v0 detached and args that may need gradients."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ _replaced: ContextVar[Callable[[Solver], Solver] | None] = ContextVar("replaced"
 
 @contextmanager
 def solvers_replaced(replace: Callable[[Solver], Solver]) -> Iterator[None]:
-    """Has `minimise` run replace(solver) wherever it would search for a minimum, while the context lasts.
+    """Have `minimise` run replace(solver) wherever it would search for a minimum, while the context lasts.
 
     So a figure can look at a solve that is part of something larger, at unknowns of its own, without a search.
     """
@@ -135,12 +132,22 @@ def minimise(
     args: Tree,
     adjoint: Adjoint | None = None,
 ) -> Solution:
-    """The minimiser over v of objective(v, args), for E episodes at once, differentiable with respect to args.
+    """Minimise objective(v, args) over v, for E episodes at once, differentiably with respect to args.
 
-    objective: an `Objective`, or a function (v, args) -> [E]. v0: a tree of tensors with leading dimension E, or None
-    where solver or objective have a start of their own. args: a tree (tensor, tuple, named tuple, list, dict, None) of
-    everything the objective depends on; only tensors in here receive gradients. adjoint: `Implicit()` by default.
-    Bad input is refused with a ValueError; an episode that could not be solved is marked in `converged`.
+    Args:
+        objective: an `Objective`, or a function (v, args) -> [E].
+        solver: how the minimum is sought: `LBFGS`, `DualNewton`, `GradientDescent`, or one with such a method `run`.
+        v0: a tree of tensors with leading dimension E; None where solver or objective have a start of their own.
+        args: a tree (tensor, tuple, named tuple, list, dict, None) of everything the objective depends on; only tensors
+            in here receive gradients.
+        adjoint: how gradients pass through the solve: `Implicit()`, the default, or `Unroll()`.
+
+    Returns:
+        A `Solution`. An episode that could not be solved is marked in its `converged`.
+
+    Raises:
+        ValueError: input that cannot be solved, whatever the solver.
+        TypeError: a solver that does not suit the objective, or the adjoint.
 
     >>> def ridge(v, args):                                       # v [E, D]
     ...     x, y, strength = args                                 # x [E, S, D], y [E, S], strength []

@@ -40,7 +40,7 @@ def check_arguments(
 def _looks_good(
     features: Tensor, labels: Tensor, base_logsumexp: Tensor, ways: int, priors: Sequence[NamedPrior]
 ) -> bool:
-    """True where all is in order; seldom wrongly False: finite numbers may have an infinite sum."""
+    """Return True where all is in order; seldom wrongly False: finite numbers may have an infinite sum."""
     total = features.sum()
     for prior in priors:
         # The root of a negative number is none.

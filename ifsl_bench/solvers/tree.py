@@ -1,7 +1,7 @@
-"""Nested tuples, named tuples, lists and dicts of tensors, flattened and put together again.
+"""Trees of tensors with a leading dimension of episodes, and the loop in which every solver changes them.
 
-----
-The loop of every solver: step after step until all episodes are done, or a limit."""
+A tree is a nested tuple, named tuple, list or dict of tensors, flattened and put together again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tree = Any  # a Tensor, None, or a tuple / named tuple / list / dict of trees
 
 
 def leaves(tree: Tree) -> list[Tensor | None]:
-    """The leaves of a tree from left to right."""
+    """Return the leaves of a tree from left to right."""
     if tree is None or isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
@@ -30,7 +30,7 @@ def leaves(tree: Tree) -> list[Tensor | None]:
 
 
 def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
-    """The tree `like` with its leaves replaced by `new`, in the order of `leaves`."""
+    """Return the tree `like` with its leaves replaced by `new`, in the order of `leaves`."""
     remaining = iter(new)
 
     def build(tree: Tree) -> Tree:
@@ -51,17 +51,17 @@ def side_by_side(trees: Sequence[Tree]) -> Tree:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """Applies `function` to every leaf that is a tensor."""
+    """Apply `function` to every leaf that is a tensor."""
     return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])
 
 
 def doubled(tree: Tree) -> Tree:
-    """The tree with its floating-point numbers in double precision."""
+    """Return the tree with its floating-point numbers in double precision."""
     return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
 
 
 def tensors(tree: Tree) -> list[Tensor]:
-    """The leaves of a tree of unknowns, in which None has no place."""
+    """Return the leaves of a tree of unknowns, in which None has no place."""
     parts = leaves(tree)
     if any(leaf is None for leaf in parts):
         raise TypeError("the unknowns must all be tensors, and one of them is None")
@@ -75,7 +75,7 @@ def pack(tree: Tree) -> Tensor:
 
 
 def unpack(flat: Tensor, like: Tree) -> Tree:
-    """The inverse of `pack`: flat [E, P] cut into the shapes of `like` (whose own E may differ)."""
+    """Return the inverse of `pack`: flat [E, P] cut into the shapes of `like` (whose own E may differ)."""
     shapes = [leaf.shape[1:] for leaf in tensors(like)]
     parts = flat.split([shape.numel() for shape in shapes], 1)
     return rebuild(like, [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)])
@@ -90,7 +90,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def column(a: Tensor, like: Tensor) -> Tensor:
-    """Shapes a [E] so that it scales the episodes of like [E, ...]."""
+    """Shape a [E] so that it scales the episodes of like [E, ...]."""
     return a.view(-1, *([1] * (like.dim() - 1)))
 
 
@@ -99,19 +99,21 @@ S = TypeVar("S")
 
 @dataclass
 class State:
-    """The variables that an iteration changes, so that episodes can be taken out and put back: tensors with the leading
-    dimension E, states again, and what all episodes have in common."""
+    """The variables that an iteration changes, so that episodes can be taken out and put back.
+
+    They are tensors with the leading dimension E, states again, and what all episodes have in common.
+    """
 
     outputs: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
     common: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common
 
     def select(self, index: Tensor) -> Any:
-        """The state of the episodes in `index`."""
+        """Return the state of the episodes in `index`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**{n: x if n in self.common else _some(x, index) for n, x in values.items()})
 
     def put(self, index: Tensor, part: Any) -> Any:
-        """The state with `kept` of the episodes in `index` replaced by those of `part`."""
+        """Return the state with `kept` of the episodes in `index` replaced by those of `part`."""
         return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.outputs})
 
 
@@ -120,13 +122,15 @@ def _some(x: Any, index: Tensor) -> Any:
 
 
 def chosen(rows: Tensor, count: int) -> Tensor:
-    """The indices [count] of the `count` episodes marked in rows [E] bool, without a look at which they are."""
+    """Return the indices [count] of the `count` episodes marked in rows [E] bool, without a look at which they are."""
     return rows.to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
 def patience(like: Tensor) -> int:
-    """Steps between two looks at whether all are done, where those that are stay as they are: a look costs a CPU
-    nothing, and a device waits."""
+    """Return the steps between two looks at whether all are done, where those that are stay as they are.
+
+    A look costs a CPU nothing, and a device waits.
+    """
     return 1 if like.device.type == "cpu" else 8
 
 
@@ -139,7 +143,7 @@ def iterate(
     every: int = 1,
     first: int = 1,
 ) -> S:
-    """The state after `limit` steps, or earlier where no episode has far to go.
+    """Return the state after `limit` steps, or earlier where no episode has far to go.
 
     settle(state): a state in which the episodes that are done will stay as they are, and which are not [E]. A look at
     that makes a device wait. So it is taken after `first` steps and then after every `every`, which become more as time

@@ -26,18 +26,19 @@ KINDS = {"paper": "paper", "readme": "authors' README", "log": "authors' log", "
 
 
 class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody's printed numbers of one sequence of sessions, in percent.
+    """Printed numbers of one sequence of sessions, in percent.
 
     Attributes:
         after: A_0 ... A_T.
-        base, novel: after each session; None where nothing is printed.
+        base: after each session; None where nothing is printed.
+        novel: the same of novel classes.
         kind: one of :data:`KINDS`.
         chosen_on_test: whether something, as an epoch, was chosen on test images; None, as for the next ones, where
             no source says so.
         images: those of earlier sessions that it keeps.
         knows_classes: whether the number of classes is known beforehand.
         novel_seen: whether the pretraining of the backbone has, or may have, seen the novel classes.
-        seeds: how many training seeds; None where nobody says.
+        seeds: how many training seeds; None where no source says so.
     """
 
     after: list[float]
@@ -54,7 +55,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def flags(self) -> str:
-        """Says in words what sets it apart from a row that knows nothing beforehand."""
+        """In words, how it departs from a row that knows nothing beforehand."""
         marks = [
             "chosen on test images" if self.chosen_on_test else "",
             f"keeps {self.images} images" if self.images else "",
@@ -65,7 +66,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def remark(self) -> str:
-        """Says who prints it, with its backbone and :attr:`flags`."""
+        """The kind of its source, with its backbone and :attr:`flags`."""
         return "; ".join(filter(None, [KINDS[self.kind], self.backbone, self.flags]))
 
     @property
@@ -75,7 +76,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return "".join(letter for letter, held in zip(LETTERS, holds, strict=True) if held)
 
     def values(self, queries: np.ndarray) -> dict[str, float]:
-        """The summary that measured rows have, as far as it follows; ``queries`` [T + 1] are of each session."""
+        """Return the summary that measured rows have, as far as it follows; ``queries`` [T + 1] are of each session."""
         acc = np.array(self.after)
         lazy = acc[0] * queries[0] / queries.cumsum()
         values = {"first": acc[0], "last": acc[-1], "acc": acc.mean(), "pd": acc[0] - acc[-1]}
@@ -90,7 +91,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row as printed in a paper; never measured here, never in a significance test.
 
     ``protocol`` says how its protocol differs from the task's, "" where it does not. ``band`` is by how many points of
-    accuracy a row measured here may differ and count as reproduced; None where nobody has said. ``sequence`` is there
+    accuracy a row measured here may differ and count as reproduced; None where none is stated. ``sequence`` is there
     in sessions alone.
     """
 
@@ -104,7 +105,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remark(self) -> str:
-        """All that a reader should know of it."""
+        """All notes on it."""
         of_sequence = self.sequence.remark if self.sequence else ""
         return "; ".join(part for part in (self.protocol, of_sequence, self.note) if part)
 
@@ -137,7 +138,7 @@ def _files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
 
 
 def published_sets() -> dict[str, tuple[list[str], list[str]]]:
-    """Sets of published rows that commands know by a name: their labels, and the tasks that they are of."""
+    """Return the named sets of published rows: name -> labels, and their tasks."""
     return {
         file.set: (list(dict.fromkeys(label for rows in file.rows.values() for label in rows)), list(file.rows))
         for _, file in _files()
@@ -146,14 +147,14 @@ def published_sets() -> dict[str, tuple[list[str], list[str]]]:
 
 
 def published_tasks() -> list[str]:
-    """The tasks for which papers print rows."""
+    """Return the tasks for which papers print rows."""
     return list(dict.fromkeys(task for _, file in _files() for task in (*file.rows, *file.sequences)))
 
 
 def published(task: str) -> list[PublishedRow]:
-    """Rows that papers print for a task, with the reference and what is doubtful about them.
+    """Return the rows that papers print for a task, with the reference and doubts about them.
 
-    Those of a list of sessions stand beside the task that deals its classes anew, too.
+    Those of a list of sessions are also of the task that draws the order of its classes.
     """
     rows = []
     for stem, file in _files():
@@ -169,18 +170,20 @@ def published(task: str) -> list[PublishedRow]:
             values_here = sequence.values(np.array(file.queries[listed]))
             of_all = file.source.partition("; ")[2]  # such as "means of 10 runs"
             note = "; ".join(filter(None, [of_all, sequence.note]))
+            protocol = "" if listed == task else ONE_ORDER
             rows.append(
-                PublishedRow(label=label, values=values_here, source=stem, note=note, sequence=sequence,
-                             protocol="" if listed == task else ONE_ORDER)
-            )  # fmt: skip
+                PublishedRow(
+                    label=label, values=values_here, source=stem, note=note, sequence=sequence, protocol=protocol
+                )
+            )
     return rows
 
 
 def titles() -> dict[str, str]:
-    """The papers that rows are printed from, by the name that tables have as their source: title, and what was read."""
+    """Return the papers that rows are printed from: source in tables -> title, and the part that was read."""
     return {stem: f"{file.title}. {file.source}." for stem, file in _files()}
 
 
 def bibtex() -> dict[str, str]:
-    """The entries of papers that no method of the package is from, by the same names as :func:`titles`."""
+    """Return the entries of papers that no method of the package is from, by the same names as :func:`titles`."""
     return {stem: "\n".join(file.bibtex) for stem, file in _files() if file.bibtex}

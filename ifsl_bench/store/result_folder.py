@@ -6,28 +6,31 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from statistics import fmean
 
 from ifsl_bench.store.schema import Result, parse, path_of, read
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import disk_errors
 from ifsl_bench.utils.text_format import numbers_in_words
 
-CLAIMS = "claims.toml"  # in the folder of the package: what README and docs say of its rows
+CLAIMS = "claims.toml"  # in the folder of the package: the sentences of README and docs on its rows
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 
 
 def packaged_root() -> Path:
-    """The folder of the stored leaderboard that comes with the package."""
+    """Return the folder of the stored results that come with the package."""
     return Path(str(resources.files("ifsl_bench.results")))
 
 
 def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
-    """The results under ``root`` for these tasks (all where None), and a remark on each file that is left out.
+    """Read results, with a remark on each file that is left out.
 
-    A damaged file, or one that is not in its place (another task, label or seed than its path says), is left out. That
-    the summaries of the package's own files follow from their counts is not checked again: ``ifsl-bench check`` and the
+    A damaged file, or one that is not in its place (its path has another task, label or seed), is left out. That the
+    summaries of the package's own files follow from their counts is not checked again: ``ifsl-bench check`` and the
     tests do so, and it takes longer than all the rest.
+
+    Args:
+        root: the folder of results.
+        tasks: only of these; by default all.
     """
     if not root.is_dir():
         return [], []
@@ -56,19 +59,8 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
     return results, remarks
 
 
-def own_record(results: Sequence[Result]) -> dict[str, str]:
-    """Tells in a list of one's results of one label on one task; they need not belong together, as a table's row."""
-    return {
-        "task": results[0].task,
-        "method": results[0].label,
-        "Acc.": f"{fmean(result.summary['acc']['mean'] for result in results):.2f}",
-        "seeds": numbers_in_words([result.seed for result in results]),
-        "measured": f"{max(map(measured, results)):%Y-%m-%d %H:%M}",
-    }
-
-
 def measured(result: Result) -> datetime:
-    """The time when a result was made, as it says; long ago where it says nothing that is a time."""
+    """Return the time when a result was made; the beginning of 1970 where none is recorded."""
     try:
         time = datetime.fromisoformat(str(result.provenance.get("time", "")))
     except ValueError:
@@ -79,10 +71,12 @@ def measured(result: Result) -> datetime:
 def own_rows(
     root: Path, tasks: Collection[str] = (), labels: Collection[str] = (), since: datetime | None = None
 ) -> tuple[list[list[Result]], list[str]]:
-    """The results in a folder by task and label, each by seed, and a remark on each file that cannot be read.
+    """Return the results in a folder by task and label, each by seed, and a remark on each file that cannot be read.
 
     Args:
-        tasks, labels: of these alone, where any are given.
+        root: the folder.
+        tasks: only of these, if any.
+        labels: only of these, if any.
         since: only results that were made then or later.
 
     Raises:
@@ -104,7 +98,7 @@ def own_rows(
 
 
 def remove(paths: Sequence[Path]) -> None:
-    """Removes files of results, and folders of tasks that are empty then."""
+    """Remove files of results, and folders of tasks that are empty then."""
     for path in paths:
         with disk_errors(path):
             path.unlink(missing_ok=True)
@@ -113,7 +107,17 @@ def remove(paths: Sequence[Path]) -> None:
 
 
 def to_remove(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
-    """The files of a row, or of one of its seeds; raises :class:`UserError` where there is none."""
+    """Return the files of a row, or of one of its seeds.
+
+    Args:
+        root: the folder of results.
+        task: of the row.
+        label: of the row.
+        seed: of training; None for all.
+
+    Raises:
+        UserError: there is none.
+    """
     rows, _ = own_rows(root, [task], [label])
     results = {result.seed: path_of(root, result) for row in rows for result in row}
     if not results:

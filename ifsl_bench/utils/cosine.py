@@ -25,7 +25,7 @@ def cosines(h: Tensor, weight: Tensor) -> Tensor:
 
 
 def products(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """h . w + b of features h [E, Q, D], every weight w of [E, N, D] and bias b of [E, N]; [E, Q, N].
+    """Return h . w + b of features h [E, Q, D], every weight w of [E, N, D] and bias b of [E, N]; [E, Q, N].
 
     Those of many weights lie in memory weight by weight: with few columns BLAS takes half as long again, and a maximum
     over some of the weights then runs along the queries.

@@ -41,7 +41,7 @@ def share() -> int:
 
 
 def limit(whole: int, part: int) -> None:
-    """Tells this process both numbers; for workers, as they start."""
+    """Tell this process both numbers; for workers, as they start."""
     global _cores, _share
     _cores, _share = whole, part
     torch.set_num_threads(part)
@@ -103,11 +103,11 @@ def stoppable() -> Iterator[None]:
 
 
 def wanted() -> Event | None:
-    """The event that is set when this thread's work is no longer wanted; None outside :func:`stoppable`."""
+    """Return the event that is set when this thread's work is no longer wanted; None outside :func:`stoppable`."""
     return _stop.get()
 
 
 def check_wanted(stop: Event | None) -> None:
-    """Raises :class:`KeyboardInterrupt` where the event of :func:`wanted` is set."""
+    """Raise :class:`KeyboardInterrupt` where the event of :func:`wanted` is set."""
     if stop is not None and stop.is_set():
         raise KeyboardInterrupt

@@ -29,6 +29,7 @@ def hues(_timm, hues):
     return hues
 
 
+@pytest.mark.slow("two runs, a check, a plan and a campaign")
 def test_run_table_check_and_campaign(hues, call):
     options = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors")
     status, out, err = call("run", "--method", "protonet,imprint", "--task", "hues.toml", *options, "-q")

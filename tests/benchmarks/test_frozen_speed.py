@@ -31,7 +31,7 @@ def test_features_are_as_fast_as_a_bare_loop(benchmark):
     # What a device does is no processor time; on the processor, what else the machine does is none of ours.
     now = time.perf_counter if on_device else time.process_time
     network = make_backbone(f"torchvision:{MODEL}", (64, 64, 3)).to(device, memory_format=torch.channels_last)
-    normalise = Preprocess(Torchvision().card(MODEL), device)
+    normalise = Preprocess(Torchvision().describe(MODEL), device)
     images = np.random.default_rng(0).integers(0, 255, (count, 64, 64, 3), dtype=np.uint8)
     pool = Pool("novel/test", images, np.zeros(count, np.int64), ("a",), np.array([0, count]))
     backbone = SimpleNamespace(network=network, normalise=normalise)

@@ -14,7 +14,7 @@ import torch
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
 from ifsl_bench.experiments.evaluation import evaluate
-from ifsl_bench.experiments.meta_training import Course
+from ifsl_bench.experiments.meta_training import MetaTrainer
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base
@@ -149,7 +149,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
 
     def train() -> None:
         folder, method = tmp_path / str(next(rounds)), kind(base, 5)
-        Course(folder, method, "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter()).run()
+        MetaTrainer(folder, method, "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter()).run()
 
     benchmark.pedantic(train, rounds=3, warmup_rounds=1)
     method = kind(base, 5)

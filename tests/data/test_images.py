@@ -260,3 +260,10 @@ def test_an_error_in_reading_stops_at_once(array):
 
     with pytest.raises(OSError, match="gone"):
         decode_into(array(2), endless(), EXACT)
+
+
+def test_honest_tiffs_and_such_with_long_texts_are_opened():
+    for more in ({}, {"compression": "tiff_deflate"}, {"tiffinfo": {270: "a" * 3_000_000}}):
+        out = io.BytesIO()
+        Image.new("RGB", (40, 3000), (9, 8, 7)).save(out, "TIFF", **more)
+        assert decode(out.getvalue(), ImageSpec(8, "crop")).shape == (8, 8, 3)

@@ -11,12 +11,12 @@ from PIL import Image
 
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, held_out, rows
-from ifsl_bench.data.sets import mini_sessions
+from ifsl_bench.data.sets import mini
 from ifsl_bench.data.sets.mini import NAMES
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import of_class, refused
 
-LIST = list(rows(mini_sessions.LISTS))
+LIST = list(rows(mini.LISTS))
 BASE = sorted({row["wnid"] for row in LIST if row["session"] == "0"})
 NOVEL = sorted({row["wnid"] for row in LIST if row["session"] != "0"})
 CLASSES = [*BASE[:2], *NOVEL[:2]]

@@ -30,7 +30,7 @@ from ifsl_bench.data.published_splits import (
     rows,
     session_pools,
 )
-from ifsl_bench.data.sets import cifar_sessions, cub_sessions, mini_sessions
+from ifsl_bench.data.sets import cifar, cub, mini
 from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
 from ifsl_bench.protocols.sampling.episodes import task_stream
 from ifsl_bench.protocols.tasks.task_files import packaged
@@ -42,7 +42,7 @@ from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
-MODULES = (mini_sessions, cifar_sessions, cub_sessions)
+MODULES = (mini, cifar, cub)
 MINI, CIFAR, CUB = (list(rows(module.LISTS)) for module in MODULES)
 NAMES = sorted(columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
 TRAIN, TEST = 8_000, 2_000  # images of the made-up files, the first of 50,000 and 10,000
@@ -314,7 +314,7 @@ def test_birds_pools_are_those_of_the_list_and_missing_birds_need_consent(home, 
     first = next(row["image"] for row in CUB if row["image"] not in GREYS)
     refused(home, "cub-sessions", birds, rf"images of CUB-200-2011's session lists \({first}, ")
     dataset = prepare(home, "cub-sessions", birds, False, messages, allow_partial=True)
-    pools = {name: dataset.pool(name) for name in cub_sessions.COUNTS}
+    pools = {name: dataset.pool(name) for name in cub.SESSION_COUNTS}
     assert dataset.shape == (224, 224, 3)
     assert any("images are missing: 002." in line for line in messages.warned)
 

@@ -1,6 +1,6 @@
 """The harness finds each kind of failure, and cases of every format end in success or in one line.
 
-``FUZZ_SECONDS=60 pytest -q -n 0 tests/fuzz`` tries more of them, and damaged caches and killed runs too; FUZZ_SEED
+``FUZZ_SECONDS=60 pytest -q -n 0 tests/fuzz`` tries more of them, and damaged caches, also of killed runs; FUZZ_SEED
 selects other cases. A case that fails is written to ``kept/FORMAT/``, and tried again by every run.
 """
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.utils.errors import UserError
-from tests.fuzz import cache, kills
+from tests.fuzz import cache
 from tests.fuzz.formats import FORMATS
 from tests.fuzz.harness import KEPT, Format, case, content_of, keep, replayed, tried
 
 CI = "FUZZ_SECONDS" in os.environ
-SECONDS, SEED = float(os.environ.get("FUZZ_SECONDS", "2")), int(os.environ.get("FUZZ_SEED", "0"))
-RUNS = (cache.FORMAT, kills.FORMAT) if CI else ()  # they need half a minute to begin
+SECONDS, SEED = float(os.environ.get("FUZZ_SECONDS", "0")), int(os.environ.get("FUZZ_SEED", "0"))
+RUNS = (cache.FORMAT,) if CI else ()  # it needs half a minute to begin
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -90,7 +90,7 @@ def test_hostile_files_end_in_success_or_in_one_line():
     forms, ends, failures = [*FORMATS.values(), *RUNS], Counter[tuple[str, str]](), []
     for form in forms:
         form.prepare()
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + (SECONDS if CI else float("inf"))
     for turn in itertools.count():
         for form in forms:
             numbers = range(turn * form.share, (turn + 1) * form.share)
@@ -101,7 +101,7 @@ def test_hostile_files_end_in_success_or_in_one_line():
                 if verdict.how == "failed":
                     path = keep(form, case(form, SEED, index), verdict.message)
                     failures.append(f"{path}: {verdict.message}")
-        if time.monotonic() >= until:
+        if not CI or time.monotonic() >= until:
             break
     assert not failures, "\n".join(failures)
     assert ends.total() > 20

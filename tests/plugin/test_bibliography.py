@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import importlib
 import re
-from importlib.metadata import distribution
 
 import pytest
 
 from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, papers, printed
-from ifsl_bench.plugin.display_names import printed_alone, rows
+from ifsl_bench.plugin.display_names import printed_alone, rows, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.page.references import citation_of_paper
 from ifsl_bench.store.published import titles
 from ifsl_bench.utils.errors import UserError
 
 ENTRIES = [paper for folder in ("methods", "tasks") for paper in papers(folder)]
-OURS = sorted(p for p in distribution("ifsl_bench").entry_points if p.group == registry.METHODS)
+OURS = [registry.names(registry.METHODS)[name] for name in sorted(suite_methods())]
 NO_PAPER = "glyphs"
 
 

@@ -15,7 +15,7 @@ from ifsl_bench.analysis.published_comparison import pairs_of
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.data.published_splits import columns
 from ifsl_bench.protocols.tasks.task_files import find, packaged
-from ifsl_bench.reporting.comparison_tables import beside_tables
+from ifsl_bench.reporting.comparison_tables import published_comparison_tables
 from ifsl_bench.store.result_folder import packaged_root
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
@@ -26,7 +26,7 @@ FEW = ("--task", "tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2
 def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
     for task in ("mini-pack-1shot", "mini-pack-5shot"):
-        (table,) = beside_tables([load_board(find(task)[0], packaged_root())])
+        (table,) = published_comparison_tables([load_board(find(task)[0], packaged_root())])
         (order,) = (note for note in table.notes if note.startswith("Pairs of rows"))
         assert order.partition(" (")[0] in page
 

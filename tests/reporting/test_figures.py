@@ -28,13 +28,13 @@ from ifsl_bench.reporting.figures.style import (
     PAGE,
     SMALLEST,
     as_bytes,
+    rows_to_draw,
     save,
     short_names,
-    shown,
     width_of,
     wrapped,
 )
-from ifsl_bench.reporting.plot_styles import look_of
+from ifsl_bench.reporting.plot_styles import style_of
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -95,7 +95,7 @@ def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
         point = coordinates[f"argmax of {row.label}"][0]
         assert point == pytest.approx((values["base_joint"].mean, values["novel_joint"].mean), abs=ROUNDING)
         assert np.abs(curves[row.label] - point).max(1).min() < ROUNDING, "the curve misses its argmax"
-        assert axes.lines[0].get_color() in {look_of(candidate.label).colour for candidate in board.rows}
+        assert axes.lines[0].get_color() in {style_of(candidate.label).colour for candidate in board.rows}
 
 
 def test_a_curve_holds_the_calibrated_accuracy_and_falls_in_one_and_rises_in_the_other(board):
@@ -371,7 +371,7 @@ def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
 @pytest.fixture(scope="module")
 def letters() -> TaskResults:
     """The stored rows of letters in sessions."""
-    return shown(load_board(find("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
+    return rows_to_draw(load_board(find("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
 
 
 def test_curves_of_sessions_are_those_of_the_table(letters, call):
@@ -429,9 +429,9 @@ def test_published_rows_are_dashed(tmp_path):
     task = find("tiny-features-sessions")[0]
     shape = msgspec.structs.replace(task.sessions, count=8)
     listed = load_board(msgspec.structs.replace(task, name="mini-sessions", sessions=shape), tmp_path)
-    figure, _ = sessions.curves(shown(listed, ["CEC"], papers=True), named=True)
+    figure, _ = sessions.curves(rows_to_draw(listed, ["CEC"], papers=True), named=True)
     (line,), (legend,) = figure.axes[0].lines, figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["CEC, published"]
     assert list(line.get_ydata()) == [72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63]
     assert line.get_linestyle() == "--"
-    assert len(sessions.curves(shown(listed, papers=True))[0].axes[0].lines) == 44
+    assert len(sessions.curves(rows_to_draw(listed, papers=True))[0].axes[0].lines) == 44

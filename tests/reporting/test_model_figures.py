@@ -52,9 +52,9 @@ def opened(trained, method: str):
 def test_a_course_goes_through_the_results_of_runs(trained):
     """The same models, trained, evaluated and stored by ``run``: stopped where T-BPTT was, and converged."""
     work, task, results = trained
-    courses = inner_steps.courses(["lr+a"], task, work, steps=(1, STEPS), unrolled=(STEPS,), episodes=60)
-    assert [course.name for course in courses] == ["lr+a, RBP", f"lr+a, T-BPTT ({STEPS} steps)"]
-    rbp, unrolled = courses
+    step_curves = inner_steps.step_curves(["lr+a"], task, work, steps=(1, STEPS), unrolled=(STEPS,), episodes=60)
+    assert [course.name for course in step_curves] == ["lr+a, RBP", f"lr+a, T-BPTT ({STEPS} steps)"]
+    rbp, unrolled = step_curves
 
     def of(name):
         return pytest.approx(results[name].summary["acc"]["mean"], abs=1e-6)  # stored with six decimals
@@ -63,9 +63,9 @@ def test_a_course_goes_through_the_results_of_runs(trained):
     assert unrolled.converged.mean == of("t-bptt")
     assert rbp.converged.mean == of("rbp")
     assert rbp.at[1].mean != of("rbp")
-    figure, _ = inner_steps.draw({"clusters-5shot": courses})
+    figure, _ = inner_steps.draw({"clusters-5shot": step_curves})
     drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
-    for course in courses:
+    for course in step_curves:
         assert drawn[course.name].tolist() == [[n, value.mean] for n, value in sorted(course.at.items())]
 
 

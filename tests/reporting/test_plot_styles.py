@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import rows
-from ifsl_bench.reporting.plot_styles import look_of, looks_of
+from ifsl_bench.reporting.plot_styles import style_of, styles_of
 
 
 def test_methods_of_the_package_look_different():
-    looks = [look_of(name) for name in rows()]
+    looks = [style_of(name) for name in rows()]
     assert len({(look.colour, look.marker) for look in looks}) == len(rows())
     named = {"attractor": "lr+a", "static-attractor": "lr+s", "ridge": "lr"}
     assert {named.get(name, name) for name in registry.names(registry.METHODS)} <= set(rows())
@@ -16,13 +16,13 @@ def test_methods_of_the_package_look_different():
 
 def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_as_everywhere():
     labels = ["lr+a.gradient=implicit", "lr+a", "lr+a", "lr+s", "lr+a@tuned-12", "lr+a+cal"]
-    looks = looks_of(labels, [False, True, False, False, False, False])
-    assert looks[2] == look_of("lr+a")
-    assert looks[3] == look_of("lr+s")
+    looks = styles_of(labels, [False, True, False, False, False, False])
+    assert looks[2] == style_of("lr+a")
+    assert looks[3] == style_of("lr+s")
     assert [look.further for look in looks] == [True, True, False, False, True, True]
-    assert {look.colour for look in (*looks[:3], *looks[4:])} == {look_of("lr+a").colour}
+    assert {look.colour for look in (*looks[:3], *looks[4:])} == {style_of("lr+a").colour}
     assert len({(look.colour, look.marker, look.further) for look in looks}) == len(looks)
-    assert looks_of(["lr+a.gradient=implicit"]) == [look_of("lr+a")], "alone"
-    mine, stored_look = looks_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
-    assert stored_look == look_of("lr"), "whichever is first"
+    assert styles_of(["lr+a.gradient=implicit"]) == [style_of("lr+a")], "alone"
+    mine, stored_look = styles_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
+    assert stored_look == style_of("lr"), "whichever is first"
     assert mine.further

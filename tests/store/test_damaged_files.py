@@ -17,8 +17,7 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
 from ifsl_bench.experiments.stages import MetaTrain
-from ifsl_bench.protocols.metrics import summarise
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.render import FORMATS, READERS
 from ifsl_bench.store import check
@@ -434,7 +433,7 @@ def test_an_impossible_trial_is_tried_again(tmp_path, change):
 
 @pytest.mark.parametrize("start", STARTS)
 def test_random_damage_ends_with_the_same_counts_or_in_one_line(whole, start):
-    """A case of ``python -m tests.fuzz --only cache``; without any damage nothing is warned of."""
+    """A case of tests.fuzz.cache; without any damage nothing is warned of."""
     assert one_case(whole, {"start": start}) == "the same"
     with contextlib.suppress(UserError):  # it is one line by itself
         damaged = one_case(whole, {"start": start, "chance": STARTS.index(start)})

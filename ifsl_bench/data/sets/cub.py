@@ -1,9 +1,15 @@
-"""CUB-200-2011 (Wah et al. 2011), 11,788 photographs of 200 kinds of birds, as 100 base, 50 + 50 novel classes.
+"""CUB-200-2011 (Wah et al. 2011): 11,788 photographs of 200 kinds of birds.
 
-The classes' sides, in ``tasks/cub.csv``, are those of Chen et al. (A Closer Look at Few-shot Classification, ICLR
-2019): of the classes in the order of their numbers, the first and each second one from there are base classes, of the
-others by turns one is for validation and one for testing. Which images of a base class are held out for base/val and
-base/test is drawn by a hash here. Whole images are stretched to a square; bounding boxes are not used.
+``cub`` has 100 base, 50 + 50 novel classes, whose sides, in ``tasks/cub.csv``, are those of Chen et al. (A Closer
+Look at Few-shot Classification, ICLR 2019): every second class is a base class, of the others by turns one is for
+validation and one for testing. A hash draws the images of base classes for base/val and base/test. Whole images are
+stretched to a square; bounding boxes are not used.
+
+The session lists are those of TOPIC (Tao et al., CVPR 2020), CEC (Zhang et al., CVPR 2021) and most papers after
+them: 100 base classes, 100 novel ones, in the order of their numbers. They name 30 training images of a base class,
+five of a novel class, and 11 to 30 test images of each. Of a base class, a hash draws eight training images for
+base/val, on which options and biases are chosen. Novel classes have their test images in novel/test and the others,
+about 30, in novel/support, those of the lists first.
 """
 
 from __future__ import annotations
@@ -14,13 +20,24 @@ from functools import partial
 from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided, find_images
+from ifsl_bench.data.published_splits import (
+    ListedImage,
+    PublishedData,
+    SessionSource,
+    check_pools,
+    columns,
+    divided,
+    find_images,
+    report_missing,
+    rows,
+    session_pools,
+)
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
 
 CLASSES = "cub.csv"
-COUNTS = {  # of the images of each class that the list has
+COUNTS = {  # of all images
     "base/train": Count(100, 4_700),
     "base/val": Count(100, 565),
     "base/test": Count(100, 620),
@@ -31,7 +48,7 @@ _IMAGE = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORE
 sides = partial(columns, CLASSES, "class", "split")  # class, "001.Black_footed_Albatross" -> train, val or test
 
 
-class Photographs(Layout):
+class CubPhotographs(Layout):
     title: ClassVar[str] = "the photographs of CUB-200-2011 (images/001.Black_footed_Albatross/*.jpg, ...)"
 
     def __init__(self, size: int) -> None:
@@ -41,7 +58,7 @@ class Photographs(Layout):
         return any((match := _IMAGE.fullmatch(entry.path)) and match[1] in sides() for entry in tree.entries)
 
     def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
-        """Class -> "class/file name" -> path, both in order."""
+        """Return class -> "class/file name" -> path, both in order."""
         images = find_images(tree, _IMAGE, lambda match: (match[1], f"{match[1]}/{match[2]}"), sides(), "CUB-200-2011")
         return {name: dict(sorted(group.items())) for name, group in images.items()}
 
@@ -57,7 +74,7 @@ class Cub(PublishedData):
 
     name = "cub"
     summary: ClassVar[str] = "CUB-200-2011, 100+50+50 classes of birds, 84x84; from CUB_200_2011.tgz or its folder"
-    layouts = (Photographs(84),)
+    layouts = (CubPhotographs(84),)
     shape, counts, lists = (84, 84, 3), COUNTS, (CLASSES,)
 
 
@@ -66,5 +83,46 @@ class Cub64(Cub):
 
     name = "cub-64"
     summary: ClassVar[str] = "the same as cub, 64x64; for --novel-from, beside base classes of that size"
-    layouts = (Photographs(64),)
+    layouts = (CubPhotographs(64),)
     shape = (64, 64, 3)
+
+
+LISTS = "cub200-fscil.csv.xz"
+HELD_OUT = 8  # training images of a base class in base/val
+SESSION_SIZE = 224
+WHAT = "CUB-200-2011's session lists"
+SESSION_COUNTS = {
+    "base/train": Count(100, 100 * 22),
+    "base/val": Count(100, 100 * HELD_OUT),
+    "base/test": Count(100, 2_864),
+    "novel/support": Count(100, 2_994),
+    "novel/test": Count(100, 2_930),
+}
+
+
+class CubSessionPhotographs(CubPhotographs):
+    def build(self, context: BuildContext) -> None:
+        paths = self.images(context.files)
+        images = [ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
+                  for row in rows(LISTS)]  # fmt: skip
+        if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
+            report_missing(context, missing, f"images of {WHAT}")
+        pools: dict[str, dict[str, Sequence[str]]] = session_pools(WHAT, images, paths, HELD_OUT, "cub-sessions")
+        check_pools(context, WHAT, SESSION_COUNTS, pools)
+        import_images(context, pools, ImageSpec(self.size, fit="crop"))
+
+
+def _class(image: str) -> str:
+    return image.partition("/")[0]
+
+
+class CubSessions(SessionSource):
+    """The classes and images of the session lists, with base/val held out of base/train; 224x224."""
+
+    name = "cub-sessions"
+    summary: ClassVar[str] = "CUB-200-2011, 100 base and 100 novel classes of the session lists; from CUB_200_2011.tgz"
+    layouts = (CubSessionPhotographs(SESSION_SIZE),)
+    shape, counts, lists = (SESSION_SIZE, SESSION_SIZE, 3), SESSION_COUNTS, (LISTS,)
+
+    def sessions(self) -> dict[str, int]:
+        return {_class(row["image"]): int(row["session"]) for row in rows(LISTS)}

@@ -21,8 +21,8 @@ _WHOLE = 2.0**53  # up to which float64 tells whole numbers apart
 
 
 @dataclass(frozen=True)
-class _Pool:
-    """A pool as far as it is known before its features are read; ``ids`` [n] are places in ``classes``."""
+class _FeaturePool:
+    """A pool before its features are read; ``ids`` [n] are indices into ``classes``."""
 
     entry: Entry
     width: int
@@ -31,15 +31,14 @@ class _Pool:
 
 
 class FeatureFiles(Layout):
-    """Six files ``base-train.npz`` ... ``novel-test.npz`` with ``features`` [n, D] and ``labels`` [n] each, or the same
-    as ``.safetensors`` or ``.pt`` (a dict saved by torch.save).
+    """Files ``base-train.npz`` ..., or ``.safetensors`` or ``.pt``, with ``features`` and ``labels``.
 
-    Labels may be any whole numbers or strings; a class is the same in two pools if its label is. novel-train may be
-    missing for tasks with the shared protocol, where it is base/train.
+    Features are [n, D], labels [n] any whole numbers or strings; a class is the same in two pools if its label is.
+    novel-train may be missing for tasks with the shared protocol.
 
     Args:
-        check: raises :class:`UserError` where episodes cannot be drawn, given int64 [C + 1] of each pool: images of
-            class c are ``starts[c]:starts[c + 1]``.
+        check: Raises UserError if episodes cannot be drawn, given pool -> int64 [C + 1]; images of class c are
+            ``starts[c]:starts[c + 1]``.
     """
 
     title: ClassVar[str] = "frozen features (base-train.npz, ..., novel-test.npz, or .safetensors or .pt)"
@@ -77,7 +76,7 @@ class FeatureFiles(Layout):
 
 
 def mean_cosine(features: np.ndarray) -> float:
-    """The cosine of two different rows of features [n, D], on average over some of them; 0 for one row."""
+    """Return the mean cosine of two different rows of features [n, D], over some of them; 0 for one row."""
     some = features[:: max(1, len(features) // _LOOKED_AT)].astype(np.float64)
     lengths = np.linalg.norm(some, axis=1, keepdims=True)
     units = some / np.where(lengths > 0, lengths, 1.0)
@@ -85,13 +84,13 @@ def mean_cosine(features: np.ndarray) -> float:
     return round(float((np.square(units.sum(0)).sum() - np.square(units).sum()) / max(1, count * (count - 1))), 4)
 
 
-def _surveyed(tree: FileTree) -> dict[str, _Pool]:
+def _surveyed(tree: FileTree) -> dict[str, _FeaturePool]:
     """Reads all that the files say but the features themselves.
 
     Raises:
         UserError: a file is missing, is there in two formats, or does not fit the others.
     """
-    pools: dict[str, _Pool] = {}
+    pools: dict[str, _FeaturePool] = {}
     for pool in POOLS:
         entry = _file(tree, pool)
         if entry is None:
@@ -99,7 +98,7 @@ def _surveyed(tree: FileTree) -> dict[str, _Pool]:
         where = tree.where(entry)
         features, labels = _read(tree, entry)
         names, ids = np.unique(_labels(labels, where), return_inverse=True)
-        pools[pool] = surveyed = _Pool(entry, features.shape[1], ids, tuple(map(str, names)))
+        pools[pool] = surveyed = _FeaturePool(entry, features.shape[1], ids, tuple(map(str, names)))
         first = pools["base/train"]
         if surveyed.width != first.width:
             raise UserError(f"{where} has {surveyed.width} features a row, {first.entry.name} has {first.width}")

@@ -1,8 +1,8 @@
 """Labelled images in memory or behind objects of another library, as a data set of one's own.
 
-An object is known by what it does: ``len(data)``, ``data[i]`` a pair (image, label), and ``data.labels_to_indices``
-(label -> places) where it has some of the images only, as learn2learn's ``FilteredMetaDataset``. Each image is read
-twice and kept never: first to learn its label, size and range, then to be written.
+An object has ``len(data)``, ``data[i]``, a pair (image, label), and perhaps ``data.labels_to_indices`` (label ->
+places) if it has some of the images only, like learn2learn's ``FilteredMetaDataset``. Each image is read twice: first
+for its label, size and range, then to be written.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _EXACT = 1e-3  # how far 255 times a float may be from a whole number
 
 
 def files_of(objects: Any) -> tuple[str, Path]:
-    """The data set whose files learn2learn has loaded, and their folder.
+    """Return the data set whose files learn2learn has loaded, and their folder.
 
     Raises:
-        UserError: other objects, or objects that were loaded from several folders.
+        UserError: Other objects, or objects that were loaded from several folders.
     """
     inner = [_unwrapped(value, "Taskset", "TaskDataset", "MetaDataset") for value in _listed(objects)]
     for kind, (name, folder) in FILES.items():
@@ -96,14 +96,15 @@ def _kind_of(value: Any) -> str:
 
 
 def _pixels(image: Any, what: str) -> np.ndarray:
-    """An image as an array [H, W, C] of 1 or 3 channels, its numbers as they are.
+    """Return an image as an array [H, W, C] of 1 or 3 channels, its numbers unchanged.
 
     Args:
-        image: of Pillow, or a tensor or an array [H, W], [C, H, W] or [H, W, C]. Where both could be, a tensor has its
+        image: Of Pillow, or a tensor or an array [H, W], [C, H, W] or [H, W, C]. If both are possible, a tensor has its
             channels first, an array last.
+        what: Name of the image in messages.
 
     Raises:
-        UserError: it is something else.
+        UserError: It is something else.
     """
     kind, axes = _kind_of(image), (2, 0)
     if isinstance(image, Image.Image):
@@ -133,10 +134,14 @@ class PixelScale:
         self.whole, self.divided = "", ""
 
     def add(self, image: np.ndarray, what: str) -> None:
-        """Takes note of an image.
+        """Note the range of an image.
+
+        Args:
+            image: [H, W, C].
+            what: Name of the image in messages.
 
         Raises:
-            UserError: it cannot be had back in whole numbers from 0 to 255, or not by the same rule as those before.
+            UserError: It cannot be converted to whole numbers from 0 to 255, or not like the images before.
         """
         low, high = float(image.min()), float(image.max())
         scaled = image.astype(np.float32) * (255 if high <= 1 else 1)
@@ -152,7 +157,7 @@ class PixelScale:
             raise UserError(f"{self.divided} has values in 0 to 1, {self.whole} larger ones; give all images one range")
 
     def to_bytes(self, image: np.ndarray) -> np.ndarray:
-        """An image as uint8."""
+        """Return an image as uint8."""
         return np.rint(image.astype(np.float32) * (1 if self.whole else 255)).astype(np.uint8)
 
 
@@ -182,7 +187,7 @@ class Split:
         return f"image {place} of {self.where}"
 
     def read(self, place: int) -> tuple[np.ndarray, Hashable]:
-        """An image [H, W, C] and its label; raises :class:`UserError` where there is no such pair."""
+        """Return an image [H, W, C] and its label; raise UserError if there is no such pair."""
         with reading(f"{self.image_name(place)} cannot be read"):
             item = self.data[place]
             if not isinstance(item, (tuple, list)) or len(item) < 2:
@@ -194,7 +199,7 @@ class Split:
         return image, label
 
     def read_again(self, place: int) -> np.ndarray:
-        """An image that was looked at; raises :class:`UserError` where it is another one now."""
+        """Return an image of the survey; raise UserError if it is another one now."""
         image, _ = self.read(place)
         if _digest(image) != self.digests[place]:
             raise UserError(f"{self.image_name(place)} is another one each time it is read; leave what is random out "
@@ -202,10 +207,10 @@ class Split:
         return image
 
     def survey(self) -> Iterator[tuple[np.ndarray, str]]:
-        """Every image [H, W, C] and what messages call it, while labels and digests are collected.
+        """Yield every image [H, W, C] and its name in messages; collect labels and digests.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: An image cannot be read.
         """
         groups: dict[Hashable, list[int]] = {}
         for place in self.places:
@@ -226,8 +231,7 @@ def _digest(image: np.ndarray) -> int:
 
 
 class LabelledObjects:
-    """The classes of train are the base ones, whose images are divided as :func:`divide` does; there is no pool of
-    novel classes for training, so that tasks have the shared protocol."""
+    """The layout of three objects: the classes of train are the base classes, and tasks have the shared protocol."""
 
     title: ClassVar[str] = "labelled images from Python"
 
@@ -236,13 +240,14 @@ class LabelledObjects:
         self.range, self.shape = PixelScale(), tuple[int, ...]()
 
     def identity(self, objects: Any, reporter: Reporter) -> str:
-        """Looks at all images and returns what changes when they or their labels do.
+        """Read all images and return a hash of them and their labels.
 
         Args:
-            objects: a list [train, validation, test].
+            objects: A list [train, validation, test].
+            reporter: Takes progress.
 
         Raises:
-            UserError: the objects hold what no data set can be made of.
+            UserError: No data set can be made of the objects.
         """
         self.sides = _by_side(objects)
         total = sum(len(side.places) for side in self.sides.values())
@@ -262,7 +267,7 @@ class LabelledObjects:
         return sha256_json([content.hexdigest(), {name: side.classes for name, side in self.sides.items()}])
 
     def build(self, context: BuildContext) -> None:
-        """Writes the pools from the objects that :meth:`identity` looked at."""
+        """Write the pools from the objects of :meth:`identity`."""
         side_of = {name: side for side in self.sides.values() for name in side.classes}
         classes = {
             name: [ListItem(side_of[name].name, place) for place in side_of[name].classes[name]]

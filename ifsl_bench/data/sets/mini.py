@@ -1,9 +1,15 @@
 """mini-ImageNet (Vinyals et al. 2016; classes of Ravi and Larochelle 2017): 64 base, 16 + 20 novel classes, 84x84.
 
-``mini-imagenet`` is the data of Gidaris and Komodakis (LwoF, CVPR 2018) and of Ren et al. (NeurIPS 2019): beside the
+``mini-imagenet`` is the data of Gidaris and Komodakis (LwoF, CVPR 2018) and of Ren et al. (NeurIPS 2019): besides the
 60,000 images it has others of the base classes, base/val and base/test, whose choice is not published as a list. The
-variants have other ones and therefore names of their own: ``mini-imagenet-ilsvrc`` draws them from ILSVRC-2012,
-``mini-imagenet-held-out`` holds them out of the 600 a class that mini-ImageNet itself has.
+variants have other ones: ``mini-imagenet-ilsvrc`` draws them from ILSVRC-2012, ``mini-imagenet-held-out`` holds them
+out of the 600 a class that mini-ImageNet itself has.
+
+The session lists are those of TOPIC (Tao et al., CVPR 2020), CEC (Zhang et al., CVPR 2021) and most papers after
+them: 60 base classes, 40 novel ones. They give each class 500 training and 100 test images, and name five of the 500
+as a novel class's supports. Of a base class, a hash draws 50 training images for base/val, on which options and
+biases are chosen. Novel classes have their test images in novel/test and the others in novel/support, those of the
+lists first.
 """
 
 from __future__ import annotations
@@ -29,13 +35,19 @@ from ifsl_bench.data.pickle_pools import (
     text,
 )
 from ifsl_bench.data.published_splits import (
+    COUNTS_60_40,
+    HELD_OUT,
     IlsvrcLayout,
+    ListedImage,
     PublishedData,
+    SessionSource,
     check_pools,
     columns,
     divided,
     find_images,
     report_missing,
+    rows,
+    session_pools,
     shuffled,
 )
 from ifsl_bench.data.read.archive import FileTree
@@ -56,7 +68,7 @@ HELD_OUT_COUNTS = COUNTS | {
     "base/val": Count(64, 64 * 60),
     "base/test": Count(64, 64 * 60),
 }
-HELD_OUT = "mini-imagenet-held-out"
+HELD_OUT_NAME = "mini-imagenet-held-out"
 EXTRA = 300  # images of a base class in base/test, and at most in base/val
 _IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
 _SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
@@ -97,7 +109,7 @@ class LwofPickles(Layout):
 
 
 def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
-    """wnid -> rows, from a label for each row and a label for each wnid."""
+    """Return wnid -> rows, from a label for each row and a label for each wnid."""
     labels = labels_of(value["labels"], "'labels'", count, where)
     if not isinstance(value["catname2label"], dict):
         raise UserError(f"'catname2label' of {where} is no dict of class names and labels")
@@ -124,21 +136,21 @@ class Caches(Layout):
             for side, names in self.files.items()
         }
         arrays: dict[str, np.ndarray] = {}
-        rows: dict[str, list[int]] = {}
+        class_rows: dict[str, list[int]] = {}
         for side, entry in entries.items():
             where = tree.where(entry)
             value = load_dict(tree, entry, ("image_data", "class_dict"))
             arrays[side] = images_array(value["image_data"], "'image_data'", where)
             groups = _class_rows(value["class_dict"], len(arrays[side]), where)
             _check_sides(groups, side, where)
-            rows |= groups
-        pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), HELD_OUT)
+            class_rows |= groups
+        pools: dict[str, dict[str, Sequence[int]]] = divided(class_rows, sides(), HELD_OUT_NAME)
         check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         copy_pools(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
 
 
 def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
-    """wnid -> rows, as a cache has them."""
+    """Return wnid -> rows of a cache."""
     if not isinstance(value, dict):
         raise UserError(f"'class_dict' of {where} is a {type(value).__name__}, expected a dict of rows for each class")
     groups = {text(name): integers(rows, f"class {text(name)!r}", where).tolist() for name, rows in value.items()}
@@ -152,8 +164,11 @@ def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
 
 
 class Ilsvrc(IlsvrcLayout):
-    """The training images of ILSVRC-2012. 300 images of each base class that mini-ImageNet does not have are drawn for
-    base/test, and what is left, up to 300, for base/val; LwoF's counts come to the same numbers."""
+    """The training images of ILSVRC-2012.
+
+    Of the images of a base class that are not in mini-ImageNet, 300 are drawn for base/test, and up to 300 others for
+    base/val; LwoF's counts come to the same numbers.
+    """
 
     def build(self, context: BuildContext) -> None:
         taken = set(columns(NAMES, "filename", "original").values())
@@ -176,7 +191,7 @@ class Ilsvrc(IlsvrcLayout):
         import_images(context, pools, ImageSpec(SIZE, fit="stretch"))
 
 
-class Photographs(Layout):
+class MiniPhotographs(Layout):
     """The 60,000 JPEGs, 84x84, in any folders, under the names of Ravi and Larochelle (ICLR 2017)."""
 
     title: ClassVar[str] = "the 60,000 images of mini-ImageNet (n0153282900000005.jpg, ...)"
@@ -186,10 +201,10 @@ class Photographs(Layout):
 
 
 def listed_images(context: BuildContext) -> dict[str, dict[str, str]]:
-    """wnid -> file name -> path in ``context.files``, both in the order of the published list.
+    """Return wnid -> file name -> path in ``context.files``, both in the order of the published list.
 
     Raises:
-        UserError: a file of the list is missing, where the user has not allowed it, or is there twice.
+        UserError: A file of the list is missing and the user has not allowed it, or it is there twice.
     """
     there = find_images(context.files, _IMAGE, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower()))
     images: dict[str, dict[str, str]] = {}
@@ -204,10 +219,10 @@ def listed_images(context: BuildContext) -> dict[str, dict[str, str]]:
     return images
 
 
-class HeldOutPhotographs(Photographs):
+class HeldOutPhotographs(MiniPhotographs):
     def build(self, context: BuildContext) -> None:
         paths = {wnid: list(images.values()) for wnid, images in listed_images(context).items()}
-        pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), HELD_OUT)
+        pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), HELD_OUT_NAME)
         check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         import_images(context, pools, ImageSpec(SIZE))
 
@@ -233,9 +248,37 @@ class MiniIlsvrc(PublishedData):
 class MiniHeldOut(PublishedData):
     """A variant: base/val and base/test are held out of base/train."""
 
-    name = HELD_OUT
+    name = HELD_OUT_NAME
     summary: ClassVar[str] = (
         "mini-ImageNet, variant: base images held out; from its 60,000 JPEGs, or learn2learn's caches"
     )
     layouts = (Caches(), HeldOutPhotographs())
     shape, counts = SHAPE, HELD_OUT_COUNTS
+
+
+LISTS = "mini-imagenet-fscil.csv.xz"
+WHAT = "mini-ImageNet's session lists"
+
+
+class MiniSessionPhotographs(MiniPhotographs):
+    def build(self, context: BuildContext) -> None:
+        images = (
+            ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)
+        )
+        pools: dict[str, dict[str, Sequence[str]]] = session_pools(
+            WHAT, images, listed_images(context), HELD_OUT, "mini-imagenet-sessions"
+        )
+        check_pools(context, WHAT, COUNTS_60_40, pools)
+        import_images(context, pools, ImageSpec(SIZE))
+
+
+class MiniSessions(SessionSource):
+    """The classes and images of the common session lists, with base/val held out of base/train."""
+
+    name = "mini-imagenet-sessions"
+    summary: ClassVar[str] = "mini-ImageNet, 60 base and 40 novel classes of the session lists; from its 60,000 JPEGs"
+    layouts = (MiniSessionPhotographs(),)
+    shape, counts, lists = SHAPE, COUNTS_60_40, (LISTS, NAMES)
+
+    def sessions(self) -> dict[str, int]:
+        return {row["wnid"]: int(row["session"]) for row in rows(LISTS)}

@@ -62,13 +62,15 @@ class IlsvrcFolder(IlsvrcLayout):
 
 
 def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
-    """Class name -> wnid, from two lists that belong to the release, line by line.
+    """Return class name -> wnid, from two lists of the release.
 
     Args:
-        wanted: the wnids of the data set; some names belong to two classes of ILSVRC-2012, but to one of these.
+        tree: Folder or archive.
+        wanted: The wnids of the data set; a name may belong to two classes of ILSVRC-2012, but to one of these.
+        what: Name of the release in messages.
 
     Raises:
-        UserError: a list is missing, or they do not go together.
+        UserError: A list is missing, or they do not fit each other.
     """
     lists = []
     for name in (NAMES, SYNSETS):
@@ -85,10 +87,15 @@ def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[st
 
 
 def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
-    """The number of images, and wnid -> rows.
+    """Return the number of images, and wnid -> rows.
+
+    Args:
+        tree: Folder or archive.
+        entry: The file of labels.
+        names: Class name -> wnid.
 
     Raises:
-        UserError: the file is not as it should be, or has a class of another name.
+        UserError: The file is not as it should be, or has an unknown class.
     """
     where = tree.where(entry)
     value = load_dict(tree, entry, ("label_specific", "label_specific_str"))
@@ -100,7 +107,7 @@ def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple
     return len(labels), {names[name]: rows for name, rows in groups.items()}
 
 
-class _Files(Layout):
+class _PngPickles(Layout):
     """Pairs of files, ``<prefix>_labels.pkl`` with classes by name and ``<prefix>_images_png.pkl``, a list of PNGs.
 
     Attributes:
@@ -116,7 +123,13 @@ class _Files(Layout):
 
     @abstractmethod
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
-        """The pools that a class's images go to, and which of them."""
+        """Return pool -> rows of a class.
+
+        Args:
+            prefix: Of the file.
+            wnid: Of the class.
+            rows: Of its images.
+        """
 
     def build(self, context: BuildContext) -> None:
         tree = context.files
@@ -143,7 +156,7 @@ class _Files(Layout):
         )
 
 
-class AttractorFiles(_Files):
+class AttractorFiles(_PngPickles):
     title: ClassVar[str] = "the files of Ren et al. (2019) (train_a_*, train_b_*, val_*, test_*)"
     prefixes: ClassVar = {f"train_a_train_a_phase_{phase}": ["train_a"] for phase in ("train", "val", "test")} | {
         side: [side] for side in _POOLS
@@ -154,7 +167,7 @@ class AttractorFiles(_Files):
         return {_POOLS.get(prefix) or f"base/{prefix.rpartition('_')[2]}": rows}
 
 
-class Files2018(_Files):
+class Files2018(_PngPickles):
     title: ClassVar[str] = (
         "the files of Ren et al. (2018) and of learn2learn ({train,val,test}_{images_png,labels}.pkl)"
     )

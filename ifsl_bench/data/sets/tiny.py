@@ -28,7 +28,7 @@ _IMAGE = re.compile(r"(?:.*/)?train/(n[0-9]{8})/images/\1_([0-9]+)\.jpe?g", re.I
 
 @cache
 def sides() -> Mapping[str, str]:
-    """wnid -> "base" or the pool of a novel class; sorted by wnid."""
+    """Return wnid -> "base" or the pool of a novel class, sorted by wnid."""
     return {wnid: _SIDES[side] for wnid, side in sorted(columns("tiny-tiered.csv", "wnid", "split").items())}
 
 

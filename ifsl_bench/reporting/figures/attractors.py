@@ -20,7 +20,7 @@ from ifsl_bench.plugin.method import ask
 from ifsl_bench.protocols.episode_loader import Batch
 from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
 from ifsl_bench.reporting.figures.models import novel_names
-from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, styled, text_of
+from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, plain_text, styled
 from ifsl_bench.solvers.attractor_prior import AttractorMLP
 from ifsl_bench.solvers.episode_problems import LinearLearner
 from ifsl_bench.solvers.outcome import Outcome, Solver
@@ -184,10 +184,10 @@ def draw(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figur
     for method, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
         if method.produced is not None:
             _base(panels[0], method)
-            panels[0].set_title(f"{text_of(method.label)}: base classes")
+            panels[0].set_title(f"{plain_text(method.label)}: base classes")
         _episode(panels[-1], method, [star.centres[0, 0] for star in stars or (fixed if method.static else [])])
         shown = f"episode {method.index}"
-        panels[-1].set_title(shown if across == 2 else f"{text_of(method.label)}: {shown}")
+        panels[-1].set_title(shown if across == 2 else f"{plain_text(method.label)}: {shown}")
     legend_below(figure, handles, names, marks)
     return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
 

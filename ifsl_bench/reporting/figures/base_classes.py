@@ -12,7 +12,15 @@ from ifsl_bench.analysis.task_results import TaskResults, load_board, load_varia
 from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
-from ifsl_bench.reporting.figures.style import by_accuracy, grid, legend_below, named_looks, new_figure, shown, styled
+from ifsl_bench.reporting.figures.style import (
+    by_accuracy,
+    grid,
+    legend_below,
+    names_and_styles,
+    new_figure,
+    rows_to_draw,
+    styled,
+)
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
@@ -62,7 +70,7 @@ def draw(
     Raises:
         UserError: no row is stored for two numbers of base classes.
     """
-    chosen = {count: by_accuracy(shown(board, _there(board, labels), setting)) for count, board in boards.items()
+    chosen = {count: by_accuracy(rows_to_draw(board, _there(board, labels), setting)) for count, board in boards.items()
               if not labels or _there(board, labels)}  # fmt: skip
     lines: dict[tuple[str, str], dict[int, SeedAggregate]] = {}  # a stored row and your own of its label are two
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
@@ -73,7 +81,7 @@ def draw(
         raise UserError("no row of these is stored for two numbers of base classes; those that there are: "
                         f"{', '.join(map(str, boards))}")  # fmt: skip
     firsts = [next(iter(line.values())) for line in shared]
-    names, looks = named_looks(firsts)
+    names, looks = names_and_styles(firsts)
     figure = new_figure(2.0, wide)
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
     for name, line, look in zip(names, shared, looks, strict=True):

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 from ifsl_bench.reporting.figures.models import Episode, episode_of
-from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, styled, text_of
+from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, plain_text, styled
 from ifsl_bench.reporting.plot_styles import COLOURS, MARKERS
 from ifsl_bench.utils.errors import UserError
 
@@ -78,7 +78,7 @@ def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
     if job.method.transductive:
         raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there "
                         f"are no decision regions")  # fmt: skip
-    if not job.task.kind.has_base:
+    if not job.task.has_base:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
     episode = episode_of(ready, index, label)
     parts = [part.features[0].double().cpu().numpy() for part in (episode.batch.support, episode.batch.query)]
@@ -135,7 +135,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     for row, (before, after) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
         _panel(before, row, side, after=False)
         _panel(after, row, side, after=True)
-        before.set_title(f"{text_of(row.episode.label)}, before")
+        before.set_title(f"{plain_text(row.episode.label)}, before")
         after.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
         for axes in (before, after):
             name_plane(axes, row.share)

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.figures.models import Episode
-from ifsl_bench.reporting.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of, width_of, wrapped
+from ifsl_bench.reporting.figures.style import COLUMN, DARK, PAGE, marker_style, plain_text, styled, width_of, wrapped
 from ifsl_bench.utils.errors import UserError
 
 TEXT, TITLE = 6.0, 8.0  # points: a sheet has more text than other figures, and the same columns
@@ -68,7 +68,7 @@ def draw(answers: Sequence[Episode], dataset: Dataset, task: Task, wide: bool = 
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     novel, base = (dataset.pool(task.pool("test", part)).images for part in ("novel", "base"))
-    names = [*map(text_of, episode.base_classes), *(f"N{way + 1}" for way in range(len(episode.classes)))]
+    names = [*map(plain_text, episode.base_classes), *(f"N{way + 1}" for way in range(len(episode.classes)))]
     sheet = _Sheet(axes, novel, base, names)
     y = _legend(axes, answers, width, f"{task.name}, test episode {int(episode.drawn.index[0])}")
     y = _key(sheet, y, len(answers))
@@ -164,7 +164,7 @@ def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: floa
     across = min(shots, MOST_ACROSS, max(1, int((width - 2 * EDGE) / each)))
     blocks = max(1, min(ways, int((width - EDGE) / max(across * each + EDGE, BLOCK))))
     block = (width - EDGE) / blocks
-    titles = [wrapped(f"N{way + 1} {text_of(name)}", block - EDGE, TEXT) for way, name in enumerate(episode.classes)]
+    titles = [wrapped(f"N{way + 1} {plain_text(name)}", block - EDGE, TEXT) for way, name in enumerate(episode.classes)]
     head = LINE * max(title.count("\n") + 1 for title in titles) + 0.01  # of the longest, so that images stand in lines
     deep = head + math.ceil(shots / across) * each + 0.04
     y = sheet.heading(y, f"support: {ways} ways, {shots} shot{'s' * (shots > 1)}")
@@ -180,12 +180,12 @@ def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: floa
 
 def _small(label: str) -> dict[str, Any]:
     """Return the look of a method's mark next to a text."""
-    return dots(label) | {"markersize": 3}
+    return marker_style(label) | {"markersize": 3}
 
 
 def _entry(answer: Episode) -> str:
     right = answer.right
-    return f"{text_of(answer.label)}: {int(right.sum())} of {len(right)} right"
+    return f"{plain_text(answer.label)}: {int(right.sum())} of {len(right)} right"
 
 
 def _legend(axes: Axes, answers: Sequence[Episode], width: float, title: str) -> float:
@@ -193,7 +193,7 @@ def _legend(axes: Axes, answers: Sequence[Episode], width: float, title: str) ->
     across = max(1, int(width / (max(width_of(_entry(answer)) for answer in answers) + 0.3)))
     for i, answer in enumerate(answers):
         x, y = i % across * width / across + 0.1, LABEL * (1 + i // across) + LABEL / 2
-        axes.plot(x, y, **dots(answer.label), clip_on=False)
+        axes.plot(x, y, **marker_style(answer.label), clip_on=False)
         axes.text(x + 0.1, y, _entry(answer), va="center")
     return LABEL * (1 + math.ceil(len(answers) / across))
 

@@ -22,7 +22,7 @@ from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.metrics import Estimate, estimate
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
-from ifsl_bench.reporting.figures.style import FAINT, drawn, grid, legend_below, new_panels, styled
+from ifsl_bench.reporting.figures.style import FAINT, grid, legend_below, line_style, new_panels, styled
 from ifsl_bench.reporting.plot_styles import DASHES
 from ifsl_bench.utils.errors import UserError
 
@@ -46,7 +46,7 @@ class StepCurve:
         return f"{self.label}, T-BPTT ({self.unrolled} steps)" if self.unrolled else f"{self.label}, RBP"
 
 
-def courses(
+def step_curves(
     methods: Sequence[str],
     task: str,
     work: Workspace,
@@ -171,7 +171,7 @@ def draw(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tupl
 
 def _look(course: StepCurve, row: int) -> dict[str, Any]:
     """Return the method's own look for RBP; hollow and broken in its colour for T-BPTT."""
-    look = drawn(course.label)
+    look = line_style(course.label)
     if not course.unrolled:
         return look
     dashes = [style for style in DASHES if style != look["linestyle"]]
@@ -179,10 +179,10 @@ def _look(course: StepCurve, row: int) -> dict[str, Any]:
     return look | hollow | {"linestyle": dashes[(row - 1) % len(dashes)]}
 
 
-def _panel(axes: Axes, courses: Sequence[StepCurve]) -> None:
-    last = max(n for course in courses for n in course.at)
+def _panel(axes: Axes, curves: Sequence[StepCurve]) -> None:
+    last = max(n for course in curves for n in course.at)
     end = 3.0 * last  # where the converged ones stand
-    for row, course in enumerate(courses):
+    for row, course in enumerate(curves):
         steps, look = sorted(course.at), _look(course, row)
         values = [course.at[n] for n in steps]
         axes.errorbar(steps, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.7,
@@ -191,10 +191,10 @@ def _panel(axes: Axes, courses: Sequence[StepCurve]) -> None:
                       elinewidth=0.7, gid=f"{course.name}, converged")  # fmt: skip
         axes.plot([steps[-1], end], [values[-1].mean, course.converged.mean], color=look["color"], linewidth=0.5,
                   linestyle=(0, (1, 2)), zorder=1)  # fmt: skip
-    for n in {course.unrolled for course in courses} - {0}:
+    for n in {course.unrolled for course in curves} - {0}:
         axes.axvline(n, color=FAINT, linestyle="dotted", linewidth=0.8, zorder=0)
     axes.set_xscale("log")
-    steps_shown = sorted({n for course in courses for n in course.at})
+    steps_shown = sorted({n for course in curves for n in course.at})
     shown = [n for n in steps_shown if n in (1, 5, 20) or str(n).strip("0") == "1"]  # whose numbers have room
     axes.set_xticks([*shown, end], [f"{n:,}" for n in shown] + ["conv."])
     axes.set_xticks([], minor=True)

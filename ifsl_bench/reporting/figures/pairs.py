@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.analysis.aggregate import SeedAggregate, names_of
 from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of, told_apart
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.style import COLUMN, PAGE, by_accuracy, new_figure, styled, text_of
+from ifsl_bench.reporting.figures.style import COLUMN, PAGE, by_accuracy, new_figure, plain_text, styled
 from ifsl_bench.utils.errors import UserError
 
 # From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
@@ -46,7 +46,7 @@ def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[F
     few = [row for row in rows if len(row.seeds) < SEEDS and not row.fixed]
     out = few if not named and len(rows) - len(few) >= 2 else []
     rows = [row for row in rows if row not in out]
-    names, count = [text_of(name) for name in names_of(rows)], len(rows)
+    names, count = [plain_text(name) for name in names_of(rows)], len(rows)
     values, differs = differences(board, rows)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
     cell = min(side / count, 0.45)

@@ -26,7 +26,7 @@ from ifsl_bench.reporting.figures import ranks as _ranks
 from ifsl_bench.reporting.figures import seeds as _seeds
 from ifsl_bench.reporting.figures import sessions as _sessions
 from ifsl_bench.reporting.figures import tradeoff as _tradeoff
-from ifsl_bench.reporting.figures.style import as_bytes, save, shown
+from ifsl_bench.reporting.figures.style import as_bytes, rows_to_draw, save
 from ifsl_bench.reporting.notebook import Folder, Names, listed
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -183,13 +183,13 @@ def inner_steps(
         work: see the module.
     """
     from ifsl_bench.experiments.workspace import workspace
-    from ifsl_bench.reporting.figures.inner_steps import courses, draw
+    from ifsl_bench.reporting.figures.inner_steps import draw, step_curves
 
     if not tasks:
         raise UserError("inner_steps takes the name of a task, or several")
     work = work or workspace()
     by_task = {
-        task: courses(listed(methods), task, work, steps=steps, unrolled=unrolled, seeds=range(seeds),
+        task: step_curves(listed(methods), task, work, steps=steps, unrolled=unrolled, seeds=range(seeds),
                       episodes=episodes, options=options or {}, train=train)
         for task in tasks
     }  # fmt: skip
@@ -244,7 +244,7 @@ def _board(
 ) -> TaskResults:
     """Return the rows of a task that are to be drawn."""
     folders = Paths.locate(home, results)
-    return shown(load_board(find_one(name, folders), folders.results), listed(methods), setting, papers)
+    return rows_to_draw(load_board(find_one(name, folders), folders.results), listed(methods), setting, papers)
 
 
 def _jobs(

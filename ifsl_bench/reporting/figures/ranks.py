@@ -14,13 +14,13 @@ from ifsl_bench.analysis.ranking import Ranked
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
-    dots,
     heights,
     legend_below,
     lines_of_rows,
+    marker_style,
     new_panels,
+    plain_text,
     styled,
-    text_of,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -72,11 +72,11 @@ def _panel(axes: Axes, board: TaskResults, ranked: Sequence[Ranked]) -> None:
     labels = []
     for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
         assert place.ranks is not None
-        look = dots(place.row.label)
+        look = marker_style(place.row.label)
         axes.plot([place.ranks.first, place.ranks.last], [at, at], color=look["color"], linewidth=4, alpha=0.4,
                   solid_capstyle="round", gid=f"ranks of {name}")  # fmt: skip
         axes.plot(_place(place, board), at, **look | {"markersize": 5}, gid=f"place of {name}")
-        labels.append(f"{text_of(name)}  {place.row.summary()['acc'].mean:.1f}")
+        labels.append(f"{plain_text(name)}  {place.row.summary()['acc'].mean:.1f}")
     last = max(place.among for place in ranked)
     axes.set(title=board.name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
     lines_of_rows(axes, labels)

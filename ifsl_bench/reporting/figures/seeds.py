@@ -17,10 +17,10 @@ from ifsl_bench.reporting.figures.style import (
     heights,
     legend_below,
     lines_of_rows,
-    named_looks,
+    names_and_styles,
     new_figure,
+    plain_text,
     styled,
-    text_of,
 )
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -41,7 +41,7 @@ def draw_seeds(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
         wide: two columns of a paper wide.
     """
     rows = sorted(board.rows, key=lambda row: -row.summary()["acc"].mean)
-    names, looks = named_looks(rows)
+    names, looks = names_and_styles(rows)
     figure = new_figure(heights(len(rows), each=0.2), wide)
     axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
     for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
@@ -52,7 +52,7 @@ def draw_seeds(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
         means = [result.summary["acc"]["mean"] for result in row.results]
         places = at + np.linspace(-SPREAD, SPREAD, len(means)) if len(means) > 1 else [at]
         axes.plot(means, places, **look | {"markersize": 3, "linestyle": "none"}, gid=f"seeds of {name}")
-    lines_of_rows(axes, [text_of(name) for name in names])
+    lines_of_rows(axes, [plain_text(name) for name in names])
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=3, linestyle="none"),
         Line2D([], [], color=DARK, marker="|", markersize=7, markeredgewidth=1.2, linestyle="none"),
@@ -85,7 +85,7 @@ def draw_validation(board: TaskResults, wide: bool = False) -> tuple[Figure, lis
     rows = [row for row in by_accuracy(board) if all(result.training.get("validation") for result in row.results)]
     if not rows:
         raise UserError(f"{board.name}: no row of these is meta-trained, so that there is no validation to draw")
-    names, looks = named_looks(rows)
+    names, looks = names_and_styles(rows)
     keys: dict[str, dict[str, Any]] = {"step kept": RING | {"markeredgecolor": DARK}}
     if any(len(row.seeds) > 1 for row in rows):
         keys = {"a seed": {"color": DARK, "linewidth": 0.5, "alpha": 0.5}, **keys}

@@ -14,23 +14,23 @@ from matplotlib.ticker import MaxNLocator
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
 from ifsl_bench.analysis.session_variance import ONE, PARTS, splits_of_differences, splits_of_rows
 from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
     by_accuracy,
-    drawn_beside,
     grid,
     heights,
     legend_below,
+    line_styles,
     lines_of_rows,
-    named_looks,
+    names_and_styles,
     new_figure,
     new_panels,
+    plain_text,
     styled,
-    text_of,
 )
 from ifsl_bench.reporting.plot_styles import COLOURS
-from ifsl_bench.utils.errors import UserError
 
 BAND = (2.5, 97.5)  # percent of the orders that are below its ends
 FORGOTTEN = LinearSegmentedColormap.from_list("accuracy", ["#FFFFFF", "#56B4E9", "#0072B2", "#00304F"])
@@ -43,8 +43,7 @@ COLOUR_OF = dict(zip(PARTS, COLOURS, strict=False))
 
 def require_sessions(board: TaskResults) -> None:
     """Raise :class:`UserError` for a task in episodes."""
-    if not board.task.sessions:
-        raise UserError(f"{board.name} is in episodes; this figure is of tasks in sessions")
+    protocol_of(board.task).require("sessions", board.name, "this figure is of tasks in sessions")
 
 
 @styled()
@@ -61,8 +60,8 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
     """
     require_sessions(board)
     rows, papers = by_accuracy(board), [paper for paper in board.papers if paper.sequence]
-    names, looks = named_looks(rows)
-    of_papers = drawn_beside([paper.label for paper in papers]) if named else []
+    names, looks = names_and_styles(rows)
+    of_papers = line_styles([paper.label for paper in papers]) if named else []
     lazy = [row for row, _ in lazy_rows(rows)]
     keys: dict[str, dict[str, Any]] = dict(zip(names, looks, strict=True))
     keys |= {
@@ -117,7 +116,7 @@ def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
     figure, panels = new_panels(len(rows), across, 2.0 if wide else 1.6, wide, more=0.5)
     for place, (axes, triangle, name) in enumerate(zip(panels, triangles, names_of(rows), strict=True)):
         mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
-        axes.set(title=text_of(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
+        axes.set(title=plain_text(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
         every = list(range(0, count, 1 + count // 8))
         axes.set_xticks([n + 0.5 for n in every], [str(n) for n in every])
         axes.set_yticks([n + 0.5 for n in every], [str(n) for n in every])
@@ -162,10 +161,10 @@ def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]
         wrong = f", wrong {100 * split.sign.chance:.0f}%" if split.sign else ""
         text = f"sd {split.parts[ONE].value ** 0.5:.2f}{wrong}"
         axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
-    lines_of_rows(axes, [text_of(label) for label in labels])
-    axes.set_yticks(places, [text_of(label) for label in labels])
+    lines_of_rows(axes, [plain_text(label) for label in labels])
+    axes.set_yticks(places, [plain_text(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
     if differences:
-        axes.text(0, len(rows), text_of(f"{names[rows[0].a]} minus"), va="center", color=DARK)
+        axes.text(0, len(rows), plain_text(f"{names[rows[0].a]} minus"), va="center", color=DARK)
     legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
     return figure, [SAID]

@@ -28,7 +28,7 @@ from matplotlib.textpath import TextPath
 
 from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
 from ifsl_bench.analysis.task_results import TaskResults, in_setting, only
-from ifsl_bench.reporting.plot_styles import PlotStyle, look_of, looks_of
+from ifsl_bench.reporting.plot_styles import PlotStyle, style_of, styles_of
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import check_out, write_bytes
 
@@ -149,24 +149,24 @@ def save(figure: Figure, path: Path) -> None:
     write_bytes(path, content, "--out")
 
 
-def text_of(label: str) -> str:
+def plain_text(label: str) -> str:
     """Return a label of unknown origin as text. Matplotlib would leave one out that begins with _."""
     label = one_line(label)
     return f" {label}" if label.startswith("_") else label
 
 
-def drawn(label: str) -> dict[str, Any]:
+def line_style(label: str) -> dict[str, Any]:
     """Return the look of a method's line, with its marker."""
-    return _line(look_of(label)) | {"markeredgewidth": 0}
+    return _line(style_of(label)) | {"markeredgewidth": 0}
 
 
-def dots(label: str) -> dict[str, Any]:
+def marker_style(label: str) -> dict[str, Any]:
     """Return the look of a method's points without a line."""
-    return drawn(label) | {"linestyle": "none"}
+    return line_style(label) | {"linestyle": "none"}
 
 
-def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
-    """Return the looks of rows in one figure: those of :func:`ifsl_bench.reporting.plot_styles.looks_of`.
+def line_styles(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
+    """Return the looks of rows in one figure: those of :func:`ifsl_bench.reporting.plot_styles.styles_of`.
 
     Further rows of a method have a thin line, and marks that are half white.
 
@@ -175,7 +175,7 @@ def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dic
         second: which rows have the label of another one, which comes first.
     """
     half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
-    return [_line(look) | (half if look.further else {"markeredgewidth": 0}) for look in looks_of(labels, second)]
+    return [_line(look) | (half if look.further else {"markeredgewidth": 0}) for look in styles_of(labels, second)]
 
 
 def _line(look: PlotStyle) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], 
         labels: of the handles.
         marks: what other things in the figure stand for, whatever their method or class.
     """
-    texts, (width, height) = [text_of(label) for label in labels], figure.get_size_inches()
+    texts, (width, height) = [plain_text(label) for label in labels], figure.get_size_inches()
     entry = 0.42 + 0.06 * max(map(len, labels), default=0)  # inches of an entry; a letter takes a little less
     columns = min(max(1, int(width / entry)), max(1, len(labels)))
     lines, line = math.ceil(len(labels) / columns), 0.124 if marks else 0.135
@@ -267,7 +267,7 @@ def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     axes.set_axisbelow(True)
 
 
-def shown(
+def rows_to_draw(
     board: TaskResults, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False
 ) -> TaskResults:
     """Return the results with the rows to be drawn: those with these labels, or those of a setting without own options.
@@ -307,11 +307,11 @@ def by_accuracy(board: TaskResults) -> list[SeedAggregate]:
     return [place.row for place in board.places]
 
 
-def named_looks(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dict[str, Any]]]:
+def names_and_styles(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return names and looks of rows; a user's own row has another look than the stored one of the same label."""
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
-    return names_of(rows), drawn_beside([row.label for row in rows], second)
+    return names_of(rows), line_styles([row.label for row in rows], second)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -11,15 +11,16 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_point
 from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
     by_accuracy,
     legend_below,
-    named_looks,
+    names_and_styles,
     new_figure,
+    plain_text,
     styled,
-    text_of,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -43,12 +44,12 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     Raises:
         UserError: regular few-shot learning, sessions, or no validation episodes to calibrate on.
     """
-    if not board.task.kind.has_base:
+    if not board.task.has_base:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
-    if board.task.sessions:
-        raise UserError(f"{board.name} is in sessions, which have no base-novel curve; take a task in episodes")
+    why = "which have no base-novel curve; take a task in episodes"
+    protocol_of(board.task).require("tradeoff", board.name, why, ", ")
     rows = by_accuracy(board)
-    names, looks = named_looks(rows)
+    names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
     if len(curves) < len(rows):
         raise UserError(f"{board.name}: its rows have no base-novel curves, since no validation episodes can be drawn")
@@ -64,7 +65,7 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     figure = new_figure(2.9 if wide else 2.4, wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
     for look, name, curve in zip(looks, names, curves, strict=True):
-        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
+        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=plain_text(name), zorder=2)
     for row, look, point, biased in zip(rows, looks, points, calibrated, strict=True):
         here = look | {"linestyle": "none", "markersize": 5}
         axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")
@@ -103,8 +104,8 @@ def _annotate(axes: Axes, text: str, at: tuple[float, float], offset: tuple[floa
 
 def _equal_accuracy(axes: Axes, row: SeedAggregate) -> None:
     """Draw lines of equal Acc., which weighs base and novel accuracy by their queries."""
-    counts = row.results[0].episodes
-    share = counts.base_queries / (counts.base_queries + counts.novel_queries)
+    shape = row.results[0].episodes.shape
+    share = shape["base_queries"] / (shape["base_queries"] + shape["novel_queries"])
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     for level in _levels(share * left + (1 - share) * bottom, share * right + (1 - share) * top):
         x = np.array([left, right])

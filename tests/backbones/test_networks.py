@@ -43,11 +43,11 @@ def test_blocks_halve_the_image_and_round_as_the_papers_do(name, sizes):
 
 
 def test_stempool_is_resnet10_with_a_pool_after_the_stem():
-    """Its blocks see 32x32 of a 64x64 image; the parameters are those of resnet10."""
-    plain, pooled = (make_backbone(name, (64, 64, 3)).eval() for name in ("resnet10", "resnet10-stempool"))
+    """Its blocks see 16x16 of a 32x32 image; the parameters are those of resnet10."""
+    plain, pooled = (make_backbone(name, (32, 32, 3)).eval() for name in ("resnet10", "resnet10-stempool"))
     pooled.load_state_dict(plain.state_dict())
-    x = torch.randn(2, 3, 64, 64)
-    stem = plain.stem(x)  # [2, 64, 64, 64]
+    x = torch.randn(2, 3, 32, 32)
+    stem = plain.stem(x)  # [2, 64, 32, 32]
     halved = stem.unfold(2, 2, 2).unfold(3, 2, 2).amax((-1, -2))
     plain.stem = nn.Identity()
     torch.testing.assert_close(pooled(x), plain(halved))

@@ -1,13 +1,19 @@
-"""CIFAR-FS (Bertinetto et al., ICLR 2019): CIFAR-100 as 64 base, 16 + 20 novel classes of 600 images, 32x32.
+"""CIFAR-100 as CIFAR-FS (Bertinetto et al., ICLR 2019) and for few-shot class-incremental learning.
 
-The classes' sides are in ``tasks/cifar-fs.csv``. A class has the 500 images that CIFAR-100 calls training images and
-then its 100 test images, in the order of the files. The authors divide classes alone; which images of a base class
-are held out for base/val and base/test is drawn by a hash here.
+CIFAR-FS has 64 base, 16 + 20 novel classes of 600 images, 32x32; their sides are in ``tasks/cifar-fs.csv``. A class
+has its 500 training images and then its 100 test images, in the order of the files. The authors divide classes alone;
+a hash draws the images of base classes for base/val and base/test.
+
+The session lists are those of TOPIC (Tao et al., CVPR 2020), CEC (Zhang et al., CVPR 2021) and most papers after
+them: 60 base classes, 40 novel ones, in the order of their labels. They name all 500 training images of a base class,
+five of a novel class, and all 100 test images of both. Of a base class, a hash draws 50 training images for base/val,
+on which options and biases are chosen. Novel classes have their test images in novel/test and the others in
+novel/support, those of the lists first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +22,19 @@ import numpy as np
 
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_pools, images_array, labels_of, load_dict, names_of, rows_by_class
-from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
+from ifsl_bench.data.published_splits import (
+    COUNTS_60_40,
+    HELD_OUT,
+    ListedImage,
+    PublishedData,
+    SessionSource,
+    check_pools,
+    columns,
+    divided,
+    report_missing,
+    rows,
+    session_pools,
+)
 from ifsl_bench.data.read.archive import Entry, FileTree, first_few
 from ifsl_bench.data.source import BuildContext, Count, Downloadable, Layout
 from ifsl_bench.utils.errors import UserError
@@ -61,23 +79,29 @@ class Cifar100(Layout):
         images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files
         copy_pools(context, pools, dict.fromkeys(pools, images), digests=True)
         items = [ListItem(part, row) for part, array in zip(PARTS, arrays, strict=True) for row in range(len(array))]
-        named = {pool: {name: [items[row] for row in rows] for name, rows in pools[pool].items()} for pool in pools}
+        named = {pool: {name: [items[row] for row in group] for name, group in pools[pool].items()} for pool in pools}
         note_duplicates(context, named)  # by file, and the row there
 
     def pools(
         self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
-        """Pool -> class -> rows of both files, one after the other; ``names`` are those of their labels."""
+        """Return pool -> class -> rows of both files, as if concatenated.
+
+        Args:
+            context: State of the build.
+            names: Names of the labels.
+            train: Labels of the training images, int64 [n].
+            test: Labels of the test images, int64 [m].
+        """
         labels = np.concatenate([train, test])
-        rows = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
-        pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), "cifar-fs")
+        groups = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
+        pools: dict[str, dict[str, Sequence[int]]] = divided(groups, sides(), "cifar-fs")
         check_pools(context, "CIFAR-FS", COUNTS, pools)
         return pools
 
 
 def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
-    """Folder -> name -> file, of folders that hold some of the three files under the archive's name, or its class
-    names and images under any."""
+    """Return folder -> name -> file, of folders with the archive's name, or with the class names and some images."""
     folders: dict[str, dict[str, Entry]] = {}
     for entry in tree.entries:
         if entry.name in (*PARTS, META):
@@ -90,7 +114,7 @@ def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
 
 
 def _entries(tree: FileTree) -> dict[str, Entry]:
-    """The three files, by name; raises :class:`UserError` where one is missing, or there are several of each."""
+    """Return the three files by name; raise UserError if one is missing, or there are several of each."""
     folders = _folders(tree)
     if len(folders) > 1:
         raise UserError(
@@ -124,3 +148,57 @@ class CifarFS(PublishedData, Downloadable):
 
         download_url(CIFAR100.url, folder, CIFAR100.filename, CIFAR100.tgz_md5)
         return folder / CIFAR100.filename
+
+
+LISTS = "cifar100-fscil.csv.xz"
+WHAT = "CIFAR-100's session lists"
+
+
+class SessionArrays(Cifar100):
+    def pools(
+        self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
+    ) -> dict[str, dict[str, Sequence[int]]]:
+        images: dict[str, dict[str, int]] = {name: {} for name in names}
+        for start, part, labels in ((0, PARTS[0], train), (len(train), PARTS[1], test)):
+            for row, label in enumerate(labels):
+                images[names[label]][f"{part}[{row}]"] = start + row
+        pools: dict[str, dict[str, Sequence[int]]] = session_pools(
+            WHAT, _listed(context, names, train, test), images, HELD_OUT, "cifar100-sessions"
+        )
+        check_pools(context, WHAT, COUNTS_60_40, pools)
+        return pools
+
+
+def _listed(context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> Iterator[ListedImage]:
+    """Yield the rows of the list that the files have; raise UserError if a label of the files is another."""
+    labels, missing = {PARTS[0]: train, PARTS[1]: test}, []
+    session_of = {row["fine_label"]: row["session"] for row in rows(LISTS) if row["role"] == PARTS[1]}
+    for row in rows(LISTS):
+        part, index, session = row["role"], int(row["index"]), row["session"]
+        if index >= len(labels[part]):
+            missing.append(f"{part}[{index}]")
+            continue
+        label = str(labels[part][index])
+        if session_of.get(label) != session or row["fine_label"] not in ("", label):
+            raise UserError(
+                f"{context.origin}: {part}[{index}] is of class {names[int(label)]!r}, in {WHAT} it is of another; get "
+                f"cifar-100-python.tar.gz again"
+            )
+        yield ListedImage(f"{part}[{index}]", names[int(label)], int(session), part == PARTS[1])
+    if missing:
+        report_missing(context, missing, f"images of {WHAT}")
+
+
+class CifarSessions(CifarFS, SessionSource):
+    """The classes and images of the common session lists, with base/val held out of base/train."""
+
+    name = "cifar100-sessions"
+    summary: ClassVar[str] = (
+        "CIFAR-100, 60 base and 40 novel classes of the session lists; from cifar-100-python.tar.gz"
+    )
+    layouts = (SessionArrays(),)
+    counts, lists = COUNTS_60_40, (LISTS,)
+
+    def sessions(self) -> dict[str, int]:
+        names = sorted(sides())  # a class's label is its place
+        return {names[int(row["fine_label"])]: int(row["session"]) for row in rows(LISTS) if row["fine_label"]}
