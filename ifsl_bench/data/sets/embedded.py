@@ -52,7 +52,7 @@ class EmbeddedFeatures(DatasetSource):
                 images[:] = arrays[pool]
 
     def _read(self, arrays: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the metadata, and optionally the bytes of each pool, uint8 [n, 2, D, 1]; raise CorruptFile if damaged."""
+        """Return the metadata, and optionally the bytes of pools, uint8 [n, 2, D, 1]; raise CorruptFile if damaged."""
         from safetensors import SafetensorError, safe_open
 
         try:
