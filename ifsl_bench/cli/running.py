@@ -212,7 +212,7 @@ def _show_rows(tasks: Sequence[Task], ended: RunSummary, work: Workspace, how: H
 
     labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.stored if job.task.name == board.name))
             for board in boards}  # fmt: skip
-    boards = [board.usual(labels_of[board.name]) for board in boards if labels_of[board.name]]
+    boards = [board.default_view(labels_of[board.name]) for board in boards if labels_of[board.name]]
     if how.style == "latex" and boards:
         from ifsl_bench.reporting.latex import paper_tables
 

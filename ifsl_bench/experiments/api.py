@@ -90,6 +90,11 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
 
     Raises:
         UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
+
+    Example:
+        >>> result = ifsl_bench.run("imprint", "glyphs-5shot", episodes=20)
+        >>> result.label, result.seed
+        ('imprint.episodes=20', 0)
     """
     single = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
     if work is not None and (home is not None or results is not None):
@@ -173,6 +178,11 @@ def evaluate_checkpoint(
     Raises:
         UserError: no such model, an unfinished one, other code or options of the method, or a backbone that is not in
             the cache.
+
+    Example:
+        >>> result = ifsl_bench.run("lwof", "glyphs-5shot")  # doctest: +SKIP
+        >>> checkpoint = result.provenance["checkpoint"]  # doctest: +SKIP
+        >>> elsewhere = ifsl_bench.evaluate_checkpoint(checkpoint, "glyphs-1shot")  # doctest: +SKIP
     """
     work = work or workspace()
     checkpoint = Path(checkpoint)

@@ -18,6 +18,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import resolve_options, trains
 from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
@@ -87,7 +88,7 @@ class Job:
     @property
     def supports_kept(self) -> bool:
         """Returns whether a sequence's sessions are learned from all supports so far."""
-        return self.task.sessions is not None and self.method.keeps_supports(self.options)
+        return protocol_of(self.task).learns_sessions and self.method.keeps_supports(self.options)
 
     @property
     def all_values(self) -> dict[str, Any]:
@@ -163,11 +164,8 @@ def make_jobs(request: Request, home: Paths | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
-            every = chosen.method.uses_all_images
-            if (every or job.supports_kept) and task.sessions and task.sessions.memory == "none":
-                keeps = "is trained on every image of all classes" if every else "keeps the supports of all sessions"
-                raise UserError(f"{job.label} {keeps}, and {task.name} is for methods that keep none (memory = "
-                                f"\"none\" in its [sessions])")  # fmt: skip
+            if reason := protocol_of(task).refusal(task, chosen.method, job.options):
+                raise UserError(f"{job.label} {reason}")
             if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
                 raise UserError(f"--train sessions={training.sessions}: {job.label} does not learn one session after "
                                 "the other; leave it out")  # fmt: skip
@@ -194,7 +192,7 @@ def _check_kinds(request: Request) -> None:
 
 def _check_task(task: Task, training: Training, episodes: int, request: Request) -> None:
     """Raises :class:`UserError` for what a task cannot give."""
-    spec, most, least = task.pretraining, most_of(task), 1 if task.sessions else 2
+    spec, most, least = task.pretraining, most_of(task), protocol_of(task).fewest
     if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
         raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
     if type(episodes) is not int or not least <= episodes <= most:
@@ -202,7 +200,7 @@ def _check_task(task: Task, training: Training, episodes: int, request: Request)
     # A task that says no more than what it does anyway is the same task, and would not be refused.
     centre = request.change.centre
     check_backbone(msgspec.structs.replace(spec, centre=centre) if centre else spec)
-    if request.calibrate and not task.kind.has_base:
+    if request.calibrate and not task.has_base:
         raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
 
 

@@ -122,9 +122,15 @@ def job_of(result: Result, home: Paths, task: str | None = None, method: str | N
         )
     options, train = result.own_settings()
     request = Request(
-        [method_name], [task or result.task], options, train, result.trials, seeds=[result.seed],
-        episodes=len(result.episodes), calibrate=result.calibrated,
-    )  # fmt: skip
+        [method_name],
+        [task or result.task],
+        options,
+        train,
+        result.trials,
+        seeds=[result.seed],
+        episodes=len(result.episodes),
+        calibrate=result.calibrated,
+    )
     try:
         jobs = make_jobs(request, home)
     except UserError as error:

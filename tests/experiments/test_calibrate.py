@@ -17,7 +17,7 @@ from ifsl_bench.experiments.search import rounds_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE
+from ifsl_bench.protocols.metrics import BALANCE
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables
 from ifsl_bench.store.consistency import contradiction

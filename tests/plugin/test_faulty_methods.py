@@ -10,7 +10,6 @@ import torch
 
 from ifsl_bench import Choices, Method, Range
 from ifsl_bench.experiments import api
-from ifsl_bench.experiments.evaluation import Evaluated
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.request import Request
 from ifsl_bench.experiments.search import at_edge, points
@@ -18,6 +17,7 @@ from ifsl_bench.experiments.trained_models import Solves
 from ifsl_bench.plugin.find_method import check_method, find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Prediction
 from ifsl_bench.plugin.options import space_of
+from ifsl_bench.protocols.loader import Evaluated
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.utils.errors import UserError
 from tests.plugin.test_options import Every

@@ -186,7 +186,14 @@ def query_loss(args, solver=None, linear=None):
 
 
 @pytest.mark.usefixtures("adjoint")
-@pytest.mark.parametrize("shape", [{}, {"base": 0}, {"ways": 1}], ids=["plain", "regular", "one"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"base": 0}, id="regular", marks=pytest.mark.slow("hundreds of solves")),
+        pytest.param({"ways": 1}, id="one"),
+    ],
+)
 def test_gradcheck_of_the_solved_loss(shape):
     args = problem(features=5, episodes=2, gamma=0.05, norm=3.0, **{"ways": 3, "shots": 2, **shape})
     leaves = [a.requires_grad_() for a in args if a.is_floating_point() and bool(a.isfinite().all())]

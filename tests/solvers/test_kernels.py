@@ -13,6 +13,7 @@ import pytest
 import torch
 from numba import njit
 
+from ifsl_bench import solvers
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
 from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader, hits
@@ -261,6 +262,7 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
     assert store.code_folder() is None
 
 
+@pytest.mark.slow("starts a process that solves")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_has_threads_of_its_own():
     program = "\n".join([
@@ -315,18 +317,21 @@ def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
         first.sum().backward()
 
 
-def test_the_kernels_can_be_switched_off():
+def test_the_kernels_can_be_switched_off_for_a_while():
+    with compiled.batched():
+        assert not compiled.kernels_enabled(torch.zeros(1))
+    assert compiled.kernels_enabled(torch.zeros(1))
+    assert not compiled.kernels_enabled(torch.zeros(1, device="meta"))
+
+
+@pytest.mark.slow("starts a process that imports torch")
+def test_the_kernels_can_be_switched_off_for_a_process():
     program = "\n".join([
-        "import sys; sys.path.insert(0, 'tests/solvers')",
         "import torch",
         "from ifsl_bench.solvers import numba_backend as compiled",
         "assert not compiled.kernels_enabled(torch.zeros(1))",
     ])  # fmt: skip
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "IFSL_BENCH_KERNELS": "0"})
-    with compiled.batched():
-        assert not compiled.kernels_enabled(torch.zeros(1))
-    assert compiled.kernels_enabled(torch.zeros(1))
-    assert not compiled.kernels_enabled(torch.zeros(1, device="meta"))
 
 
 def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.float32, seed=0):
@@ -423,3 +428,13 @@ def test_kernels_gather_what_indices_say(shared):
     loader.novel = _bank(20, 0)
     with pytest.raises(IndexError, match="beyond the pools"):
         loader.batch(5, 70)
+
+
+def test_former_names_warn():
+    with pytest.deprecated_call(match="to_prior"):
+        from ifsl_bench.solvers import fold
+    with pytest.deprecated_call(match="AttractorMLP"):
+        assert solvers.Memory is solvers.AttractorMLP
+    with pytest.deprecated_call(match="groups"):
+        assert solvers.learner_of("lr", 5, 3).parts[0].size == 4
+    assert fold is solvers.to_prior

@@ -58,7 +58,12 @@ SOLVERS = [LBFGS(1e-11), GradientDescent(0.05, 800, 1e-6)]
 @pytest.mark.parametrize("objective", [quartic, Quartic()], ids=["function", "closed form"])
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize(
-    "adjoint", [Implicit(), Implicit(Neumann(1500, 0.0, 0.05)), Unroll()], ids=["cg", "neumann", "unroll"]
+    "adjoint",
+    [
+        pytest.param(Implicit(), id="cg"),
+        pytest.param(Implicit(Neumann(1500, 0.0, 0.05)), id="neumann", marks=pytest.mark.slow("1,500 terms a solve")),
+        pytest.param(Unroll(), id="unroll"),
+    ],
 )
 def test_gradcheck(objective, solver, adjoint):
     if isinstance(adjoint, Unroll):

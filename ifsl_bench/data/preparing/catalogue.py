@@ -119,7 +119,7 @@ def task_listing(home: Paths) -> list[dict[str, str]]:
             "what": task.title,
             "protocol": task.protocol,
             "shots": str(task.shots),
-            "episodes": f"{task.evaluation.episodes:,}{' sequences' if task.sessions else ''}",
+            "episodes": task.test_size,
             "backbone": task.pretraining.backbone,
             "data": f"{task.dataset.name}: {state(task.dataset.name)}",
         }
@@ -384,7 +384,7 @@ def write_new(home: Paths, name: str, data: str, path: Path, reporter: Reporter)
     dataset = open_or_make(home, data, reporter)
     tasks_there = {**packaged(), **own(home)}
     content: dict[str, Any] = suggested(dataset)
-    like = next((task for task in tasks_there.values() if task.dataset.name == data and task.kind.has_base), None)
+    like = next((task for task in tasks_there.values() if task.dataset.name == data and task.has_base), None)
     if like is not None:
         tables = msgspec.to_builtins(like)
         content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
