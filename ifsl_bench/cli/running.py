@@ -194,13 +194,8 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
 
     labels_of = {board.name: list(dict.fromkeys(job.label for job in summary.stored if job.task.name == board.name))
             for board in boards}  # fmt: skip
-<<<<<<< HEAD
-    boards = [board.usual(labels_of[board.name]) for board in boards if labels_of[board.name]]
-    if style == "latex" and boards:
-=======
     boards = [board.default_view(labels_of[board.name]) for board in boards if labels_of[board.name]]
-    if how.style == "latex" and boards:
->>>>>>> house
+    if style == "latex" and boards:
         from ifsl_bench.reporting.latex import paper_tables
 
         click.echo(paper_tables(boards, full))
