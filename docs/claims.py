@@ -26,7 +26,8 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import overall
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, setting_of
 from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
-from ifsl_bench.reporting.columns import AVERAGE, HEADINGS, plus_minus
+from ifsl_bench.protocols.protocol import titles
+from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
@@ -118,8 +119,8 @@ def read_claims(path: Path) -> dict[str, Claim]:
     keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
     claims = validate(raw, dict[str, Claim], str(path), keys)
     for name, claim in claims.items():
-        if claim.metric not in HEADINGS:
-            raise unknown("metric", claim.metric, HEADINGS, where=f"of claim {name}")
+        if claim.metric not in titles():
+            raise unknown("metric", claim.metric, titles(), where=f"of claim {name}")
         if (claim.says == "equivalent") != (claim.margin > 0):
             raise UserError(f"{path}: {name}: equivalence needs a margin above 0, and no other claim has one")
     return claims
@@ -212,8 +213,8 @@ def _backbones(row: SeedAggregate) -> set[str]:
 def heading_of_claim(claim: EvaluatedClaim) -> str:
     """The heading of the metric that a claim is on: in sessions alone, Acc. is an average."""
     metric = claim.claim.metric
-    average = metric == "acc" and all(evidence.a.units == "orders" for evidence in claim.evidence)
-    return (AVERAGE if average else HEADINGS[metric]).text
+    of_rows = {evidence.a.protocol.column(metric).title for evidence in claim.evidence}
+    return of_rows.pop() if len(of_rows) == 1 else titles()[metric]
 
 
 def edges_of(claim: EvaluatedClaim) -> str:

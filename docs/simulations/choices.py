@@ -13,9 +13,9 @@ import argparse
 import numpy as np
 from scipy.special import ndtr
 
-from ifsl_bench.analysis.selection import gains
 from ifsl_bench.experiments.selection_bootstrap import RIVAL_EPISODES, Tried, firmness
 from ifsl_bench.protocols.calibration import Margins, find_bias
+from ifsl_bench.protocols.episode_protocol import gains
 from ifsl_bench.protocols.metrics import estimate
 from ifsl_bench.store.schema import Choice
 

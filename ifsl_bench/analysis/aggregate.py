@@ -7,23 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifsl_bench.analysis.selection import OF_BIAS, resampled_sequences, resampled_sums
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.protocols.metrics import Counts, Estimate, estimate, harmonic
+from ifsl_bench.protocols.metrics import Estimate, HitCounts, estimate
+from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN
-from ifsl_bench.protocols.tasks.metric_sets import JOINT, SESSIONS
 from ifsl_bench.store.consistency import SOLVES_OF, mismatch
 from ifsl_bench.store.result_folder import LEFT_OUT
-from ifsl_bench.store.schema import Result, SessionResult
-
-if TYPE_CHECKING:
-    from ifsl_bench.protocols.session_metrics import SessionCounts
+from ifsl_bench.store.schema import Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
@@ -66,29 +61,30 @@ class SeedAggregate:
         return any(r.transductive for r in self.results)
 
     @property
+    def protocol(self) -> Protocol:
+        """The protocol that it was measured by."""
+        return self.results[0].protocol
+
+    @property
     def units(self) -> str:
         """The unit that its intervals are over."""
-        return (SESSIONS if isinstance(self.results[0], SessionResult) else JOINT).units
+        return self.protocol.units
 
     @property
     def single(self) -> bool:
         """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
-        first = self.results[0]
-        return (first.counts().orders if isinstance(first, SessionResult) else len(first.episodes)) == 1
+        return self.results[0].counts().unit_count == 1
 
     @property
     def images_kept(self) -> str:
         """The images of earlier sessions that the method keeps: "supports", "all images", or ""."""
-        counts = [r.episodes for r in self.results if isinstance(r, SessionResult)]
-        if any(c.every_image for c in counts):
-            return "all images"
-        return "supports" if any(c.supports_kept for c in counts) else ""
+        kept = {r.episodes.images_kept for r in self.results}
+        return max(kept, key=("", "supports", "all images").index)
 
     @property
     def state_bytes(self) -> float | None:
         """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
-        first = self.results[0]
-        return first.counts().bytes_per_class if isinstance(first, SessionResult) else None
+        return self.results[0].counts().bytes_per_class
 
     @property
     def novel_seen(self) -> str:
@@ -144,7 +140,7 @@ class SeedAggregate:
         return "." in self.label.removeprefix(self.results[0].method)
 
     @cached_property
-    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
+    def _counts(self) -> tuple[HitCounts, ...]:
         """Counts by seed. Metrics are computed on demand: of many episodes each takes 8 times the memory."""
         return tuple(r.counts().compact() for r in self.results)
 
@@ -154,15 +150,10 @@ class SeedAggregate:
         return self._counts[0].quantile
 
     @cached_property
-    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
+    def _resampled(self) -> tuple[HitCounts | None, ...]:
         """Counts by seed with the choices that resamples of the validation episodes would have made."""
         both = zip(self.results, self._counts, strict=True)
-        return tuple(
-            resampled_sums(r.calibration, r.choice, c)
-            if isinstance(c, Counts)
-            else resampled_sequences(r.calibration, c)
-            for r, c in both
-        )
+        return tuple(self.protocol.resampled(counts, r.calibration, r.choice) for r, counts in both)
 
     @property
     def holds_bias(self) -> bool:
@@ -172,7 +163,8 @@ class SeedAggregate:
     @property
     def holds_choices(self) -> bool:
         """Whether its intervals hold a choice on validation episodes fixed, as older results do."""
-        return self.units == "episodes" and (self.holds_bias or any(r.tuned and not r.choice for r in self.results))
+        held = self.holds_bias or any(r.tuned and not r.choice for r in self.results)
+        return held and "choices" in self.protocol.features
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Return a metric with the choices of each resample of the validation episodes, [RESAMPLES], in percent.
@@ -184,11 +176,9 @@ class SeedAggregate:
             seeds: only these; by default all.
         """
 
-        def value(result: Result, counts: Counts | SessionCounts | None) -> np.ndarray:
-            if isinstance(counts, Counts):
-                return counts.value(metric)
-            moved = "acc" if metric == "calibrated_acc" else metric if self.has_bias(result) else ""
-            return counts.value(moved) if counts and moved in OF_BIAS else np.zeros(RESAMPLES)
+        def value(result: Result, counts: HitCounts | None) -> np.ndarray:
+            moved = self.protocol.moved_by_choices(metric, self.has_bias(result))
+            return counts.value(moved) if counts is not None and moved else np.zeros(RESAMPLES)
 
         both = zip(self.results, self._resampled, strict=True)
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
@@ -221,10 +211,7 @@ class SeedAggregate:
         Args:
             seeds: only these; by default all.
         """
-        values = {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
-        if "base_joint" in values and "harmonic" in values:
-            values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])
-        return values
+        return self.protocol.combine({name: self.by_seed(name, seeds) for name in self.metrics})
 
     def summary(self) -> dict[str, Estimate]:
         """Return means and 95% intervals over episodes of the seeds' average, with the uncertainty of choices."""
@@ -238,7 +225,7 @@ class SeedAggregate:
             metric: its name.
             seeds: only these.
         """
-        counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and not isinstance(c, Counts)]
+        counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
         values = np.stack([c.of_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
@@ -246,7 +233,7 @@ class SeedAggregate:
     def after(self, metric: str = "acc") -> list[Estimate]:
         """Return a metric after each session: mean and 95% interval over the orders, of the seeds' average.
 
-        The intervals have the uncertainty of the bias where :data:`OF_BIAS` has the metric. Empty in episodes.
+        The intervals have the uncertainty of the bias where it is known. Empty in episodes.
 
         Args:
             metric: one of :data:`~ifsl_bench.protocols.session_metrics.AFTER`.
@@ -255,20 +242,19 @@ class SeedAggregate:
         biases = [
             counts.after(metric)
             for result, counts in zip(self.results, self._resampled, strict=True)
-            if self.has_bias(result) and metric in OF_BIAS and not (counts is None or isinstance(counts, Counts))
+            if counts is not None and self.protocol.moved_by_choices(metric, self.has_bias(result)) == metric
         ]  # [seeds with a bias, RESAMPLES, T + 1]
         of_seeds = np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLES, over_orders.shape[1]))
         pairs = zip(over_orders.T, of_seeds.T, strict=True)
         return [estimate(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
 
     def orders_after(self, metric: str = "acc") -> np.ndarray:
-        """Return a metric after each session for each order, [orders, T + 1]; [0, 0] in episodes."""
-        of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if not isinstance(c, Counts)]
-        return np.mean(of_seeds, axis=0) if of_seeds else np.empty((0, 0))
+        """Return a metric after each session for each order, [orders, T + 1]; [n, 0] in episodes."""
+        return np.mean([counts.over_orders(counts.after(metric)) for counts in self._counts], axis=0)
 
     def triangle(self) -> np.ndarray:
         """Return the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
-        return np.mean([c.triangle().mean(0) for c in self._counts if not isinstance(c, Counts)], axis=0)
+        return np.mean([counts.triangle().mean(0) for counts in self._counts], axis=0)
 
     def spread(self, metric: str = "acc") -> float:
         """Return the standard deviation between the seeds' means (n - 1), NaN for one seed."""
@@ -290,11 +276,11 @@ class LazyRow(SeedAggregate):
         return []
 
     @cached_property
-    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
-        return tuple(r.counts().lazy().compact() for r in self.results if isinstance(r, SessionResult))
+    def _counts(self) -> tuple[HitCounts, ...]:
+        return tuple(r.counts().lazy().compact() for r in self.results)
 
     @cached_property
-    def _resampled(self) -> tuple[Counts | SessionCounts | None, ...]:
+    def _resampled(self) -> tuple[HitCounts | None, ...]:
         """The counts of resampled biases: none, as no bias moves it."""
         return (None,) * len(self.results)
 
@@ -307,8 +293,8 @@ class BiasedRow(SeedAggregate):
         return result.calibration is not None
 
     @cached_property
-    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
-        return tuple(r.counts().calibrated().compact() for r in self.results if isinstance(r, SessionResult))
+    def _counts(self) -> tuple[HitCounts, ...]:
+        return tuple(r.counts().calibrated().compact() for r in self.results)
 
 
 def names_of(rows: Sequence[SeedAggregate]) -> list[str]:
@@ -326,7 +312,7 @@ def lazy_rows(rows: Iterable[SeedAggregate]) -> list[tuple[LazyRow, list[SeedAgg
     """Return a lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
     groups: dict[str, list[SeedAggregate]] = {}
     for row in rows:
-        if isinstance(row.results[0], SessionResult):
+        if "lazy" in row.protocol.features:
             groups.setdefault(f"{row.after()[0].mean:.2f}", []).append(row)
     return [(lazy_of(group[0]), group) for group in groups.values()]
 
@@ -410,8 +396,10 @@ def _other_method(a: Result, b: Result) -> str | None:
     if a.own_settings() != b.own_settings():
         return "options or training differ"
     if a.trials and (a.options, a.train, list(map(list, a.tuned.values()))) != (
-        b.options, b.train, list(map(list, b.tuned.values()))
-    ):  # fmt: skip
+        b.options,
+        b.train,
+        list(map(list, b.tuned.values())),
+    ):
         return "another choice was made, or among other settings"
     if a.setting != b.setting and EVERY not in (a.setting, b.setting):
         return "options or checkpoints were chosen in another way"
@@ -443,10 +431,10 @@ def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
     if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
         return None
     shares = []
-    for counts in (result.counts() for result in row.results):
-        hits = counts.columns()
+    for result in row.results:
+        hits, shape = result.counts().columns(), result.episodes.shape
         base, novel = hits["calibrated_base"].mean(), hits["calibrated_novel"].mean()
-        shares.append((base / counts.base_queries, novel / counts.novel_queries))
+        shares.append((base / shape["base_queries"], novel / shape["novel_queries"]))
     base, novel = 100 * np.mean(shares, 0)
     return float(base), float(novel)
 
@@ -460,7 +448,7 @@ def _curve(result: Result) -> np.ndarray:
     sums = {name: int(hits.sum()) for name, hits in counts.columns().items()}
     points[calibration.bias] = [sums["calibrated_base"], sums["calibrated_novel"]]
     points[applied] = [sums["base_joint"], sums["novel_joint"]]
-    base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
+    base, novel = (len(counts) * result.episodes.shape[f"{part}_queries"] for part in ("base", "novel"))
     return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])
 
 

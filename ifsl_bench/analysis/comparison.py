@@ -22,6 +22,7 @@ from ifsl_bench.analysis.aggregate import (
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
+from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import seeds_in_words
@@ -53,7 +54,7 @@ class Comparison:
     b: str
     task: str
     count: int
-    units: str
+    protocol: Protocol
     partial: bool
     episodes: dict[str, Paired]
     seeds: tuple[int, ...]
@@ -64,6 +65,11 @@ class Comparison:
     classes: int
     effects: dict[str, float]
     notes: tuple[str, ...]
+
+    @property
+    def units(self) -> str:
+        """The units that intervals are over."""
+        return self.protocol.units
 
 
 def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] = ()) -> Comparison:
@@ -98,7 +104,7 @@ def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] =
         b=second,
         task=a.results[0].task,
         count=len(differences),
-        units=a.units,
+        protocol=a.protocol,
         partial=a.partial or b.partial,
         episodes={name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in names},
         seeds=common,
@@ -136,7 +142,7 @@ def _notes(
     yield from holding_choices([a, b])
     if a.trials != b.trials:
         yield f"chosen in validation: {'; '.join(_chosen(row) for row in (a, b))}"
-    if a.units == "orders":
+    if "sessions" in a.protocol.features:
         yield "lower is better in PD, novel as base and base as novel"
         yield f"every interval holds fixed {held_fixed([a, b])}"
     if classes:
@@ -177,7 +183,7 @@ def _chosen(row: SeedAggregate) -> str:
 def verdict(comparison: Comparison) -> str:
     """Return a sentence on how the accuracies of the two differ: at 5%, over episodes and, if several, seeds."""
     gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
-    units, acc = comparison.units, "Avg." if comparison.units == "orders" else "Acc."
+    units, acc = comparison.units, comparison.protocol.column("acc").title
     if gap.mean == gap.interval == 0:
         return f"{comparison.a} and {comparison.b} have the same accuracy in every {units.removesuffix('s')}."
     if math.isnan(gap.p):

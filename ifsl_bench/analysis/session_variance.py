@@ -25,6 +25,7 @@ from ifsl_bench.analysis.comparison import overall as difference_of_rows
 from ifsl_bench.analysis.ranking import Difference, Prior, difference
 from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.utils.errors import UserError, unknown
 
 TAIL = 0.025  # of a 95% interval, on each side
@@ -255,8 +256,7 @@ def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
-    if not board.task.sessions:
-        raise UserError(f"{board.name} is in episodes; variance splits that of tasks in sessions")
+    protocol_of(board.task).require("variance", board.name, "variance splits that of tasks in sessions")
     if not board.rows:
         raise nothing_stored(board)
     rows = having((place.row for place in board.places), metric)

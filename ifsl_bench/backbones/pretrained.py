@@ -138,7 +138,7 @@ def shares_linear_backbone(task: Task, head: HeadKind) -> bool:
         head: "linear" or "cosine".
     """
     own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
-    return task.sessions is not None and head == "cosine" and not own
+    return task.cosine_on_linear and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:

@@ -98,7 +98,9 @@ def table(
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
         if not (tables_beside := published_comparison_tables(boards)):
-            if boards and all(board.task.sessions for board in boards):
+            from ifsl_bench.protocols.protocol import protocol_of
+
+            if boards and all(protocol_of(board.task).published_apart for board in boards):
                 raise UserError("--beside is for tasks in episodes; printed rows in sessions are of other backbones: "
                                 "'ifsl-bench leaderboard' shows them")  # fmt: skip
             raise UserError("no row measured here is printed in a paper too; docs/paper.md has the command")

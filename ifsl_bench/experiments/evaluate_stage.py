@@ -9,31 +9,29 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
 from ifsl_bench.backbones.device import DeviceChoice, describe_device
-from ifsl_bench.experiments.evaluation import Evaluated, evaluate, has_sessions
+from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, fresh, key_of, say_place, to_evaluate
 from ifsl_bench.experiments.trained_models import Trained, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.protocols.calibration import Bias, find_bias
+from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.metrics import Counts, summarise
+from ifsl_bench.protocols.loader import Evaluated, Loader
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
-from ifsl_bench.store.schema import SCHEMA, Calibration, Result, SessionResult, counts_entry, summary_entry
+from ifsl_bench.store.schema import SCHEMA, Calibration, Result, summary_entry
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
-
-if TYPE_CHECKING:
-    from ifsl_bench.protocols.sequence_loader import SequenceLoader
 
 LIBRARIES = ("torch", "torchvision", "numpy")
 FIRST = 8  # test episodes that the contract is checked on in every run
@@ -61,7 +59,7 @@ class EvaluationContext:
     prepared: PreparedTask
     place: DeviceChoice
 
-    def loader(self, side: Side) -> EpisodeLoader | SequenceLoader:
+    def loader(self, side: Side) -> Loader:
         """Return the loader of one side's episodes or sequences, on the device of the evaluation."""
         return self.prepared.loader(side, device=self.place.device)
 
@@ -71,33 +69,18 @@ class EvaluationContext:
 
     def first_episodes(self) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these."""
-        loader = self.loader("test")
-        count = min(FIRST, self.job.episodes)
-        first = loader.episodes(count) if has_sessions(loader) else loader.batch(0, FIRST)
-        return ContractProbe(
-            self.job.name, self.method.eval(), first.support, first.query, first.masked
-        ).with_search_flag()
-
-    def check_sessions(self) -> None:
-        """Raise :class:`UserError` where a method that learns session by session breaks its contract.
-
-        It is checked on the first test sequences.
-        """
-        loader = self.loader("test")
-        if has_sessions(loader) and not self.job.supports_kept and loader.sampler.shape.count > 1:
-            from ifsl_bench.plugin.session_contract import check_sessions
-
-            batch = loader.batch(0, min(FIRST, self.job.episodes))
-            check_sessions(self.job.name, self.method, batch.supports, loader.episodes(len(batch)).query)
+        first = self.loader("test").episodes(min(FIRST, self.job.episodes))
+        probe = ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked)
+        return probe.with_search_flag()
 
     def find_bias(self, reporter: Reporter) -> Bias | None:
         """Find the bias that calibrates the method, on the validation episodes that options are chosen on.
 
-        None in regular few-shot learning, and in sessions for a method that is given every image, which each validation
-        sequence would fit again; and, with a warning, where the data have too few validation classes.
+        None where the protocol does without, and, with a warning, where the data have too few validation classes.
         """
         task = self.job.task
-        if not task.kind.has_base or (task.sessions is not None and self.job.method.uses_all_images):
+        protocol = protocol_of(task)
+        if not protocol.calibrates(task, self.job.method):
             return None
         try:
             self.prepared.sampler("val")
@@ -107,7 +90,7 @@ class EvaluationContext:
         loader, episodes, title = self.loader("val"), task.evaluation.halves[0], f"calibrating {self.job}"
         called = "validation accuracy"
         margins = evaluate(self.method, self.job.name, loader, episodes, reporter, title, called=called).margins
-        return find_bias(margins, sequences=task.sessions is not None) if margins else None
+        return protocol.find_bias(margins) if margins else None
 
     def evaluate(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Evaluated:
         """Evaluate some of the job's test episodes; margins are not kept, so that memory is that of the counts.
@@ -142,7 +125,7 @@ class Evaluate(Stage):
     command: str = ""  # what the user typed, recorded with the result
 
     def __str__(self) -> str:
-        return f"evaluating {self.job}: {self.job.task.kind.counted(self.job.episodes)}"
+        return f"evaluating {self.job}: {protocol_of(self.job.task).counted(self.job.episodes)}"
 
     def key(self, home: Paths) -> str:
         """Name all that is evaluated for one result."""
@@ -169,7 +152,8 @@ class Evaluate(Stage):
         say_place(work, self, context.place)
         first = context.first_episodes()
         answers = check_answers(first)
-        context.check_sessions()
+        count = min(FIRST, self.job.episodes)
+        protocol_of(self.job.task).check_contract(self.job.name, context.method, context.loader("test"), count)
         bias = context.find_bias(work.reporter)
         start = time.perf_counter()
         evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
@@ -183,20 +167,17 @@ class Evaluate(Stage):
     def _result(self, context: EvaluationContext, evaluated: Evaluated, seconds: float, work: Workspace) -> Result:
         job, prepared, trained = context.job, context.prepared, context.trained
         counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.choice
-        if not isinstance(counts, Counts):
-            counts = counts.calibrated() if self.job.calibrated else counts
-        else:
-            if self.job.searched and self.model is None:
-                from ifsl_bench.experiments.search import counted_on_test
+        if self.job.searched and self.model is None:
+            from ifsl_bench.experiments.search import counted_on_test
 
-                choice = counted_on_test(self.job, choice, counts, work)
-            if calibrated and self.job.calibrated:
-                counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
+            choice = counted_on_test(self.job, choice, counts, work)
+        if calibrated and self.job.calibrated:
+            counts = counts.calibrated()
         sampler, backbone = prepared.sampler("test", context.place.device), prepared.pretrained
         libraries = *job.method.requires, *libraries_of(job.task.pretraining)
         device = describe_device(context.place.device)
-        kind: Any = SessionResult if job.task.sessions else Result
-        result: Result = kind(
+        drawn = sampler.class_draws(job.episodes)
+        return Result(
             schema=SCHEMA,
             method=job.name,
             label=self.job.label,
@@ -208,10 +189,8 @@ class Evaluate(Stage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(
-                counts, sampler.class_draws(job.episodes), job.supports_kept, job.method.uses_all_images
-            ),
-            summary=summary_entry(summarise(counts.per_episode(), counts.quantile)),
+            episodes=protocol_of(job.task).store(counts, drawn, job.supports_kept, job.method.uses_all_images),
+            summary=summary_entry(counts.summary()),
             solver=evaluated.described(),
             pretraining=backbone.entry(),
             training=trained.entry() if trained else {},
@@ -238,7 +217,6 @@ class Evaluate(Stage):
                 "evaluation": str(context.place),
             },
         )
-        return result
 
 
 def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, object]:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.adam import adam
 
-from ifsl_bench.experiments.evaluation import predict
 from ifsl_bench.experiments.trained_models import Diverged, Solves, Trained, check_progress, training_threads
 from ifsl_bench.plugin.method import (
     Method,
@@ -30,7 +29,7 @@ from ifsl_bench.plugin.method import (
     masked_logits,
     returned,
 )
-from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader
+from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader, predict
 from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.utils.checkpoint import CheckpointFolder

@@ -37,7 +37,8 @@ from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import accepts, defaults, grid_of, space_of, without_defaults
 from ifsl_bench.plugin.space import RATE, Space
 from ifsl_bench.protocols.calibration import Bias
-from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.metrics import HitCounts
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import is_locked, locked
@@ -194,7 +195,7 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
         accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
     """
     default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
-    sessions = job.task.sessions is not None
+    sessions = protocol_of(job.task).learns_sessions
     rounds: list[list[Candidate]] = []
     finished: list[list[tuple[Point, float]]] = []
     while settings := points(job.method, job.fixed_options, job.trials, default, finished, sessions):
@@ -230,7 +231,7 @@ class Trial(Stage):
 
     def __str__(self) -> str:
         task, steps = self.job.task, f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
-        return f"trial of {self.job}: {steps}{len(task.evaluation.halves[0]):,} validation {task.kind.drawn}"
+        return f"trial of {self.job}: {steps}{len(task.evaluation.halves[0]):,} validation {protocol_of(task).drawn}"
 
     def key(self, home: Paths) -> str:
         return f"{key_of(self.job, home)}-{self.job.training.select}"
@@ -266,7 +267,7 @@ class Trial(Stage):
                 if tried is None:
                     tried = self._tried(work, prepared)
                     write_trial(file, tried, weights, str(job), job.identity)
-                    drawn = job.task.kind.drawn
+                    drawn = protocol_of(job.task).drawn
                     work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {drawn}")
         return tried
 
@@ -279,7 +280,7 @@ class Trial(Stage):
         except (Diverged, NonFinite) as error:
             return Tried(0.0, len(episodes), diverged=str(error))
 
-    def on_test(self, work: Workspace, episodes: range, title: str) -> Counts:
+    def on_test(self, work: Workspace, episodes: range, title: str) -> HitCounts:
         """Count the hits of the setting on test episodes, calibrated by its own bias.
 
         Args:
@@ -291,9 +292,7 @@ class Trial(Stage):
         method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
         loader = backbone_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
         alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
-        counts = evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
-        assert isinstance(counts, Counts)  # no such question is asked of sequences
-        return counts
+        return evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
 
 
 @dataclass(frozen=True)
@@ -365,14 +364,14 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
     return replace(best, seed=job.seed), {
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
-        **({} if job.task.sessions else {"choice": Choice(**firmness(tried, name))}),
+        **({"choice": Choice(**firmness(tried, name))} if "choices" in protocol_of(job.task).features else {}),
         "rounds": [len(round_) for round_ in rounds],
         "passed_over": [setting for setting, trial in tried.items() if trial.failed],
         "edge": at_edge(job.method, best.options, point, offered),
     }
 
 
-def counted_on_test(job: Job, choice: dict[str, Any], counts: Counts, work: Workspace) -> dict[str, Any]:
+def counted_on_test(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
     """Count the hits of a choice's rivals on the first test episodes, as docs/statistics.md needs them.
 
     Args:

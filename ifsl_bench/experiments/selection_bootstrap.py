@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ifsl_bench.experiments.evaluation import MOST_UNCONVERGED, Evaluated
 from ifsl_bench.protocols.calibration import best_bias, resamples
-from ifsl_bench.protocols.session_metrics import SessionCounts
+from ifsl_bench.protocols.loader import MOST_UNCONVERGED, Evaluated
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import quarantine
 from ifsl_bench.utils.progress import Reporter
@@ -73,16 +72,10 @@ def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
 
 
 def tried_with(evaluated: Evaluated) -> Tried:
-    """The trial of a setting whose validation episodes were evaluated; calibrated counts are those with its bias."""
-    counts = evaluated.counts
-    bias = None if evaluated.margins is None else best_bias(evaluated.margins)
-    if isinstance(counts, SessionCounts):
-        hits = {"hits": counts.hits.sum(1, dtype=np.int64).tolist()}
-        return Tried(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
-    if evaluated.margins is not None and bias is not None:
-        base, novel = evaluated.margins.joint_hits(bias)
-        counts = replace(counts, calibrated_base=base, calibrated_novel=novel)
-    hits = {name: values.tolist() for name, values in counts.columns().items()}
+    """Return the trial of a setting whose validation episodes were evaluated; calibrated counts are with its bias."""
+    counts, margins = evaluated.counts, evaluated.margins
+    bias = None if margins is None else best_bias(margins)
+    hits = counts.selection_hits(margins, bias)
     return Tried(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
 
 

@@ -40,7 +40,8 @@ from ifsl_bench.experiments.trained_models import Model, folders, holds, load_tr
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method, remade
-from ifsl_bench.protocols.sampling.episodes import task_stream, training_sampler
+from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
 from ifsl_bench.utils.checkpoint import finished_info
 from ifsl_bench.utils.errors import CorruptFile
@@ -111,13 +112,11 @@ class PrepareData(Stage):
             return entry_of(data.starts, pool, self.task.dataset.name)
 
         for side in self.sides if data.starts else ():
-            task_stream(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
+            protocol_of(self.task).sampler(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
         if self.sessions > 1 and data.starts:
             training_sampler(self.task, self.sessions, 0, starts)
-        if self.task.sessions and self.task.sessions.published and (classes := data.classes.get("novel/test")):
-            from ifsl_bench.data.published_splits import order_of
-
-            order_of(self.task.novel_data, classes)
+        if data.classes.get("novel/test"):
+            protocol_of(self.task).class_order(self.task, data.classes.__getitem__)
 
     def compute(self, work: Workspace) -> None:
         prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
@@ -222,7 +221,7 @@ def backbone_stages(job: Job) -> list[Stage]:
     if task.pretraining.backbone == NO_BACKBONE:
         return stages
     # Every row has calibrated numbers beside its own, where validation episodes can be drawn.
-    sides = (*job.sides, "val") if task.kind.has_base else job.sides
+    sides = (*job.sides, "val") if task.has_base else job.sides
     pools = {("base/train", 1): None}
     for side in sides:
         pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}

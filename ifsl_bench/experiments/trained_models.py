@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ifsl_bench.experiments.evaluation import MOST_UNCONVERGED
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
+from ifsl_bench.protocols.loader import MOST_UNCONVERGED
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.serialization import check_kinds

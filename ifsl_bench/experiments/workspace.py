@@ -37,7 +37,10 @@ from ifsl_bench.data.preparing.metadata import ensure_of
 from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.sampling.episodes import Sampler, task_stream, training_sampler
+from ifsl_bench.protocols.episode_protocol import EPISODES
+from ifsl_bench.protocols.loader import Loader
+from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.sampling.episodes import Sampler, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
 from ifsl_bench.solvers import numba_code_cache as store
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -48,7 +51,6 @@ from ifsl_bench.utils.threads import cores, evaluating, share, threads
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
-    from ifsl_bench.protocols.sequence_loader import SequenceLoader
 
 
 def host_threads(device: torch.device) -> int:
@@ -109,6 +111,10 @@ def workspace(
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
             gets, if there is one, see :mod:`ifsl_bench.backbones.device`.
+
+    Example:
+        >>> ifsl_bench.workspace(home="my-home", device="cpu").home.cache.name
+        'my-home'
     """
     return Workspace(Paths.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
 
@@ -201,7 +207,9 @@ class PreparedTask:
 
     def sampler(self, side: Side, device: torch.device = HOST) -> Sampler | SequenceSampler:
         """The episodes or sequences of a side; raises :class:`UserError` where they cannot be drawn."""
-        return task_stream(self.task, side, self.seed, self._starts, device, self._classes, self.order)
+        return protocol_of(self.task).sampler(
+            self.task, side, self.seed, self._starts, device, self._classes, self.order
+        )
 
     def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
         """See :func:`~ifsl_bench.protocols.sampling.episodes.training_sampler`."""
@@ -216,28 +224,33 @@ class PreparedTask:
     @cached_property
     def order(self) -> np.ndarray | None:
         """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
-        if not (self.task.sessions and self.task.sessions.published):
-            return None
-        from ifsl_bench.data.published_splits import order_of
+        return protocol_of(self.task).class_order(self.task, self._classes)
 
-        return order_of(self.task.novel_data, self.dataset.pool("novel/test").classes)
+    def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> Loader:
+        """Return the loader of a side's episodes or sequences.
 
-    def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader | SequenceLoader:
-        """Batches of a side's episodes or sequences on a device, of the plain images or of ``views`` augmented ones."""
+        Args:
+            side: training is on episodes always.
+            views: 1 for the plain images, else how many augmented ones of each.
+            device: of the features.
+        """
         task, sampler = self.task, self.sampler(side, device)
         novel, base, support = (
             self.pool(name, views, device) if name in task.pools(side) else None
             for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT)
         )
         assert novel is not None
-        if not isinstance(sampler, Sampler):
-            from ifsl_bench.protocols.sequence_loader import SequenceLoader
-
-            return SequenceLoader(sampler, novel, base or novel, support)
-        return EpisodeLoader(sampler, novel, base if task.kind.has_base else None)
+        protocol = EPISODES if side == "train" else protocol_of(task)
+        return protocol.loader(task, sampler, novel, base, support)
 
     def episodes(self, side: Side, device: torch.device = HOST, views: int = 1) -> EpisodeLoader:
-        """Batches of a side's episodes; raises :class:`UserError` where it has sequences of sessions."""
+        """Return the loader of a side's episodes; raise :class:`UserError` where it has sequences of sessions.
+
+        Args:
+            side: of the task.
+            device: of the features.
+            views: as of :meth:`loader`.
+        """
         loader = self.loader(side, views, device)
         if not isinstance(loader, EpisodeLoader):
             raise UserError(f"task {self.task.name} is in sessions; take a task in episodes")

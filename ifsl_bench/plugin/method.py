@@ -41,6 +41,11 @@ class Base:
             included. A run always gives both; a base that is made by hand may lack them.
         images: gives the features of all base/train images [n, D] and their labels [n], for sums over them that a
             method makes when it is made; None where a data set has but the means of its classes.
+
+    Example:
+        >>> base = ifsl_bench.Base(weight=torch.eye(3), bias=torch.zeros(3), prototypes=torch.eye(3))
+        >>> base.to(dtype=torch.float64).weight.dtype
+        torch.float64
     """
 
     weight: Tensor
@@ -67,6 +72,13 @@ class Support:
         base_logits: [E, S, K] of the frozen linear base classifier, W_a x + b_a, computed once a pool by the harness.
             In regular few-shot learning no base class is in a softmax: all are -inf, and yet none is hidden for that,
             so an attention may read W_a. A loss over the support set takes its base logits from here.
+
+    Example:
+        >>> labels = torch.tensor([[0, 0, 1, 1]])  # an episode with two novel classes of two images each
+        >>> hidden, base_logits = torch.zeros(1, 3, dtype=torch.bool), torch.zeros(1, 4, 3)
+        >>> support = ifsl_bench.Support(torch.ones(1, 4, 8), labels, hidden, base_logits)
+        >>> support.class_means(ways=2).shape
+        torch.Size([1, 2, 8])
     """
 
     features: Tensor
@@ -88,6 +100,11 @@ class Query:
     Attributes:
         features: [E, Q, D].
         base_logits: [E, Q, K], as in :class:`Support`.
+
+    Example:
+        >>> query = ifsl_bench.Query(features=torch.ones(1, 10, 8), base_logits=torch.zeros(1, 10, 3))
+        >>> query.features.shape
+        torch.Size([1, 10, 8])
     """
 
     features: Tensor
@@ -105,6 +122,11 @@ class Prediction:
             ``solver_unconverged`` is 1 (or NaN) for an episode whose inner solve did not converge; a run says how many.
             Where names begin with ``solver_``, the contract allows for a search that rounding sends elsewhere.
         adjoint: how the backward pass through an inner solve goes (``Solution.adjoint``); read after it, in training.
+
+    Example:
+        >>> logits = torch.zeros(1, 10, 3 + 2)  # ten queries, three base and two novel classes
+        >>> ifsl_bench.Prediction(logits, {"solver_steps": torch.tensor([12.0])}).logits.shape
+        torch.Size([1, 10, 5])
     """
 
     logits: Tensor
@@ -126,6 +148,10 @@ class SessionOutput:
         state: all that it carries on, and no image of it, unless it says that it keeps some.
         statistics: as those of a :class:`Prediction`.
         adjoint: likewise.
+
+    Example:
+        >>> ifsl_bench.SessionOutput(state={"means": torch.zeros(1, 2, 8)}).statistics
+        {}
     """
 
     state: State
@@ -171,6 +197,19 @@ class Method(nn.Module, ABC):
         display: of a method of this suite, for each of its rows in tables how papers print it, and a few words on it.
             Both are literals, since they are read without importing the file.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
+
+    Example:
+        >>> class NearestMean(ifsl_bench.Method):
+        ...     def forward(self, support, query):
+        ...         novel = query.features @ support.class_means(self.ways).mT
+        ...         return ifsl_bench.Prediction(torch.cat([query.base_logits, novel], -1))
+        >>> base = ifsl_bench.Base(torch.eye(3), torch.zeros(3), torch.eye(3))
+        >>> method = NearestMean(base, ways=1)
+        >>> hidden = torch.zeros(1, 3, dtype=torch.bool)
+        >>> labels = torch.tensor([[0, 0]])
+        >>> support = ifsl_bench.Support(torch.ones(1, 2, 3), labels, hidden, torch.zeros(1, 2, 3))
+        >>> method(support, ifsl_bench.Query(torch.ones(1, 1, 3), torch.zeros(1, 1, 3))).logits
+        tensor([[[0., 0., 0., 3.]]])
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
@@ -276,6 +315,20 @@ class AdditiveClassifier(Method):
             matrices.
         uses_earlier_logits: whether a session is learned with the logits of earlier ones; where not, all sessions of a
             batch are learned by one call of :meth:`learn_classes`, as episodes, with None for ``earlier``.
+
+    Example:
+        >>> class Means(ifsl_bench.AdditiveClassifier):
+        ...     uses_earlier_logits = False
+        ...
+        ...     def learn_classes(self, support, earlier):
+        ...         return ifsl_bench.SessionOutput(support.class_means(self.ways))  # [E, N, D]
+        ...
+        ...     def class_logits(self, state, query):
+        ...         return query.features @ state.mT
+        >>> base = ifsl_bench.Base(torch.eye(3), torch.zeros(3), torch.eye(3))
+        >>> query = ifsl_bench.Query(torch.ones(1, 1, 3), torch.zeros(1, 1, 3))
+        >>> Means(base, ways=2).answer(state=(torch.ones(1, 2, 3),), query=query).logits
+        tensor([[[0., 0., 0., 3., 3.]]])
     """
 
     per_class_state: bool = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +13,22 @@ from torch import Tensor
 
 from ifsl_bench.backbones.device import to_host
 from ifsl_bench.backbones.features import FeaturePool
-from ifsl_bench.plugin.method import Prediction, Query, Support, bad_episodes, check_numbers, masked_logits
-from ifsl_bench.protocols.calibration import Margins
+from ifsl_bench.plugin.method import (
+    Method,
+    Prediction,
+    Query,
+    Support,
+    ask,
+    bad_episodes,
+    check_form,
+    check_numbers,
+    check_prediction,
+    masked_logits,
+)
+from ifsl_bench.protocols.calibration import Bias, Margins
+from ifsl_bench.protocols.loader import Evaluated, Evaluator, Loader
+from ifsl_bench.protocols.metrics import COUNTS, Counts
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS
 from ifsl_bench.solvers import numba_backend as compiled
 
 
@@ -54,7 +68,22 @@ class Batch:
         )
 
 
-class EpisodeLoader:
+def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:
+    """Return the method's checked answer to a batch; see :func:`check_prediction` for what is refused.
+
+    Args:
+        method: that answers.
+        name: what errors call it.
+        batch: of episodes.
+        numbers: whether its logits are looked at too, for which an accelerator has to be waited for.
+    """
+    episodes, queries = batch.labels.shape
+    classes = batch.support.hidden.shape[1] + method.ways
+    prediction = ask(method, name, batch.support, batch.query)
+    return (check_prediction if numbers else check_form)(name, prediction, episodes, queries, classes)
+
+
+class EpisodeLoader(Loader):
     """Batches of a stream of episodes, with features.
 
     Args:
@@ -79,6 +108,44 @@ class EpisodeLoader:
         shape = self.sampler.shape
         images = shape.base_queries + shape.ways * (shape.novel_queries + self.sampler.shots)
         return 4 * images * (self.novel.features.shape[1] + 2 * self.classes + self.ways)
+
+    @property
+    def device(self) -> torch.device:
+        return self.novel.features.device
+
+    def episodes(self, count: int) -> Batch:
+        return self.batch(0, count)
+
+    def evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> Evaluator:
+        return partial(self._evaluate, name, bias, keep_margins)
+
+    def _evaluate(
+        self, name: str, bias: Bias | None, keep_margins: bool, method: Method, batch: Batch, asked: slice
+    ) -> Evaluated:
+        """Evaluate those episodes of a block that are asked for."""
+        spec = self.sampler.shape
+        outcome = hits(name, predict(method, name, batch, numbers=False), batch, spec.base_queries)
+        arrays = {key: value[asked] for key, value in outcome.counts.items()}
+        counts = Counts(**arrays, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
+        # A view would keep its batch.
+        statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}
+        if outcome.margins is None or outcome.pairs is None:
+            return Evaluated(counts, statistics)
+        margins = Margins(outcome.margins.base[asked], outcome.margins.novel[asked])
+        counts = replace(counts, pairs=outcome.pairs[asked])
+        if bias is None:
+            return Evaluated(counts, statistics, margins if keep_margins else None)
+        biased = bias.applied(margins)
+        counts = replace(counts, calibrated_base=biased.base_joint, calibrated_novel=biased.novel_joint)
+        return Evaluated(counts, statistics, None, biased)
+
+    def joint_answers(
+        self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[Tensor, ...]]:
+        for block in blocks:
+            drawn, batch = self.sampler.sample(*block), self.batch(*block)
+            answer = masked_logits(predict(method, name, batch), batch.masked).argmax(-1)  # [E, Q]
+            yield drawn.index.unsqueeze(1), batch.labels, answer, drawn.classes, torch.ones_like(batch.novel)
 
     def batch(self, start: int, count: int) -> Batch:
         """Episodes ``start`` to ``start + count - 1``."""

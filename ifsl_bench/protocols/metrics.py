@@ -1,21 +1,117 @@
-"""The accuracies of an episode as integer counts, and what is computed from them. Imports no torch."""
+"""The accuracies of an episode as integer counts, and the statistics of them. Imports no torch."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS, kind_of
+if TYPE_CHECKING:
+    from ifsl_bench.protocols.calibration import Margins
 
+COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
+MORE_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
+METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
+BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
 Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
+C = TypeVar("C", bound="HitCounts")
+
+
+class HitCounts(ABC):
+    """Integer counts of n episodes or sequences, and the metrics that follow; a protocol has a subclass of its own.
+
+    A subclass is a frozen dataclass whose columns are arrays [n, ...].
+    """
+
+    quantile: float = Z95  # in place of 1.96, for 95% intervals over its units
+    supports: int = 1  # support sets of each order
+    bytes_per_class: float | None = None  # of the state that a method carries on, for each novel class
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of episodes or sequences."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that follow from these counts."""
+
+    @abstractmethod
+    def value(self, metric: str) -> np.ndarray:
+        """Return one of :attr:`metrics` for each unit of intervals, [units], in percent."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the arrays of counts by name, [n, ...], without those that are missing."""
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a count, int64 [n, ...]: arrays of :meth:`compact` counts are of few bytes, and would overflow."""
+        return np.asarray(getattr(self, name), dtype=np.int64)
+
+    @property
+    def unit_count(self) -> int:
+        """How many units intervals are over: episodes, or orders of sequences."""
+        return len(self)
+
+    def per_episode(self) -> dict[str, np.ndarray]:
+        """Return each metric for each unit of intervals, [units], in percent."""
+        return {name: self.value(name) for name in self.metrics}
+
+    def summary(self) -> dict[str, Estimate]:
+        """Return each metric's mean and 95% interval over the units."""
+        return summarise(self.per_episode(), self.quantile)
+
+    def compact(self: C) -> C:
+        """Return the counts in as few bytes as they need, for many results at once."""
+        small: dict[str, Any] = {
+            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
+        }
+        return replace(self, **small)  # type: ignore[type-var]
+
+    def calibrated(self: C) -> C:
+        """Return the counts with the bias as the plain ones; raises :class:`KeyError` where there is no bias."""
+        raise KeyError("calibrated_acc")
+
+    def selection_hits(self, margins: Margins | None, bias: float | None) -> dict[str, list[int]]:
+        """Return the hits of each validation episode that a choice of options rests on, by count.
+
+        Args:
+            margins: of the validation queries, if there are base classes.
+            bias: the best one on the novel logits, if there are margins.
+        """
+        return {name: values.tolist() for name, values in self.columns().items()}
+
+    def table(self) -> dict[str, Any]:
+        """Return columns with a value for each episode, or for each sequence and session, for data frames."""
+        return {"episode": np.arange(len(self)), **self.columns(), "acc": self.value("acc")}
+
+    def of_sequence(self, metric: str) -> np.ndarray:
+        """Return a metric for each episode or sequence, [n], in percent."""
+        return self.value(metric)
+
+    def triangle(self) -> np.ndarray:
+        """Return, in sessions, accuracies after session t on the classes of session g, [n, T + 1, T + 1]."""
+        raise NotImplementedError
+
+    def lazy(self: C) -> C:
+        """Return, in sessions, the counts of the model that never answers with a novel class."""
+        raise NotImplementedError
+
+    def after(self, metric: str) -> np.ndarray:
+        """Return a metric after each of T + 1 sessions, [n, T + 1], in percent; [n, 0] in episodes."""
+        return np.empty((len(self), 0))
+
+    def over_orders(self, values: np.ndarray) -> np.ndarray:
+        """Return values [n, ...] averaged within each unit of intervals, [units, ...]."""
+        return values
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(HitCounts):
     """Hits in each of n episodes."""
 
     base_joint: np.ndarray  # [n] base queries right among all K + N classes
@@ -29,19 +125,25 @@ class Counts:
     calibrated_base: np.ndarray | None = None
     calibrated_novel: np.ndarray | None = None  # [n] `novel_joint` with that bias
 
-    quantile = Z95
-
     def __len__(self) -> int:
         return len(self.base_joint)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics of the task's kind, as far as they are known."""
-        return kind_of(self.base_queries).metrics_of(self.columns())
+        """The metrics, as far as the counts they need are there.
 
-    def per_episode(self) -> dict[str, np.ndarray]:
-        """Metric -> its value in each episode, [n], in percent, for all :attr:`metrics`."""
-        return {name: self.value(name) for name in self.metrics}
+        Without base classes joint and alone are one, and there is nothing to lose: then it is the accuracy alone.
+        """
+        if not self.base_queries:
+            return METRICS[:1]
+        biased = self.calibrated_base is not None and self.calibrated_novel is not None
+        there = {
+            "harmonic": True,
+            "ausuc": self.pairs is not None,
+            "calibrated_acc": biased,
+            "calibrated_delta": biased,
+        }
+        return (*METRICS, *(name for name in BALANCE if there[name]))
 
     def value(self, metric: str) -> np.ndarray:
         """One of :attr:`metrics` in each episode, [n], in percent.
@@ -56,9 +158,9 @@ class Counts:
         """The metric as a share of the queries, [n]."""
         base, novel = self.base_queries, self.novel_queries
         if metric == "acc":
-            return (self._hits("base_joint") + self._hits("novel_joint")) / (base + novel)
+            return (self.column("base_joint") + self.column("novel_joint")) / (base + novel)
         if metric in COUNTS:
-            return self._hits(metric) / (base if metric.startswith("base") else novel)
+            return self.column(metric) / (base if metric.startswith("base") else novel)
         if metric == "delta_a":
             return self._share("base_joint") - self._share("base_alone")
         if metric == "delta_b":
@@ -68,28 +170,42 @@ class Counts:
         if metric == "harmonic":
             return harmonic(self._share("base_joint"), self._share("novel_joint"))
         if metric == "ausuc":
-            return self._hits("pairs") / (2 * base * novel)
-        hits = self._hits("calibrated_base"), self._hits("calibrated_novel")
+            return self.column("pairs") / (2 * base * novel)
+        hits = self.column("calibrated_base"), self.column("calibrated_novel")
         if metric == "calibrated_acc":
             return (hits[0] + hits[1]) / (base + novel)
         if metric == "calibrated_delta":
-            lost = (hits[0] - self._hits("base_alone")) / base, (hits[1] - self._hits("novel_alone")) / novel
+            lost = (hits[0] - self.column("base_alone")) / base, (hits[1] - self.column("novel_alone")) / novel
             return (lost[0] + lost[1]) / 2
         raise KeyError(metric)
 
-    def _hits(self, name: str) -> np.ndarray:
-        return np.asarray(getattr(self, name), dtype=np.int64)
-
     def columns(self) -> dict[str, np.ndarray]:
-        """Name of a count -> its value in each episode, [n], for all that there are."""
+        """Return the counts by name, [n], for all that there are."""
         return {name: values for name in (*COUNTS, *MORE_COUNTS) if (values := getattr(self, name)) is not None}
 
-    def compact(self) -> Counts:
-        """The counts in as few bytes as they need, for many results at once."""
-        small: dict[str, Any] = {
-            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
-        }
-        return replace(self, **small)
+    def calibrated(self) -> Counts:
+        if self.calibrated_base is None or self.calibrated_novel is None:
+            raise KeyError("calibrated_acc")
+        return replace(self, base_joint=self.calibrated_base, novel_joint=self.calibrated_novel)
+
+    def selection_hits(self, margins: Margins | None, bias: float | None) -> dict[str, list[int]]:
+        counts = self
+        if margins is not None and bias is not None:
+            base, novel = margins.joint_hits(bias)
+            counts = replace(self, calibrated_base=base, calibrated_novel=novel)
+        return {name: values.tolist() for name, values in counts.columns().items()}
+
+    def table(self) -> dict[str, Any]:
+        """Return a row for each episode: counts of right queries, and ``acc``, percent of all queries.
+
+        ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the
+        classes of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on
+        validation. What is missing is NaN.
+        """
+        queries = {"base_queries": self.base_queries, "novel_queries": self.novel_queries}
+        counts = {name: self.columns().get(name, np.nan) for name in (*COUNTS, *MORE_COUNTS)}
+        values = {"episode": np.arange(len(self)), **queries, **counts, "acc": self.value("acc")}
+        return {name: np.broadcast_to(value, len(self)) for name, value in values.items()}
 
 
 def harmonic(base: np.ndarray, novel: np.ndarray) -> np.ndarray:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.features import FeaturePool
-from ifsl_bench.plugin.method import Query, Support
+from ifsl_bench.plugin.method import Method, Query, Support
+from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import Batch, take_images
+from ifsl_bench.protocols.loader import SEQUENCE_BYTES, Evaluator, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 BASE_QUERIES, NOVEL_QUERIES = 25, 5  # of the episodes that stand for session 1: in all, and of each class
@@ -106,7 +110,7 @@ class SequenceBatch:
         return Query(*(torch.cat([b.expand(len(self), -1, -1), n], 1) for b, n in pairs))
 
 
-class SequenceLoader:
+class SequenceLoader(Loader):
     """Batches of a stream of sequences, with features.
 
     Args:
@@ -123,6 +127,40 @@ class SequenceLoader:
         self.ways, self.classes = sampler.shape.ways, sampler.base_classes
         rows = sampler.base_query
         self.base = Query(base.features[rows].unsqueeze(0), base.base_logits[rows].unsqueeze(0))
+
+    cpu_bytes: ClassVar[int] = SEQUENCE_BYTES
+
+    @property
+    def novel_classes(self) -> int:
+        return self.sampler.shape.classes
+
+    @property
+    def device(self) -> torch.device:
+        return self.novel.features.device
+
+    @staticmethod
+    def keeps_supports(method: Method) -> bool:
+        """Return whether each session is learned from the supports of all sessions so far."""
+        return method.keeps_supports(method.__dict__.get("_made_with", {}))
+
+    def evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> Evaluator:
+        from ifsl_bench.protocols.session_answers import SessionEvaluator
+
+        return partial(SessionEvaluator(method, name, self).evaluate, bias=bias, keep_margins=keep_margins)
+
+    def joint_answers(
+        self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[Tensor, ...]]:
+        from ifsl_bench.protocols.session_answers import SessionEvaluator
+
+        evaluator, spec = SessionEvaluator(method, name, self), self.sampler.shape
+        for block in blocks:
+            batch, drawn = self.batch(*block), self.sampler.sample(*block)
+            answer = evaluator.last(method, batch)
+            novel = torch.arange(spec.classes, device=answer.device).repeat_interleave(self.sampler.queries)
+            labels = torch.cat([batch.base_labels, self.classes + novel]).expand_as(answer)
+            order = (drawn.index // spec.supports).unsqueeze(1)
+            yield order, labels, answer, drawn.classes, torch.cat([batch.base_there, batch.novel_there], 1)
 
     @property
     def each(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -26,8 +26,9 @@ from ifsl_bench.plugin.method import (
     returned,
 )
 from ifsl_bench.plugin.options import with_ways
-from ifsl_bench.protocols.calibration import Margins
+from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.episode_loader import take_rows
+from ifsl_bench.protocols.loader import Evaluated
 from ifsl_bench.protocols.sequence_loader import SequenceBatch, SequenceLoader
 from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_rows
 from ifsl_bench.solvers.tree import leaves, rebuild, side_by_side, tree_map
@@ -121,16 +122,20 @@ class Answered:
     state_bytes: int
 
 
-class Sessions:
+class SessionEvaluator:
     """Has a method learn the sessions of a loader's sequences, and answer.
 
     Args:
+        method: that learns, or a copy of it.
         name: what errors call the method.
-        supports_kept: whether each session is learned anew from the supports of all sessions so far.
+        loader: of the sequences.
+        supports_kept: whether each session is learned from the supports of all sessions so far; None: as the method
+            declares.
     """
 
-    def __init__(self, method: Method, name: str, loader: SequenceLoader, supports_kept: bool) -> None:
-        self.name, self.loader, self.supports_kept = name, loader, supports_kept
+    def __init__(self, method: Method, name: str, loader: SequenceLoader, supports_kept: bool | None = None) -> None:
+        self.name, self.loader = name, loader
+        self.supports_kept = loader.keeps_supports(method) if supports_kept is None else supports_kept
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
         with answering(name, method):
             self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
@@ -141,6 +146,29 @@ class Sessions:
                 self._queries, self._pool = method.transform_query(loader.base), method.transform_query(pool)
         self._best = self._novel.max(-1).values
         self._cpu = self._best.device.type == "cpu"
+
+    def evaluate(
+        self, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None, keep_margins: bool
+    ) -> Evaluated:
+        """Evaluate those sequences of a block that are asked for.
+
+        Args:
+            method: that answers.
+            batch: of sequences.
+            asked: which of them.
+            bias: on the novel logits, to count hits with it too.
+            keep_margins: of the queries, where there is no bias.
+        """
+        answered = self.answered(method, batch)
+        answers = Answers(*(part[asked] for part in answered.answers))
+        statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
+        supports = self.loader.sampler.shape.supports
+        counts = count(answers, self.classes, self.ways)
+        counts = replace(counts, state_bytes=answered.state_bytes, supports=supports)
+        if bias is None:
+            return Evaluated(counts, statistics, answers.margins() if keep_margins else None)
+        counts = counts.with_bias(count(answers, self.classes, self.ways, bias.value))
+        return Evaluated(counts, statistics, None, bias.applied_to_sequences(answers.margins(), self.sessions))
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
         """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""

@@ -15,8 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.protocols.metrics import harmonic
-from ifsl_bench.protocols.tasks.metric_sets import CALIBRATED, SESSIONS
+from ifsl_bench.protocols.calibration import Margins
+from ifsl_bench.protocols.metrics import HitCounts, harmonic
+
+SEQUENCE_COUNTS = ("hits", "novel_as_base", "base_as_novel", "queries")
+CALIBRATED = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # where there is a bias
+OF_SESSIONS = (
+    "first", "last", "pd", "gain", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel"
+)  # fmt: skip
 
 # After every session; novel ones have no value (NaN) after session 0.
 AFTER = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
@@ -30,7 +36,7 @@ def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class SessionCounts:
+class SessionCounts(HitCounts):
     """Hits in each of n sequences, for each session and each group of classes: those that one session brings.
 
     Attributes:
@@ -67,7 +73,11 @@ class SessionCounts:
         return -(-len(self) // self.supports)
 
     @property
-    def quantile(self) -> float:
+    def unit_count(self) -> int:
+        return self.orders
+
+    @property
+    def quantile(self) -> float:  # type: ignore[override]
         """The quantile of Student's distribution for 95% intervals over the means of few orders; NaN for one."""
         from scipy.special import stdtrit
 
@@ -79,7 +89,7 @@ class SessionCounts:
         return self.queries.shape[1] - 1
 
     @property
-    def bytes_per_class(self) -> float | None:
+    def bytes_per_class(self) -> float | None:  # type: ignore[override]
         """Bytes of the state for each novel class."""
         return None if self.state_bytes is None else self.state_bytes / (self.sessions * self.ways)
 
@@ -115,12 +125,7 @@ class SessionCounts:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics of the kind of tasks, as far as they are known."""
-        return SESSIONS.metrics_of(self.columns())
-
-    def per_episode(self) -> dict[str, np.ndarray]:
-        """Metric -> its mean over the sequences of each order, [orders], in percent, for all :attr:`metrics`."""
-        return {name: self.value(name) for name in self.metrics}
+        return ("acc", *OF_SESSIONS, *(("calibrated_acc",) if self.calibrated_hits is not None else ()))
 
     def value(self, metric: str) -> np.ndarray:
         """One of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
@@ -158,7 +163,8 @@ class SessionCounts:
 
     def columns(self) -> dict[str, np.ndarray]:
         """Name of a count -> its values in each sequence, [n, ...], for all that there are."""
-        return {name: values for name in (*SESSIONS.counts, *CALIBRATED) if (values := getattr(self, name)) is not None}
+        names = (*SEQUENCE_COUNTS, *CALIBRATED)
+        return {name: values for name in names if (values := getattr(self, name)) is not None}
 
     def calibrated(self) -> SessionCounts:
         """The counts with the bias as the plain ones; raises :class:`KeyError` where no bias was chosen."""
@@ -178,12 +184,18 @@ class SessionCounts:
         hits, as_novel = np.where(self.groups == 0, first, 0), np.zeros_like(novel)
         return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
-    def compact(self) -> SessionCounts:
-        """The counts in as few bytes as they need, for many results at once."""
-        small: dict[str, Any] = {
-            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
-        }
-        return replace(self, **small)
+    def selection_hits(self, margins: Margins | None, bias: float | None) -> dict[str, list[int]]:
+        return {"hits": self.hits.sum(1, dtype=np.int64).tolist()}
+
+    def table(self) -> dict[str, Any]:
+        """Return a row for each sequence and session t, with all that is measured after it, in percent.
+
+        ``of_0`` to ``of_T`` are the accuracy on the classes of each session so far, NaN for later ones.
+        """
+        sequence, session = np.divmod(np.arange(len(self) * (self.sessions + 1)), self.sessions + 1)
+        columns: dict[str, Any] = {"sequence": sequence, "order": sequence // self.supports, "session": session}
+        columns |= {name: self.after(name).reshape(-1) for name in AFTER}
+        return columns | {f"of_{group}": self.triangle()[:, :, group].reshape(-1) for group in range(self.sessions + 1)}
 
 
 def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, lazy_rows
 from ifsl_bench.analysis.ranking import Difference, Ranked
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY
-from ifsl_bench.protocols.metrics import Estimate, Paired
+from ifsl_bench.protocols.metrics import METRICS, Estimate, Paired
+from ifsl_bench.protocols.protocol import Protocol, protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.table import Column
 
@@ -74,7 +74,7 @@ def entries_of(board: TaskResults, rank: bool = False) -> list[TableRow]:
     else:
         comparable = [_measured(board, row, True) for row in board.rows]
     others = [_measured(board, row, False) for row in board.others]
-    papers = [] if board.task.sessions else published_entries(board)
+    papers = [] if protocol_of(board.task).published_apart else published_entries(board)
     return [*comparable, *_lazy(board), *others, *papers]
 
 
@@ -133,66 +133,9 @@ def published_entries(board: TaskResults) -> list[TableRow]:
     return entries
 
 
-@dataclass(frozen=True)
-class Heading:
-    """How tables show a metric.
-
-    Attributes:
-        text: the heading in all formats but LaTeX in the layout of papers.
-        latex: the heading there; "" where that layout has no such column.
-        short: whether tables without ``--full`` have the column.
-        latex_short: the same for LaTeX in the layout of papers.
-        drop: see :class:`~ifsl_bench.reporting.table.Column`.
-    """
-
-    text: str
-    latex: str = ""
-    short: bool = False
-    latex_short: bool = False
-    drop: int = 0
-
-
-# A metric needs one entry here to be a column of every table, in the order of the columns.
-HEADINGS = {
-    "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, latex_short=True),
-    "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=6),
-    "delta": Heading("Delta", r"$\Delta \uparrow$", short=True, latex_short=True, drop=2),
-    "delta_a": Heading("Delta_a", r"$\Delta_a \uparrow$", short=True, drop=9),
-    "delta_b": Heading("Delta_b", r"$\Delta_b \uparrow$", short=True, drop=9),
-    "base_joint": Heading("base joint"),
-    "base_alone": Heading("base alone"),
-    "novel_joint": Heading("novel joint"),
-    "novel_alone": Heading("novel alone"),
-    "ausuc": Heading("AUSUC"),
-    "calibrated_delta": Heading("cal. Delta"),
-    # Of sequences of sessions. Where there is no room, A_0 and A_T go with PD, and neither of base and novel alone.
-    "first": Heading("A_0", r"$A_0 \uparrow$", short=True, latex_short=True, drop=9),
-    "last": Heading("A_T", r"$A_T \uparrow$", short=True, latex_short=True, drop=5),
-    "pd": Heading("PD", r"PD $\downarrow$", short=True, latex_short=True, drop=10),  # the less the better
-    "gain": Heading("gain", r"gain $\uparrow$", short=True, latex_short=True, drop=4),
-    "base": Heading("base", r"base $\uparrow$", short=True, drop=3),
-    "novel": Heading("novel", r"novel $\uparrow$", short=True, drop=3),
-    "harmonic": Heading("harmonic", drop=1),  # of episodes too
-    "gacc": Heading("gAcc", r"gAcc $\uparrow$", short=True, drop=2),
-    "learned": Heading("just learned"),
-    "novel_as_base": Heading("novel as base"),
-    "base_as_novel": Heading("base as novel"),
-}
-AVERAGE = Heading("Avg.", r"Avg. $\uparrow$", short=True, latex_short=True)  # of sessions, in place of Acc.
-IN_SESSIONS = {"acc": AVERAGE, "harmonic": Heading("harmonic", r"harmonic $\uparrow$", short=True, drop=1)}
 ENDS = ("first", "last")  # A_0 and A_T, which tables with the accuracy after each session need not have
 FEW_SEEDS = " *"
 UNKNOWN = Estimate(math.nan, math.nan)
-
-
-def heading_of(metric: str, task: Task) -> Heading:
-    """Return the heading of a metric in the tables of a task.
-
-    Args:
-        metric: a key of :data:`HEADINGS`.
-        task: the task, in episodes or in sessions.
-    """
-    return IN_SESSIONS.get(metric, HEADINGS[metric]) if task.sessions else HEADINGS[metric]
 
 
 def task_columns(
@@ -207,16 +150,15 @@ def task_columns(
         ranked: add the rank, and how far each row is from the best.
         row_metrics: the metrics that some row has. Readers are not shown what no row has; programs get it always.
     """
-    kind = task.kind
-    shown = kind.fields if full else [name for name in HEADINGS if name in kind.fields and heading_of(name, task).short]
-    hidden = [name for name in (kind.fields if task.sessions else BALANCE) if name not in shown]
+    protocol = protocol_of(task)
+    shown = protocol.fields if full else [column.name for column in protocol.columns if column.short]
+    hidden = [name for name in protocol.hidden_fields if name not in shown]
     if full:
         hidden += [name for name in shown if name in ENDS]
     metrics = [
-        _metric(name, task, kind.shows(name, row_metrics), ranked) for name in shown if not (full and name in ENDS)
+        _metric(name, task, protocol.shows(name, row_metrics), ranked) for name in shown if not (full and name in ENDS)
     ]
-    if task.sessions:
-        metrics[2:2] = [_after(t, full) for t in range(task.sessions.count + 1)]
+    metrics[2:2] = [_after(t, full) for t in protocol.curve(task)]
     metrics += [_metric(name, task, False) for name in hidden]
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
@@ -224,7 +166,7 @@ def task_columns(
         Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18),
         *metrics,
         *([Column("to the best", _to_best, drop=5)] if ranked else []),
-        *([STATE] if task.sessions else []),
+        *([STATE] if protocol.learns_sessions else []),
         Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
         Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=7),
         Column("trials" if full else None, _trials, _trials_fields, fold=8),
@@ -245,29 +187,25 @@ def paper_columns(
         ranked: add the ranks that each measured row can have.
         row_metrics: the metrics that some row has.
     """
+    protocol = protocol_of(task)
     names = [
-        name
-        for name in HEADINGS
-        if heading_of(name, task).latex
-        and (full or heading_of(name, task).latex_short)
-        and task.kind.shows(name, row_metrics)
+        column.name
+        for column in protocol.columns
+        if column.latex and (full or column.latex_short) and protocol.shows(column.name, row_metrics)
     ]
-    columns = [_metric(name, task, True) for name in names if not (task.sessions and name in ENDS)]
-    if task.sessions:
+    curve = protocol.curve(task)
+    columns = [_metric(name, task, True) for name in names if not (curve and name in ENDS)]
+    if curve:
         columns.sort(key=lambda column: column.name == "calibrated_acc")
-        between = [_after(t, True) for t in range(1, task.sessions.count)]
+        between = [_after(t, True) for t in curve[1:-1]]
         columns = [_metric("first", task, True), *between, _metric("last", task, True), *columns]
         columns += [STATE] if full else []
     return [*columns, *([RANK] if ranked else [])]
 
 
-def metric_names(units: str) -> Column[str]:
-    """Return the column with the names of metrics, whose intervals are over these units."""
-
-    def text(name: str) -> str:
-        return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
-
-    return Column("metric", text, lambda name: {"metric": name})
+def metric_names(protocol: Protocol) -> Column[str]:
+    """Return the column with the name of a metric."""
+    return Column("metric", lambda name: protocol.column(name).title, lambda name: {"metric": name})
 
 
 def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:
@@ -293,7 +231,7 @@ def rounded(value: float, digits: int = 4) -> float | None:
 
 def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[TableRow]:
     """Return the column of a metric in percent; for programs alone unless ``shown``."""
-    heading = heading_of(name, task)
+    column = protocol_of(task).column(name)
 
     def text(entry: TableRow) -> str:
         if name not in entry.values:
@@ -320,13 +258,13 @@ def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[
         return rf"{number} $\pm$ {interval:.2f}" if has_interval else number
 
     return Column(
-        heading.text if shown else None,
+        column.title if shown else None,
         text,
         fields,
         bold,
-        drop=heading.drop,
+        drop=column.drop,
         name=name,
-        latex_heading=heading.latex,
+        latex_heading=column.latex,
         latex=latex,
     )
 

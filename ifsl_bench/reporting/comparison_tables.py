@@ -21,7 +21,8 @@ from ifsl_bench.analysis.session_variance import (
 )
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.metrics import Estimate, Paired
-from ifsl_bench.reporting.columns import HEADINGS, heading_of, metric_names, plus_minus, rounded
+from ifsl_bench.protocols.protocol import protocol_of, titles
+from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.text_format import seeds_in_words
 
@@ -59,7 +60,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         return "" if math.isnan(interval) else f"± {interval:.2f}"
 
     columns: list[Column[str]] = [
-        metric_names(units),
+        metric_names(comparison.protocol),
         Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
         Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
         Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
@@ -100,7 +101,7 @@ def _of_classes(comparison: Comparison) -> list[str]:
     )
     none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
     if none:
-        metrics = ", ".join(HEADINGS[name].text for name in none)
+        metrics = ", ".join(titles()[name] for name in none)
         note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
     if comparison.count > MANY:
         note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
@@ -220,7 +221,7 @@ def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[Varia
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
     rows = splits_of_rows(board, metric)
-    heading = heading_of(metric, board.task).text
+    heading = protocol_of(board.task).column(metric).title
     names = dict(zip((row.a for row in rows), names_of([row.a for row in rows]), strict=True))
     notes = [*VARIANCE_NOTES]
     if any(row.a.one_pretraining for row in rows):

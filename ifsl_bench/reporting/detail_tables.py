@@ -9,13 +9,12 @@ from types import MappingProxyType
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate, solve_notes
-from ifsl_bench.analysis.selection import OF_BIAS
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.session_metrics import AFTER
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import HEADINGS, metric_names, plus_minus, rounded
+from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.schema import Calibration, Result, SessionResult
+from ifsl_bench.store.schema import Calibration, Result
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import format_options
 
@@ -29,8 +28,9 @@ def _notes(row: SeedAggregate) -> list[str]:
     if row.single:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
-    if row.units == "orders" and any(map(row.has_bias, row.results)):
-        alone = [HEADINGS[name].text for name in AFTER if name not in OF_BIAS]
+    if "sessions" in row.protocol.features and any(map(row.has_bias, row.results)):
+        held = [name for name in AFTER if row.protocol.moved_by_choices(name, biased=True) is None]
+        alone = [row.protocol.column(name).title for name in held]
         those = "Intervals" if row.holds_bias else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
         notes.append(f"{those} hold the bias on novel logits fixed, too.")
     return notes
@@ -49,7 +49,10 @@ def row_table(row: SeedAggregate) -> Table[str]:
             heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)}, drop=drop
         )
 
-    columns = [metric_names(row.units), number("mean", "mean", {name: value.mean for name, value in summary.items()})]
+    columns = [
+        metric_names(row.protocol),
+        number("mean", "mean", {name: value.mean for name, value in summary.items()}),
+    ]
     if not row.single:
         columns.append(number("95% interval", "interval", {name: value.interval for name, value in summary.items()}))
     for place, seed in enumerate(() if of_file else row.seeds):
@@ -62,7 +65,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
 
 def session_tables(row: SeedAggregate) -> list[Table[int]]:
     """Return tables, in sessions, of every metric after each: plain, and with one bias where one was chosen."""
-    if row.units != "orders":
+    if "sessions" not in row.protocol.features:
         return []
     tables = [_sessions(row, "after each session", "")]
     if "calibrated_acc" in row.metrics:
@@ -78,7 +81,7 @@ def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
         def fields(t: int) -> dict[str, float | None]:
             return {f"{prefix}{name}": rounded(values[t].mean), f"{prefix}{name}_interval": rounded(values[t].interval)}
 
-        heading = "Acc." if name == "acc" else HEADINGS[name].text
+        heading = "Acc." if name == "acc" else row.protocol.column(name).title
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
 
     columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, AFTER)]
@@ -89,7 +92,7 @@ def validated_on(task: Task) -> str:
     """Return the pools of classes that options, bias and checkpoints were chosen on."""
     if task.hides("val"):
         return "base/val, with hidden base classes in place of novel ones"
-    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.kind.parts))
+    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.parts))
 
 
 def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -124,7 +127,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
     facts = {
         "method": f"{result.label}, options {format_options(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
-        "sequences" if isinstance(result, SessionResult) else "episodes": f"{len(result.episodes):,}",
+        result.protocol.drawn: f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
@@ -175,14 +178,12 @@ def _percent(value: object) -> str:
 
 
 def _calibration(result: Result, calibration: Calibration) -> str:
-    episodes, in_sessions = result.episodes, isinstance(result, SessionResult)
-    found_on = f"{calibration.validation_episodes:,} validation {'sequences' if in_sessions else 'episodes'}"
+    protocol = result.protocol
+    found_on = f"{calibration.validation_episodes:,} validation {protocol.drawn}"
     text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
-    if calibration.resampled_base:
-        if in_sessions:
-            spread = float(SeedAggregate(result.label, "", (result,)).choices("calibrated_acc").std(ddof=1))
-        else:
-            hits = np.add(calibration.resampled_base, calibration.resampled_novel)
-            spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
+    resampled = protocol.resampled(result.counts(), calibration, None)
+    moved = protocol.moved_by_choices("calibrated_acc", biased=False)
+    if resampled is not None and moved is not None:
+        spread = float(resampled.value(moved).std(ddof=1))
         text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
     return f"{text}; part of the row" if calibration.applied else text

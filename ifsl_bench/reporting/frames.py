@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.reporting.columns import HEADINGS
+from ifsl_bench.protocols.protocol import titles
 from ifsl_bench.reporting.render import render
 from ifsl_bench.reporting.table import Table, plain_table
 from ifsl_bench.store.data_frames import (
@@ -101,7 +101,13 @@ def _html(table: Table[Any], most: int) -> str:
 
 
 class Results(UserList[Result]):
-    """Results in a notebook."""
+    """Results in a notebook.
+
+    Example:
+        >>> results = ifsl_bench.load("imprint", "glyphs-5shot")
+        >>> len(results), results[0].seed
+        (5, 0)
+    """
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row for each result, see :func:`facts`; raise an error without pandas."""
@@ -124,7 +130,7 @@ class Results(UserList[Result]):
         for result in self:
             names = [name for name in ("acc", "calibrated_acc", "delta") if name in result.summary]
             row = {"task": result.task, "method": result.label, "seed": str(result.seed)}
-            row |= {HEADINGS[name].text: with_interval(result.summary[name]) for name in names}
+            row |= {titles()[name]: with_interval(result.summary[name]) for name in names}
             rows.append(row | {"episodes": f"{len(result.episodes):,}"})
         more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
         return _html(plain_table(rows), MOST_HTML) + more

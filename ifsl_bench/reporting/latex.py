@@ -10,13 +10,12 @@ from ifsl_bench.analysis.aggregate import COMPUTED, STORED, having
 from ifsl_bench.analysis.ranking import Ranking, setting_of
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import Paper, papers, printed
+from ifsl_bench.protocols.protocol import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.reporting.columns import (
-    HEADINGS,
     TableRow,
     entries_of,
-    heading_of,
     paper_columns,
     published_entries,
     remarks_of,
@@ -67,8 +66,8 @@ def paper_tables(boards: Sequence[TaskResults], full: bool = False, rank: bool =
 
 def _kind(task: Task) -> str:
     """Return what tasks of one table have in common: all but the shots, and these too where a variant has others."""
-    if task.sessions:
-        return task.name  # of which one fills the width
+    if protocol_of(task).one_task_a_table:
+        return task.name
     definition = {k: v for k, v in task.definition().items() if k not in ("name", "shots")}
     plain, change = split(task.name)
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
@@ -76,15 +75,16 @@ def _kind(task: Task) -> str:
 
 def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
     task = boards[0].task
+    protocol = protocol_of(task)
     measured = [row for board in boards for row in (*board.rows, *board.others)]
-    columns = paper_columns(task, full, rank, [name for name in HEADINGS if having(measured, name)])
+    columns = paper_columns(task, full, rank, [name for name in titles() if having(measured, name)])
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     stored, own = ({row.label for row in measured if (row.origin == STORED) is here} for here in (True, False))
     blocks: dict[tuple[int, str], dict[str, dict[str, TableRow]]] = {}
     bold: Bold = set()
     for board in boards:
-        entries = [*entries_of(board, rank), *(published_entries(board) if task.sessions else [])]
+        entries = [*entries_of(board, rank), *(published_entries(board) if protocol.published_apart else [])]
         bold |= _bold(board, entries, names)
         for entry in entries:
             lines = blocks.setdefault(_block(entry), {})
@@ -115,7 +115,7 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
             rf"\caption{{{escaped(_caption(boards))}}}",
             rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(boards))}}}",
             r"\toprule",
-            *(_sessions_header(columns) if task.sessions else _header(boards, columns)),
+            *(_sessions_header(columns) if protocol.curve(task) else _header(boards, columns)),
             *body,
             r"\bottomrule",
             r"\end{tabular}",
@@ -128,16 +128,17 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
 def _comments(boards: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
     """Return what is said above the table: what is bold, then the notes on all boards, and on some with their names."""
     task = boards[0].task
+    protocol = protocol_of(task)
     of_each = [[*notes_of(board, "their ± too", names), *notes_of_ranks(board, to_best=False)] for board in boards]
     notes = [
         note if all(note in others for others in of_each) else f"{board.name}: {note}"
         for board, own in zip(boards, of_each, strict=True)
         for note in own
     ]
-    notes += [WARNING] if task.sessions and boards[0].papers else []
-    notes += [RANKS.format(heading_of("acc", task).text)] if rank else []
+    notes += [WARNING] if protocol.published_apart and boards[0].papers else []
+    notes += [RANKS.format(protocol.column("acc").title)] if rank else []
     return [
-        (BOLD.partition(";")[0] + "." if task.sessions else BOLD).format(task.kind.units),
+        (BOLD.partition(";")[0] + "." if protocol.published_apart else BOLD).format(protocol.units),
         *_not_shown(boards, bold),
         *([ARROWS] if {"delta", "delta_a", "delta_b"}.intersection(names) else []),
         *map(one_line, dict.fromkeys(notes)),
@@ -216,7 +217,8 @@ def _bold(board: TaskResults, entries: Sequence[TableRow], names: Sequence[str])
         ranking = Ranking(having(board.compared, name), name, board.setting)
         tops = {place.row for place in ranking.places if place.top}
         bold |= {(entry, name) for entry in entries if entry.measured in tops}
-        published = [e for e in entries if e.kind == "published" and name in e.values and not board.task.sessions]
+        apart = protocol_of(board.task).published_apart
+        published = [e for e in entries if e.kind == "published" and name in e.values and not apart]
         for source in {entry.source for entry in published}:
             values = {entry: entry.values[name].mean for entry in published if entry.source == source}
             if len(values) > 1:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
-from ifsl_bench.analysis.task_results import TaskResults, load_variants, nothing_stored, telling
-from ifsl_bench.reporting.columns import TableRow, entries_of, heading_of, rounded, task_columns
+from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_variants, nothing_stored
+from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.reporting.columns import TableRow, entries_of, rounded, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
@@ -110,8 +111,8 @@ def ranked_tables(
     """
     shown = with_variants(boards, results, labels)
     ranked = [board.task for board in shown if len(board.compared) > 1]
-    names = join_or(heading_of("acc", task).text for task in ranked)
-    closing = RULE.format(names, join_or(task.kind.units for task in ranked)) if ranked else ""
+    names = join_or(protocol_of(task).column("acc").title for task in ranked)
+    closing = RULE.format(names, join_or(protocol_of(task).units for task in ranked)) if ranked else ""
     return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
 
 
@@ -133,7 +134,7 @@ def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]
         notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
         notes += [f"{remark}." for remark in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
-    units = join_or(board.task.kind.units for board in boards)
+    units = join_or(protocol_of(board.task).units for board in boards)
     closing = (
         f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; rows that are not tuned. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
@@ -177,7 +178,7 @@ def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedR
 
     def metric(name: str) -> Column[PublishedRow]:
         return Column(
-            heading_of(name, board.task).text,
+            protocol_of(board.task).column(name).title,
             lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
             lambda row: {name: rounded(row.values[name]) if name in row.values else None},
             drop=PUBLISHED_DROP.get(name, 0),
@@ -204,13 +205,12 @@ def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedR
         return {"source": f"published: {row.source}", "seeds": sequence(row).seeds, "note": row.note or None}
 
     fixed = {"task": board.name, "kind": "published", "comparable": False}
-    sessions = board.task.sessions.count + 1 if board.task.sessions else 0
     first, *others = (metric(name) for name in PUBLISHED if not (full and name in ("first", "last")))
     return [
         Column(fields=lambda row: fixed),
         Column("method", lambda row: row.label, lambda row: {"method": row.label}, fold=14),
         first,
-        *map(after, range(sessions)),
+        *map(after, protocol_of(board.task).curve(board.task)),
         *others,
         Column(
             "kind", lambda row: KINDS[sequence(row).kind], lambda row: {"published_as": sequence(row).kind}, fold=10
@@ -261,4 +261,4 @@ def with_variants(boards: Iterable[TaskResults], results: Path, labels: Collecti
                 remark = f"Stored as well: {short} (`ifsl-bench leaderboard {names[0]}`)"
                 board = replace(board, remarks=(*board.remarks, remark))
         shown |= {b.name: b for b in (board, *variants) if not b.empty}
-    return telling(list(shown.values()), [variant for variant in every if variant.empty])
+    return carry_remarks(list(shown.values()), [variant for variant in every if variant.empty])

@@ -19,8 +19,9 @@ from ifsl_bench.analysis.comparison import p_value
 from ifsl_bench.analysis.ranking import Difference, Ranking
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owners
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
-from ifsl_bench.store.schema import Result, SessionResult
+from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import numbers_in_words, seeds_in_words
 
@@ -39,12 +40,12 @@ HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 def of_calibration(task: Task) -> str:
     """Return what explains calibrated numbers."""
-    return f"cal.: with one bias on all novel logits, found on validation {task.kind.drawn}."
+    return f"cal.: with one bias on all novel logits, found on validation {protocol_of(task).drawn}."
 
 
 def _what_is_measured(result: Result) -> str:
-    if isinstance(result, SessionResult):
-        orders, sequences = result.counts().orders, len(result.episodes)
+    if "sessions" in result.protocol.features:
+        orders, sequences = result.counts().unit_count, len(result.episodes)
         if orders == 1:
             return "one order of the novel classes, so there are no intervals"
         return f"mean ± 95% interval over {orders:,} orders of the novel classes ({sequences:,} sequences)"
@@ -68,7 +69,7 @@ def notes_of(
         *_anomaly_notes(board),
         *_incomparable_notes(board),
     ]
-    if board.papers and not board.task.sessions:
+    if board.papers and not protocol_of(board.task).published_apart:
         notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
         notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in board.papers if paper.remark]
     return notes + [f"{remark}." for remark in board.remarks]
@@ -76,15 +77,15 @@ def notes_of(
 
 def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
     """Return what is measured, over how many episodes, and what intervals hold fixed."""
-    notes, kind = [], board.task.kind
+    notes, protocol = [], protocol_of(board.task)
     measured = (*board.rows, *board.others)
     single = bool(board.rows) and board.rows[0].single
     if board.rows:
         first = board.rows[0].results[0]
         notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
-        if isinstance(first, SessionResult):
+        if "sessions" in first.protocol.features:
             notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
-        if isinstance(first, SessionResult) and not single:
+        if "sessions" in first.protocol.features and not single:
             notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
@@ -92,9 +93,9 @@ def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
     labels = zip(measured, names_of(measured), strict=True)
     if many := [label for row, label in labels if len(row.results[0].episodes) > usual]:
         notes.append(
-            f"Over more {kind.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
-            f"{kind.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are "
-            "the same."
+            f"Over more {protocol.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval "
+            f"over {protocol.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel "
+            "classes are the same."
         )
     if any(row.one_pretraining for row in board.rows) and not single:
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
@@ -105,7 +106,7 @@ def _choice_notes(board: TaskResults) -> list[str]:
     """Return how the options of rows were chosen."""
     measured = (*board.rows, *board.others)
     labels = dict(zip(measured, names_of(measured), strict=True))
-    tried_on = f"validation {board.task.kind.drawn}"
+    tried_on = f"validation {protocol_of(board.task).drawn}"
     tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
     notes = [
         f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
@@ -161,7 +162,7 @@ def _incomparable_notes(board: TaskResults) -> list[str]:
     above = "the rows above" if board.rows or board.papers else "results on the whole"
     apart: dict[str, list[str]] = {}
     for row in board.others:
-        if reason := board.apart(row):
+        if reason := board.incompatibility(row):
             apart.setdefault(reason, []).append(row.full_name)
     for reason, names in _alike(apart).items():
         are = "is" if len(names) == 1 else "are"
@@ -216,7 +217,7 @@ def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
     if few and to_best:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
-            f"over {board.task.kind.units} alone, of these trained models and not of the methods."
+            f"over {protocol_of(board.task).units} alone, of these trained models and not of the methods."
         )
     return notes
 
@@ -256,7 +257,7 @@ def standing(board: TaskResults, label: str) -> list[str]:
     (place,) = (place for place in board.places if place.row is mine)
     places = [place for place in board.places if place.row is not mine]
     if not places:
-        return [f"{label} is the only measured row on these {board.task.kind.drawn}."]
+        return [f"{label} is the only measured row on these {protocol_of(board.task).drawn}."]
     rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
     best = next((place.row for place in places if not place.provisional), places[0].row)
     away = [place.row for place in places if place.row.label != label]

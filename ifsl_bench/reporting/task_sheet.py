@@ -8,8 +8,9 @@ from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.contract import corpora_of, is_frozen
 from ifsl_bench.data.preparing.catalogue import state_of
 from ifsl_bench.data.preparing.metadata import metadata_of
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS, seen
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, SessionSpec, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -37,18 +38,20 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     yield "data", f"{data}: {state_of(folders, data)}"
     if task.novel_from:
         yield "novel data", f"{task.novel_from}: {state_of(folders, task.novel_from)}"
-    if task.kind.has_base:
+    if task.has_base:
         yield "base", _base_classes(task, folders)
-    yield ("sessions", _sessions(task, task.sessions)) if task.sessions else ("episode", _episode(task))
+    yield protocol_of(task).describe(task)
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
     yield "backbone", _backbone(task)
     yield "seen", MARKS[seen(corpora_of(task.pretraining), task.novel_data, task.base_order)]
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation
-    what = "sequences" if task.sessions else "episodes"
     hidden = f"; {HIDDEN}" if task.hides("val") else ""
-    yield "evaluation", f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {what}{hidden}"
+    yield (
+        "evaluation",
+        f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {protocol_of(task).drawn}{hidden}",
+    )
     yield "definition", task.hash
     yield "digest", task.digest or ""
     board = load_board(task, folders.results)
@@ -63,19 +66,6 @@ def _base_classes(task: Task, folders: Paths) -> str:
     except UserError:
         count = 0
     return f"{count} classes" if count else "as many classes as its data have"
-
-
-def _episode(task: Task) -> str:
-    episode, shots = task.episode, f"{task.shots} shot{'s' * (task.shots > 1)}"
-    novel = f"{episode.ways} ways, {shots}; {episode.ways * episode.novel_queries} novel queries"
-    return f"{novel}, {f'{episode.base_queries} base queries' if task.kind.has_base else 'no base classes'}"
-
-
-def _sessions(task: Task, spec: SessionSpec) -> str:
-    drawn = "the order and supports of the published list"
-    if not spec.published:
-        drawn = f"{spec.orders:,} orders of the novel classes, {spec.supports:,} support sets each"
-    return f"{spec.count} sessions of {spec.ways} ways, {task.shots} shot{'s' * (task.shots > 1)}; {drawn}"
 
 
 def _backbone(task: Task) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ifsl_bench._version import __version__
 from ifsl_bench.plugin import registry
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find, is_plain
@@ -207,21 +208,20 @@ def _classes(result: Result, task: Task, home: Paths) -> Iterator[str]:
 def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sampler | SequenceSampler:
     """Return the episodes of a side, drawn from the very data that a result was measured on."""
     from ifsl_bench.data.preparing.metadata import ensure_of
-    from ifsl_bench.data.published_splits import order_of
-    from ifsl_bench.protocols.sampling.episodes import task_stream
     from ifsl_bench.utils.progress import Reporter
 
     _prepared(result, task, home)
     dataset = ensure_of(task, home, Reporter())
-    listed = task.sessions is not None and task.sessions.published
-    return task_stream(
-        task,
-        side,
-        result.seed,
-        starts=lambda pool: dataset.pool(pool).starts,
-        classes=lambda pool: dataset.pool(pool).classes,
-        order=order_of(task.novel_data, dataset.pool("novel/test").classes) if listed else None,
-    )
+    protocol = protocol_of(task)
+
+    def starts(pool: str) -> np.ndarray:
+        return dataset.pool(pool).starts
+
+    def classes(pool: str) -> Sequence[str]:
+        return dataset.pool(pool).classes
+
+    order = protocol.class_order(task, classes)
+    return protocol.sampler(task, side, result.seed, starts, classes=classes, order=order)
 
 
 def _prepared(result: Result, task: Task, home: Paths) -> bool:
@@ -259,7 +259,7 @@ def _partial(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 def _calibration(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Check that a calibration is there where the task allows one."""
-    if not task.kind.has_base or result.calibration:
+    if not task.has_base or result.calibration:
         return
     if not (result.tuned or result.training):  # these have had validation episodes
         with verifying("calibration"):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ifsl_bench.protocols.session_metrics import AFTER, SessionCounts
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE, COUNTS, METRICS, MORE_COUNTS, SESSIONS
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.protocol import metric_names
 from ifsl_bench.utils.errors import MissingDependencyError, one_line
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def with_interval(entry: Mapping[str, float]) -> str:
 def line(result: Result) -> str:
     """Return a result in a line: its method and task, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
-    unit = "sequences" if isinstance(result.counts(), SessionCounts) else "episodes"
-    return one_line(f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} {unit}")
+    return one_line(
+        f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} {result.protocol.drawn}"
+    )
 
 
 def facts(result: Result) -> dict[str, Any]:
@@ -102,7 +103,7 @@ FACTS: dict[str, Callable[[Result], Any]] = {
     "episodes": lambda result: len(result.episodes),
     **{
         f"{name}{end}": _metric(name, part)
-        for name in (*METRICS, *BALANCE, *SESSIONS.metrics[1:])
+        for name in metric_names()
         for part, end in (("mean", ""), ("interval", "_interval"))
     },
     "training_seconds": lambda result: result.cost.get("training_seconds"),
@@ -117,25 +118,6 @@ FACTS: dict[str, Callable[[Result], Any]] = {
 
 
 def episodes(result: Result) -> pandas.DataFrame:
-    """Return a row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
-
-    ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
-    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What
-    the result lacks is NaN.
-
-    Of a result in sessions, a row for each sequence and session t, with every metric after it in percent; ``of_0`` to
-    ``of_T`` are the accuracy on the classes of each session so far, NaN for later ones.
-    """
-    counts = result.counts()
-    columns: dict[str, Any] = {"task": result.task, "method": result.label, "seed": result.seed}
-    if isinstance(counts, SessionCounts):
-        sequence, session = np.divmod(np.arange(len(counts) * (counts.sessions + 1)), counts.sessions + 1)
-        columns |= {"sequence": sequence, "order": sequence // counts.supports, "session": session}
-        columns |= {name: counts.after(name).reshape(-1) for name in AFTER}
-        columns |= {f"of_{group}": counts.triangle()[:, :, group].reshape(-1) for group in range(counts.sessions + 1)}
-        return pandas_module().DataFrame(columns)
-    columns |= {"episode": np.arange(len(counts))}
-    columns |= {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
-    columns |= {name: counts.columns().get(name, np.nan) for name in (*COUNTS, *MORE_COUNTS)}
-    columns |= {"acc": counts.value("acc")}
-    return pandas_module().DataFrame({name: np.broadcast_to(values, len(counts)) for name, values in columns.items()})
+    """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
+    columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.counts().table()}
+    return pandas_module().DataFrame(columns)

@@ -1,8 +1,8 @@
 """Schema of result files: what stands in them, and how they are read and written.
 
 A file is of one run, ``<results>/<task>/<label>.seed-<n>.json``, and complete enough to recompute every number of it:
-docs/result-file.md explains each field. :class:`Result` is a file on episodes, :class:`SessionResult` one on sequences
-of sessions; the parts of both come first. Reading checks the types and limits that stand here;
+docs/result-file.md explains each field. The form of the counts in :class:`Result` is its protocol's, see
+:mod:`ifsl_bench.protocols.stored_counts`. Reading checks the types and limits that stand here;
 :mod:`ifsl_bench.store.consistency` finds files that contradict themselves. Imports no torch: tables come at once.
 """
 
@@ -12,11 +12,12 @@ import contextlib
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 import msgspec
@@ -24,204 +25,26 @@ import numpy as np
 from msgspec import Meta
 
 from ifsl_bench.protocols.calibration import RESAMPLES, Calibrated
-from ifsl_bench.protocols.metrics import Counts, Estimate
-from ifsl_bench.protocols.sampling.draws import MOST_STEPS, ClassDraws
+from ifsl_bench.protocols.metrics import Estimate, HitCounts
+from ifsl_bench.protocols.protocol import Protocol, stored_form
+from ifsl_bench.protocols.stored_counts import Hits, StoredCounts
 from ifsl_bench.protocols.tasks.contamination import SEEN
-from ifsl_bench.protocols.tasks.metric_sets import CALIBRATED, COUNTS, MORE_COUNTS, SESSIONS
-from ifsl_bench.protocols.tasks.task_limits import EPISODES, LARGEST_SEED, MOST_SEEDS
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
-from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 
 if TYPE_CHECKING:
     import pandas
 
-    from ifsl_bench.protocols.session_metrics import SessionCounts
-
 SCHEMA = 1
-READABLE = 5_000  # numbers of a file that stay numbers; more are packed
-MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
-
-Hits = Annotated[int, Meta(ge=0, lt=1 << 31)]  # products of two fit into 64 bits
 Episodes = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A section of a result file, to which nothing may be added."""
-
-
-# -- the counts of each episode
-
-
-class CountColumns(Section, frozen=True):
-    """Columns of numbers: a list each, or where that would be long, a text of :mod:`ifsl_bench.utils.serialization`.
-
-    ``classes`` may also be a text that gives how they are drawn, see
-    :class:`ifsl_bench.protocols.sampling.draws.ClassDraws`.
-    """
-
-    COLUMNS: ClassVar[tuple[str, ...]] = ()  # their names
-    SHAPE: ClassVar[tuple[str, ...]] = ()  # the fields that all episodes have in common
-    DRAWN: ClassVar[tuple[str, ...]] = ("classes",)  # the columns that are the same for all methods
-    LONG: ClassVar[tuple[str, ...]] = ("classes",)  # the columns that have several numbers for each episode
-
-    def length(self, name: str) -> int:
-        """Return the number of numbers in a column."""
-        column = getattr(self, name)
-        if not isinstance(column, str):
-            return len(column)
-        return len(ClassDraws.parse(column)) if _is_drawn(name, column) else packed_length(column)
-
-    def column(self, name: str) -> np.ndarray:
-        """Return the numbers of a column, int64.
-
-        Raises:
-            ValueError: it is a text that holds no such numbers.
-            OverflowError: a number does not fit into 64 bits.
-        """
-        column = getattr(self, name)
-        if not isinstance(column, str):
-            return np.asarray(column, dtype=np.int64)
-        if _is_drawn(name, column):
-            return ClassDraws.parse(column).array().reshape(-1)
-        return unpack_array(column, MOST_NUMBERS if name in self.LONG else EPISODES, COUNT_KINDS)
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """The fields that all episodes have in common."""
-        return {name: getattr(self, name) for name in self.SHAPE}
-
-    def same(self, columns: CountColumns, names: Iterable[str]) -> bool:
-        """Return whether some columns hold the same numbers, however they are written.
-
-        Args:
-            columns: those of another result.
-            names: the columns to compare.
-        """
-        return all(
-            getattr(self, name) == getattr(columns, name) or np.array_equal(self.column(name), columns.column(name))
-            for name in names
-        )
-
-
-class EpisodeCounts(CountColumns, frozen=True):
-    """Integer counts of each episode; see :class:`ifsl_bench.protocols.metrics.Counts`.
-
-    ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
-    Columns that a task or a result does not have are empty lists.
-    """
-
-    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *MORE_COUNTS)
-    SHAPE: ClassVar[tuple[str, ...]] = ("base_queries", "novel_queries")
-
-    base_queries: Hits
-    novel_queries: Hits
-    base_joint: list[int] | str
-    base_alone: list[int] | str
-    novel_joint: list[int] | str
-    novel_alone: list[int] | str
-    classes: list[int] | str
-    pairs: list[int] | str = []
-    calibrated_base: list[int] | str = []
-    calibrated_novel: list[int] | str = []
-
-    def __len__(self) -> int:
-        return self.length("base_joint")
-
-    def counts(self) -> Counts:
-        """Return the counts as arrays."""
-        names = [*COUNTS, *(name for name in MORE_COUNTS if self.length(name))]
-        arrays = {name: self.column(name) for name in names}
-        return Counts(**arrays, base_queries=self.base_queries, novel_queries=self.novel_queries)
-
-
-class SequenceCounts(CountColumns, frozen=True):
-    """Integer counts of each sequence of sessions; see :class:`ifsl_bench.protocols.session_metrics.SessionCounts`.
-
-    Columns hold one sequence after the other; ``classes`` the novel classes of one order after the other.
-
-    Attributes:
-        supports_kept: whether the method was given the supports of all sessions so far.
-        every_image: whether it was even given all training images of their classes.
-    """
-
-    COLUMNS: ClassVar[tuple[str, ...]] = (*SESSIONS.counts, "classes", *CALIBRATED)
-    SHAPE: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
-    DRAWN: ClassVar[tuple[str, ...]] = ("classes", "queries")
-    LONG: ClassVar[tuple[str, ...]] = COLUMNS
-
-    sessions: Hits
-    base_classes: Hits
-    ways: Hits
-    supports: Hits
-    state_bytes: int
-    supports_kept: bool
-    hits: list[int] | str
-    novel_as_base: list[int] | str
-    base_as_novel: list[int] | str
-    queries: list[int] | str
-    classes: list[int] | str
-    calibrated_hits: list[int] | str = []
-    calibrated_novel_as_base: list[int] | str = []
-    calibrated_base_as_novel: list[int] | str = []
-    every_image: bool = False
-
-    def __len__(self) -> int:
-        return self.length("novel_as_base") // max(1, self.sessions)
-
-    def counts(self) -> SessionCounts:
-        """Return the counts as arrays.
-
-        Raises:
-            ValueError: a sequence has other than equally many numbers in a column.
-        """
-        from ifsl_bench.protocols.session_metrics import SessionCounts
-
-        names = [name for name in (*SESSIONS.counts, *CALIBRATED) if self.length(name)]
-        arrays: dict[str, Any] = {name: self.column(name).reshape(len(self), -1) for name in names}
-        return SessionCounts(
-            **arrays,
-            base_classes=self.base_classes,
-            ways=self.ways,
-            state_bytes=self.state_bytes,
-            supports=self.supports,
-        )
-
-
-def _is_drawn(name: str, column: str) -> bool:
-    return name == "classes" and column.startswith("drawn")
-
-
-def counts_entry(
-    counts: Counts | SessionCounts,
-    classes: ClassDraws | np.ndarray,
-    supports_kept: bool = False,
-    every_image: bool = False,
-) -> EpisodeCounts | SequenceCounts:
-    """Return counts as a file has them, packed beyond ``READABLE`` numbers.
-
-    Args:
-        counts: of each episode or sequence.
-        classes: the novel classes of each episode or order, [n, N], or how they are drawn.
-        supports_kept: see :class:`SequenceCounts`.
-        every_image: see :class:`SequenceCounts`.
-    """
-    drawn = classes.array() if isinstance(classes, ClassDraws) else classes
-    columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
-    packed = sum(map(len, columns.values())) > READABLE
-    entries: dict[str, Any] = {
-        name: pack_array(values) if packed else values.tolist() for name, values in columns.items()
-    }
-    if packed and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
-        entries["classes"] = str(classes)
-    if not isinstance(counts, Counts):
-        fields: dict[str, Any] = {name: getattr(counts, name) for name in (*SequenceCounts.SHAPE, "state_bytes")}
-        return SequenceCounts(**fields, supports_kept=supports_kept, every_image=every_image, **entries)
-    shape: dict[str, Any] = {name: getattr(counts, name) for name in EpisodeCounts.SHAPE}
-    return EpisodeCounts(**shape, **entries)
 
 
 # -- choices on validation episodes, and how far a result rests on the draw of these
@@ -337,7 +160,7 @@ class Result(Section, frozen=True):
     digest: str
     fingerprint: str
     seed: Annotated[int, Meta(ge=0, le=LARGEST_SEED + MOST_SEEDS)]
-    episodes: EpisodeCounts
+    episodes: StoredCounts
     summary: dict[str, dict[str, float]]
     solver: dict[str, dict[str, float]]
     pretraining: dict[str, Any]
@@ -381,13 +204,18 @@ class Result(Section, frozen=True):
         options = {key: value for key, value in self.options.items() if key not in self.chosen}
         return options, {key: value for key, value in self.train.items() if f"train.{key}" not in self.chosen}
 
-    def counts(self) -> Counts:
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol that it was measured by, see :mod:`ifsl_bench.protocols.protocol`."""
+        return self.episodes.protocol
+
+    def counts(self) -> HitCounts:
         """Return the counts as arrays."""
         return self.episodes.counts()
 
     def classes(self) -> np.ndarray:
-        """Return the novel classes of each episode, int64 [n, N]."""
-        return self.episodes.column("classes").reshape(len(self.episodes), -1)
+        """Return the novel classes of each episode or order, int64 [n, N]."""
+        return self.episodes.classes_drawn()
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.facts`."""
@@ -408,20 +236,6 @@ class Result(Section, frozen=True):
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
-
-
-class SessionResult(Result, frozen=True):
-    """A result on sequences of sessions."""
-
-    episodes: SequenceCounts  # type: ignore[assignment]
-
-    def counts(self) -> SessionCounts:  # type: ignore[override]
-        """Return the counts as arrays."""
-        return self.episodes.counts()
-
-    def classes(self) -> np.ndarray:
-        """Return the novel classes of each order, int64 [orders, T N]."""
-        return self.episodes.column("classes").reshape(self.counts().orders, -1)
 
 
 def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
@@ -615,6 +429,13 @@ def read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
+@lru_cache
+def _result_with(form: type[StoredCounts]) -> type[Result]:
+    """Return a result whose counts are those of one protocol, for its types to be checked."""
+    kind = msgspec.defstruct("Result", [("episodes", form)], bases=(Result,), frozen=True, kw_only=True)
+    return cast("type[Result]", kind)
+
+
 def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
     """Read a result and check it by the schema alone; raise as :func:`read`.
 
@@ -627,8 +448,9 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         # Stored results have a probe, which nothing reads any more, until they are measured again.
-        kind = SessionResult if "hits" in (raw.get("episodes") or ()) else Result
-        result = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, kind, strict=True)
+        kind = _result_with(stored_form(raw.get("episodes")))
+        checked = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, kind, strict=True)
+        result = Result(**{name: getattr(checked, name) for name in Result.__struct_fields__})
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
         raise CorruptFile(f"{path} is not a valid result: {error}") from error
     for name in result.episodes.COLUMNS:

@@ -32,7 +32,15 @@ def is_printable(text: str) -> bool:
 
 
 class UserError(Exception):
-    """A mistake of the user's, or a state of the machine that the user can change."""
+    """A mistake of the user's, or a state of the machine that the user can change.
+
+    Example:
+        >>> try:
+        ...     ifsl_bench.table("glyphs-6shot")
+        ... except ifsl_bench.UserError as error:
+        ...     print(str(error).partition(";")[0])
+        unknown task 'glyphs-6shot'
+    """
 
     def __str__(self) -> str:
         return one_line(super().__str__())

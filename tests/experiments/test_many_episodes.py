@@ -13,16 +13,17 @@ import torch
 from ifsl_bench.experiments import api, evaluation
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.evaluation import Evaluated, evaluate, joined
+from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.reproduce import reproduce
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import backbone_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.calibration import find_bias
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.loader import Evaluated, joined
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
@@ -35,7 +36,7 @@ def task(clusters):
 
 def job_of(method, task, work, episodes, steps=False):
     train = {"steps": 5} if steps else {}
-    return make_jobs(Request([method], [task], {}, train, episodes=episodes), work.home)[0]
+    return make_jobs(RunConfig([method], [task], {}, train, episodes=episodes), work.home)[0]
 
 
 def same(a: Evaluated, b: Evaluated) -> bool:
@@ -103,7 +104,7 @@ def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, 
 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.store.schema.READABLE", 100)
+    monkeypatch.setattr("ifsl_bench.protocols.stored_counts.READABLE", 100)
     monkeypatch.setattr("ifsl_bench.experiments.evaluate_stage.commit", lambda: "")
     result = api.run("imprint", task, episodes=100, work=work)
     assert result.label.endswith(".episodes=100")

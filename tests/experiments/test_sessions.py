@@ -32,7 +32,7 @@ from ifsl_bench.protocols import session_answers
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader
-from ifsl_bench.protocols.session_answers import Answers, Sessions, count
+from ifsl_bench.protocols.session_answers import Answers, SessionEvaluator, count
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.solvers import minimise
@@ -137,7 +137,7 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
     method, loader = seeded_method(name, base), loader_of(base)
     if not isinstance(method, AdditiveClassifier):
         pytest.skip("it is asked session by session anyway")
-    batch, sessions = loader.batch(0, 6), Sessions(method, name, loader, False)
+    batch, sessions = loader.batch(0, 6), SessionEvaluator(method, name, loader, False)
     once, steps = sessions.answered(method, batch), sessions._by_session(method, batch)
     for part in ("first", "base_right", "base_there", "novel_there"):
         a, b = (getattr(output.answers, part) for output in (once, steps))
@@ -167,7 +167,7 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
     (every,) = made_at_once
     assert every == 6 * 6 * 8 * D * D
     most, of_sequence = 4 * loader.each, every // 6
-    monkeypatch.setattr(evaluation, "SEQUENCE_BYTES", most)
+    monkeypatch.setattr(SequenceLoader, "cpu_bytes", most)
     parts = evaluate(method, FECAM, loader, range(6)).counts
     assert sum(made_at_once[1:]) == every
     assert all(of_block // of_sequence * loader.each + of_block <= most for of_block in made_at_once[1:])
@@ -553,7 +553,7 @@ def test_rounding_that_differs_between_batches_is_no_breach(base):
 def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
     method, loader = seeded_method("ncm", base), loader_of(base)
     with torch.no_grad():
-        answers = Sessions(method, "ncm", loader, False).answered(method, loader.batch(0, 6)).answers
+        answers = SessionEvaluator(method, "ncm", loader, False).answered(method, loader.batch(0, 6)).answers
     best = best_bias(answers.margins())
 
     def right(bias: float) -> int:

@@ -19,6 +19,7 @@ import pytest
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.cli import main as cli
 from ifsl_bench.plugin.options import options_of, space_of
+from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.store import schema as result_file
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +194,7 @@ def fields_of(heading: str) -> list[str]:
     ("heading", "kind"),
     [
         ("Fields", result_file.Result),
-        ("Counts of episodes", result_file.EpisodeCounts),
+        ("Counts of episodes", EpisodeCounts),
         ("Calibration", result_file.Calibration),
     ],
 )

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.metrics import Counts, estimate, paired, summarise
-from ifsl_bench.protocols.tasks.metric_sets import METRICS
+from ifsl_bench.protocols.metrics import METRICS, Counts, estimate, paired, summarise
 
 
 def test_paired_is_scipys_paired_t_test():

@@ -24,7 +24,7 @@ def test_a_task_says_what_it_is(name, call, tmp_path):
         assert sheet["sessions"].startswith(f"{spec.count} sessions of {spec.ways} ways, {task.shots} ")
     else:
         assert sheet["episode"].startswith(f"{task.episode.ways} ways, {task.shots} shot")
-        assert ("no base classes" in sheet["episode"]) == (not task.kind.has_base) == ("base" not in sheet)
+        assert ("no base classes" in sheet["episode"]) == (not task.has_base) == ("base" not in sheet)
     assert ("hidden base classes in place" in sheet["evaluation"]) == bool(task.sessions and task.sessions.listed)
     assert sheet["definition"] == task.hash
     assert sheet["backbone"].startswith(task.pretraining.backbone)

@@ -16,8 +16,10 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.views import chosen_classes, some_base_classes
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.workspace import PreparedTask
+from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
+from ifsl_bench.protocols.episode_protocol import REGULAR
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS
-from ifsl_bench.protocols.tasks.metric_sets import JOINT, REGULAR
 from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
 from ifsl_bench.protocols.tasks.variants import Change, changed
 from ifsl_bench.reporting.task_sheet import task_facts
@@ -79,9 +81,9 @@ def test_task_files_derive_tasks(minimal_task):
     text = minimal_task + 'digest = "x"\n[variants.d-regular]\nof = "d-1shot"\nregular = true\n'
     text += '[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
     plain, regular, wide = parse(text, "x.toml")
-    assert (regular.name, regular.kind, regular.digest) == ("d-regular", REGULAR, None)
+    assert (regular.name, protocol_of(regular), regular.digest) == ("d-regular", REGULAR, None)
     assert plain.episode.base_queries == 25
-    assert plain.kind is JOINT
+    assert protocol_of(plain) is JOINT
     assert (wide.name, wide.episode.ways, wide.episode.base_queries) == ("d-wide", 9, 45)
     assert len({plain.hash, regular.hash, wide.hash}) == 3
     (mini,) = parse('[variants.mine]\nof = "mini-5shot"\nshots = 2\n', "y.toml")
@@ -110,7 +112,7 @@ def test_the_variant_in_the_docs_is_read():
     blocks = re.findall(r"```toml\n(.*?)```", pages, re.S)
     (own,) = (block for block in blocks if "[tasks.mine-5shot]" in block)
     (more,) = (block for block in blocks if "[variants." in block)
-    assert [(t.name, not t.kind.has_base) for t in parse(own + more, "mine.toml")] == [
+    assert [(t.name, not t.has_base) for t in parse(own + more, "mine.toml")] == [
         ("mine-5shot", False), ("mine-regular-5shot", True),
     ]  # fmt: skip
 

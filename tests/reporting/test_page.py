@@ -21,8 +21,7 @@ from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.ranking import Ranking, holm
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
+from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import task_table

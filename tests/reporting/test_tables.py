@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS, SESSIONS
+from ifsl_bench.protocols.episode_protocol import COLUMNS, EPISODES
+from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
+from ifsl_bench.protocols.protocol import MetricColumn, metric_names, protocols, titles
+from ifsl_bench.protocols.session_protocol import SESSIONS
 from ifsl_bench.protocols.tasks.task_files import packaged
-from ifsl_bench.reporting.columns import HEADINGS, Heading, TableRow, paper_columns, plus_minus, task_columns
+from ifsl_bench.reporting.columns import TableRow, paper_columns, plus_minus, task_columns
 from ifsl_bench.reporting.render import FORMATS, PROGRAMS, render
 from ifsl_bench.reporting.table import Column, Table, plain_table
 
@@ -79,7 +81,9 @@ def test_no_rows_at_all():
 
 
 def test_every_metric_has_a_heading():
-    assert HEADINGS.keys() == {*METRICS, *BALANCE, *SESSIONS.metrics}
+    assert titles().keys() == {*METRICS, *BALANCE, *SESSIONS.metrics} == {*metric_names()}
+    for protocol in protocols():
+        assert {*protocol.metrics, *protocol.more_metrics} <= {column.name for column in protocol.columns}
     assert plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
 
 
@@ -91,7 +95,8 @@ def test_one_entry_makes_a_metric_a_column_of_text_and_of_papers(monkeypatch):
         return Table(task_columns(task, row_metrics=["ausuc"]), []).headings(), [c.latex_heading for c in columns]
 
     before = headings()
-    monkeypatch.setitem(HEADINGS, "ausuc", Heading("area", "$A$", short=True, latex_short=True))
+    area = MetricColumn("ausuc", "area", "$A$", short=True, latex_short=True)
+    monkeypatch.setattr(EPISODES, "columns", (area, *(column for column in COLUMNS if column.name != "ausuc")))
     after = headings()
     assert [set(b) - set(a) for a, b in zip(before, after, strict=True)] == [{"area"}, {"$A$"}]
     assert {"ausuc", "ausuc_interval"} <= Table(task_columns(task), [fake_row(task)]).records()[0].keys()

@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
+from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.protocols.metrics import Counts, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
 from ifsl_bench.reporting.render import render
-from ifsl_bench.store.schema import SCHEMA, EpisodeCounts, Result, counts_entry, summary_entry
+from ifsl_bench.store.schema import SCHEMA, Result, summary_entry
 
 DIGITS = 5.1e-5  # JSON has four decimals
 PLAIN = {
@@ -45,7 +46,7 @@ def counted(label: str, seed: int, counts: Counts, classes: np.ndarray, **change
     """A result with these counts, of task "toy" unless ``changes`` say otherwise."""
     fields = {
         "schema": SCHEMA, "method": label, "label": label, "task": "toy", "task_hash": "h", "digest": "d",
-        "fingerprint": "f", "seed": seed, "episodes": counts_entry(counts, classes),
+        "fingerprint": "f", "seed": seed, "episodes": EpisodeCounts.of(counts, classes),
         "summary": summary_entry(summarise(counts.per_episode())), "pretraining": {"key": f"k{seed}", "sha256": "s"},
     }  # fmt: skip
     return Result(**{**PLAIN, **fields, **changes})

@@ -17,8 +17,7 @@ from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.calibration import Margins, find_bias
-from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE
+from ifsl_bench.protocols.metrics import BALANCE, Counts
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import facts_of, row_table
 from ifsl_bench.reporting.leaderboard import task_table

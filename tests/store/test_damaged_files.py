@@ -17,8 +17,7 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
 from ifsl_bench.experiments.stages import MetaTrain
-from ifsl_bench.protocols.metrics import summarise
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.render import FORMATS, READERS
 from ifsl_bench.store import check

@@ -16,16 +16,16 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols import stored_counts
+from ifsl_bench.protocols.episode_protocol import EpisodeCounts
+from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, Counts
 from ifsl_bench.protocols.sampling.draws import ClassDraws
-from ifsl_bench.protocols.tasks.metric_sets import COUNTS, MORE_COUNTS
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_limits import EPISODES, OTHERS, most_episodes
-from ifsl_bench.store import schema
 from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import EpisodeCounts, Result, counts_entry, keep_old, parse, read, write
+from ifsl_bench.store.schema import Result, keep_old, parse, read, write
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.limits import RESULT_FILE
@@ -115,8 +115,8 @@ def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
     shape = EpisodeSpec(ways=ways, novel_queries=5, base_queries=25)
     most = most_episodes(shape)
     assert most < EPISODES or ways == 1
-    n = 1 + schema.READABLE // (ways + 7)
-    size = len(json.dumps(msgspec.to_builtins(counts_entry(*drawn(n, shape, 300)))))
+    n = 1 + stored_counts.READABLE // (ways + 7)
+    size = len(json.dumps(msgspec.to_builtins(EpisodeCounts.of(*drawn(n, shape, 300)))))
     assert size / n * most < RESULT_FILE.most - OTHERS
 
 
@@ -197,15 +197,15 @@ def test_packed_columns_of_other_lengths_are_refused(newer):
 def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
     shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
     counts, classes = drawn(50, shape)
-    assert all(isinstance(getattr(counts_entry(counts, classes), name), list) for name in EpisodeCounts.COLUMNS)
-    monkeypatch.setattr(schema, "READABLE", 50 * 12 - 1)
-    entry = counts_entry(counts, classes)
+    assert all(isinstance(getattr(EpisodeCounts.of(counts, classes), name), list) for name in EpisodeCounts.COLUMNS)
+    monkeypatch.setattr(stored_counts, "READABLE", 50 * 12 - 1)
+    entry = EpisodeCounts.of(counts, classes)
     assert all(isinstance(getattr(entry, name), str) for name in EpisodeCounts.COLUMNS)
     assert EpisodeCounts.__len__(entry) == 50
     draws = ClassDraws(50, 5, 200, key=7)
-    entry = counts_entry(counts, draws)
+    entry = EpisodeCounts.of(counts, draws)
     assert (entry.classes, entry.length("classes")) == (str(draws), 250)
-    assert entry.same(counts_entry(counts, draws.array()), ["classes"])
+    assert entry.same(EpisodeCounts.of(counts, draws.array()), ["classes"])
 
 
 def test_tables_of_many_episodes_keep_little_in_memory():
@@ -218,7 +218,7 @@ def test_tables_of_many_episodes_keep_little_in_memory():
     counts, classes = drawn(n, task.episode)
 
     def result(row: int, seed: int) -> Result:
-        entry = counts_entry(counts, classes)
+        entry = EpisodeCounts.of(counts, classes)
         return msgspec.structs.replace(template, label=f"row{row}", seed=seed, episodes=entry, setting="every")
 
     table_rows = [SeedAggregate(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]

@@ -14,10 +14,10 @@ from scipy import stats
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.analysis.aggregate import SeedAggregate, rows_of
 from ifsl_bench.analysis.comparison import compare, over_classes
-from ifsl_bench.protocols.metrics import Counts
-from ifsl_bench.protocols.tasks.metric_sets import JOINT, METRICS
+from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
+from ifsl_bench.protocols.metrics import METRICS, Counts
+from ifsl_bench.protocols.protocol import protocol_of, titles
 from ifsl_bench.protocols.tasks.task_files import find, packaged
-from ifsl_bench.reporting.columns import HEADINGS
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import standing
 from ifsl_bench.reporting.render import render
@@ -136,7 +136,7 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
     zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
     assert zero
     headings = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
-    assert headings == [HEADINGS[name].text for name in zero]
+    assert headings == [titles()[name] for name in zero]
     again = str(write(tmp_path / "again", make("a", noise=7, classes=some_classes(50))))
     assert f"A = {paths[0]}, B = {again}" in call("compare", paths[0], again)[1].replace("\n", " "), "both are called a"
 
@@ -262,6 +262,6 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert "+changes" not in result.provenance["commit"], where
         assert result.provenance["commit"], where
     have = {(r.task, r.label, r.seed) for r in results}
-    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and task.kind is JOINT]
+    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and protocol_of(task) is JOINT]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have

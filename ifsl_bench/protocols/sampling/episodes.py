@@ -199,7 +199,7 @@ def task_sampler(
 ) -> Sampler:
     """The episodes of a task's side, as of :func:`task_stream`."""
     novel = task.pool(side, "novel")
-    base = task.pool(side, "base") if task.kind.has_base else "base/train"  # for the number of base classes
+    base = task.pool(side, "base") if task.has_base else "base/train"  # for the number of base classes
     return Sampler(
         (task.name, side, seed if side == "train" else task.evaluation.seed),
         task.episode,

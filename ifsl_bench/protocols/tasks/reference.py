@@ -69,6 +69,7 @@ MEANING = {
     "evaluation.episodes": "test episodes",
     "evaluation.validation_episodes": "half of them choose options, the other half checkpoints",
     "evaluation.seed": "of the test and validation episodes, which are the same for all methods and training seeds",
+    "evaluation.protocol": "a protocol that is registered in Python; where absent, sessions or episodes",
     "variants.[name].of": "the task that this one is made from; it may come with the package",
     "variants.[name].regular": "no base classes, in the softmax or among the queries",
     "variants.[name].base_classes": "use only this many of the base classes",

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ifsl_bench.protocols.tasks.metric_sets import SESSIONS, Kind, Part, kind_of
 from ifsl_bench.utils.files import sha256_json
 
 Side = Literal["train", "val", "test"]
+Part = Literal["base", "novel"]
 WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
 NO_BACKBONE = "none"  # the backbone of data that are features already
 CENTRED = "mean"  # what becomes of a frozen backbone's features where nothing is said
@@ -42,7 +42,12 @@ class DataSpec(Strict, frozen=True):
 
 
 class Schedule(Strict, frozen=True):
-    """Learning rate ``rate``, times 0.1 at every step in ``drops``; or cosine from ``rate`` to zero after a warm-up."""
+    """Learning rate ``rate``, times 0.1 at every step in ``drops``; or cosine from ``rate`` to zero after a warm-up.
+
+    Example:
+        >>> ifsl_bench.Schedule(rate=0.001, drops=(4000,)).shape
+        'drops'
+    """
 
     rate: float
     drops: tuple[int, ...] = ()
@@ -121,7 +126,12 @@ class EpisodeSpec(Strict, frozen=True):
 
 
 class MetaTraining(Strict, frozen=True):
-    """Stage 2: Adam on episodes."""
+    """Stage 2: Adam on episodes.
+
+    Example:
+        >>> ifsl_bench.MetaTraining(steps=100, schedule=ifsl_bench.Schedule(rate=0.01)).validate_every
+        1000
+    """
 
     steps: int = 8000
     schedule: Schedule = Schedule(rate=1e-3, drops=(4000,))
@@ -129,11 +139,16 @@ class MetaTraining(Strict, frozen=True):
 
 
 class Evaluation(Strict, frozen=True):
-    """Stage 3. ``seed`` fixes the episodes; every method and every training seed sees the same ones."""
+    """Stage 3. ``seed`` fixes the episodes; every method and every training seed sees the same ones.
+
+    ``protocol`` names a registered protocol, see :mod:`ifsl_bench.protocols.protocol`; None: sessions where the task
+    has some, else episodes.
+    """
 
     episodes: int = 2000
     validation_episodes: int = 600
     seed: int = 0
+    protocol: str | None = None
 
     @property
     def halves(self) -> tuple[range, range]:
@@ -197,6 +212,12 @@ class Task(Strict, frozen=True):
     list has, None for the list's own. ``novel_from`` is the data set that the novel classes of validation and testing
     come from, None for ``dataset``; images are normalised as ``dataset`` says all the same. ``variant_of`` names the
     task whose protocol this one departs from: tables keep the two apart.
+
+    Example:
+        >>> from ifsl_bench.protocols.tasks.task_files import packaged
+        >>> task = packaged()["glyphs-5shot"]
+        >>> isinstance(task, ifsl_bench.Task), task.shots
+        (True, 5)
     """
 
     name: str
@@ -216,10 +237,24 @@ class Task(Strict, frozen=True):
     sessions: SessionSpec | None = None
 
     @property
-    def kind(self) -> Kind:
-        """The kind of what is measured: sequences of sessions; episodes with base classes in softmax and query; or
-        without them, as in regular few-shot learning."""
-        return SESSIONS if self.sessions else kind_of(self.episode.base_queries)
+    def has_base(self) -> bool:
+        """Whether queries are of base classes too, so that a bias may weigh them against novel ones."""
+        return self.sessions is not None or self.episode.base_queries > 0
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The classes that queries are of, novel ones first."""
+        return ("novel", "base") if self.has_base else ("novel",)
+
+    @property
+    def test_size(self) -> str:
+        """The number of test episodes or sequences, in words for lists of tasks: "2,000", "400 sequences"."""
+        return f"{self.evaluation.episodes:,}{' sequences' if self.sessions else ''}"
+
+    @property
+    def cosine_on_linear(self) -> bool:
+        """Whether a cosine head is fitted on the backbone of the linear pretraining, as sessions have it."""
+        return self.sessions is not None
 
     @property
     def novel_data(self) -> str:
@@ -237,6 +272,7 @@ class Task(Strict, frozen=True):
             value["pretraining"]["centre"] = None
         # Younger than the first stored results: absent where they change nothing.
         value["pretraining"] = _without_none(value["pretraining"], "seed", "weights", "pretrained_on", "centre")
+        value["evaluation"] = _without_none(value["evaluation"], "protocol")
         return _without_none(value, "base_classes", "base_order", "novel_from", "sessions")
 
     @property
@@ -258,7 +294,7 @@ class Task(Strict, frozen=True):
 
     def pools(self, side: Side) -> tuple[str, ...]:
         """The pools whose images are in a side's episodes."""
-        pools = [self.pool(side, part) for part in self.kind.parts]
+        pools = [self.pool(side, part) for part in self.parts]
         return tuple(dict.fromkeys([*pools, *([SUPPORT] if self.supports_apart(side) else [])]))
 
     def supports_apart(self, side: Side) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
-from ifsl_bench.experiments.evaluation import batch_size, has_sessions, predict
+from ifsl_bench.experiments.evaluation import batch_size
 from ifsl_bench.experiments.workspace import Workspace, workspace
-from ifsl_bench.plugin.method import Method, masked_logits
-from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.session_answers import Sessions
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.columns import plus_minus, rounded
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import (
@@ -127,9 +124,9 @@ def confusions(
     """
     jobs = jobs_of(methods, task, work.home, options=options)
     kind, most = jobs[0].task, jobs[0].task.evaluation.episodes
-    if not kind.kind.has_base:
+    if not kind.has_base:
         raise UserError(f"task {kind.name} has no base classes that could take the queries of novel ones")
-    count = min(SEQUENCES if kind.sessions else EPISODES, most) if episodes is None else episodes
+    count = min(SEQUENCES if protocol_of(kind).learns_sessions else EPISODES, most) if episodes is None else episodes
     if not 1 <= count <= most:
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
     if not train:  # what is missing is an error before anything is computed
@@ -142,43 +139,23 @@ def confusions(
 def _confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
-    method, name, answered = ready.method.eval(), ready.job.name, []
-    of_block: Callable[[int, int], Answered] = (
-        partial(_of_sequences, Sessions(method, name, loader, ready.job.supports_kept), method)
-        if has_sessions(loader)
-        else partial(_of_episodes, loader, method, name)
-    )
+    method, name, parts = ready.method.eval(), ready.job.name, []
+    size = batch_size(loader, method)
+    blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
     with work.reporter.stage(f"confusions of {ready.job}", episodes) as stage:
-        for start in range(0, episodes, size := batch_size(loader, method)):
-            answered.append(of_block(start, count := min(size, episodes - start)))
-            stage.advance(count)
-    return summed(label, task.name, names, loader.classes, *map(np.concatenate, zip(*answered, strict=True)))
-
-
-def _of_episodes(loader: EpisodeLoader, method: Method, name: str, start: int, count: int) -> Answered:
-    drawn, batch = loader.sampler.sample(start, count), loader.batch(start, count)
-    answer = masked_logits(predict(method, name, batch), batch.masked).argmax(-1)  # [E, Q]
-    unit = drawn.index.unsqueeze(1).expand_as(answer)
-    return _numbered(unit, batch.labels, answer, drawn.classes, loader.classes, torch.ones_like(batch.novel))
-
-
-def _of_sequences(sessions: Sessions, method: Method, start: int, count: int) -> Answered:
-    loader, answer = sessions.loader, sessions.last(method, batch := sessions.loader.batch(start, count))
-    drawn = loader.sampler.sample(start, count)
-    novel = torch.arange(drawn.classes.shape[1], device=answer.device).repeat_interleave(loader.sampler.queries)
-    labels = torch.cat([batch.base_labels, loader.classes + novel]).expand_as(answer)
-    unit = (drawn.index // loader.sampler.shape.supports).unsqueeze(1).expand_as(answer)
-    there = torch.cat([batch.base_there, batch.novel_there], 1)
-    return _numbered(unit, labels, answer, drawn.classes, loader.classes, there)
+        for answers in loader.joint_answers(method, name, blocks):
+            parts.append(_numbered(loader.classes, *answers))
+            stage.advance(len(answers[0]))
+    return summed(label, task.name, names, loader.classes, *map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _numbered(
-    unit: torch.Tensor, labels: torch.Tensor, answer: torch.Tensor, drawn: torch.Tensor, base: int, there: torch.Tensor
+    base: int, unit: torch.Tensor, labels: torch.Tensor, answer: torch.Tensor, drawn: torch.Tensor, there: torch.Tensor
 ) -> Answered:
     """Return joint labels [E, Q], with novel classes by their number in the pool."""
     every = torch.arange(base, device=drawn.device).expand(len(drawn), -1)
     of_pool = torch.cat([every, base + drawn], 1)  # [E, K + N]
-    columns = (unit, of_pool.gather(1, labels), of_pool.gather(1, answer))
+    columns = (unit.expand_as(answer), of_pool.gather(1, labels), of_pool.gather(1, answer))
     return tuple(x[there].cpu().numpy() for x in columns)
 
 
@@ -236,6 +213,11 @@ def class_accuracy(
 
     Raises:
         UserError: unknown names, a task without base classes, models that are not trained.
+
+    Example:
+        >>> frame = ifsl_bench.class_accuracy("glyphs-5shot", "imprint", episodes=20)
+        >>> sorted(frame.records()[0])[:3]
+        ['acc', 'as_base', 'as_novel']
     """
     of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
     return Frame([_table(of_method) for of_method in of_methods])

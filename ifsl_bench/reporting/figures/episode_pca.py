@@ -78,7 +78,7 @@ def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
     if job.method.transductive:
         raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there "
                         f"are no decision regions")  # fmt: skip
-    if not job.task.kind.has_base:
+    if not job.task.has_base:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
     episode = episode_of(ready, index, label)
     parts = [part.features[0].double().cpu().numpy() for part in (episode.batch.support, episode.batch.query)]

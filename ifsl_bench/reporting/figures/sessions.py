@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
 from ifsl_bench.analysis.session_variance import ONE, PARTS, splits_of_differences, splits_of_rows
 from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
@@ -30,7 +31,6 @@ from ifsl_bench.reporting.figures.style import (
     styled,
 )
 from ifsl_bench.reporting.plot_styles import COLOURS
-from ifsl_bench.utils.errors import UserError
 
 BAND = (2.5, 97.5)  # percent of the orders that are below its ends
 FORGOTTEN = LinearSegmentedColormap.from_list("accuracy", ["#FFFFFF", "#56B4E9", "#0072B2", "#00304F"])
@@ -43,8 +43,7 @@ COLOUR_OF = dict(zip(PARTS, COLOURS, strict=False))
 
 def require_sessions(board: TaskResults) -> None:
     """Raise :class:`UserError` for a task in episodes."""
-    if not board.task.sessions:
-        raise UserError(f"{board.name} is in episodes; this figure is of tasks in sessions")
+    protocol_of(board.task).require("sessions", board.name, "this figure is of tasks in sessions")
 
 
 @styled()

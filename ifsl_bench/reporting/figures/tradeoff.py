@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_point
 from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
@@ -43,10 +44,10 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     Raises:
         UserError: regular few-shot learning, sessions, or no validation episodes to calibrate on.
     """
-    if not board.task.kind.has_base:
+    if not board.task.has_base:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
-    if board.task.sessions:
-        raise UserError(f"{board.name} is in sessions, which have no base-novel curve; take a task in episodes")
+    why = "which have no base-novel curve; take a task in episodes"
+    protocol_of(board.task).require("tradeoff", board.name, why, ", ")
     rows = by_accuracy(board)
     names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
@@ -103,8 +104,8 @@ def _annotate(axes: Axes, text: str, at: tuple[float, float], offset: tuple[floa
 
 def _equal_accuracy(axes: Axes, row: SeedAggregate) -> None:
     """Draw lines of equal Acc., which weighs base and novel accuracy by their queries."""
-    counts = row.results[0].episodes
-    share = counts.base_queries / (counts.base_queries + counts.novel_queries)
+    shape = row.results[0].episodes.shape
+    share = shape["base_queries"] / (shape["base_queries"] + shape["novel_queries"])
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     for level in _levels(share * left + (1 - share) * bottom, share * right + (1 - share) * top):
         x = np.array([left, right])

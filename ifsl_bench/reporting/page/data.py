@@ -25,10 +25,11 @@ from ifsl_bench.analysis.aggregate import (
 )
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.session_variance import split_of
-from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
-from ifsl_bench.protocols.tasks.metric_sets import BALANCE, METRICS
+from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_board, load_variants, nothing_stored
+from ifsl_bench.protocols.metrics import BALANCE, METRICS
+from ifsl_bench.protocols.protocol import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import HEADINGS, TableRow, entries_of, published_entries, rounded
+from ifsl_bench.reporting.columns import TableRow, entries_of, published_entries, rounded
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, style_of, styles_of
@@ -142,10 +143,17 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
 
     def late(member: TaskResults) -> tuple[bool, ...]:
         task, measured = member.task, bool(member.rows or member.others)
+        in_sessions = protocol_of(task).learns_sessions
         lone = not any(len(row.seeds) > 1 for row in member.rows)  # then nothing is ranked
-        return not measured, task.dataset.name == "glyphs", bool(task.sessions), member.name not in boards, lone
+        return (
+            not measured,
+            task.dataset.name == "glyphs",
+            in_sessions,
+            member.name not in boards,
+            lone,
+        )
 
-    return telling(shown if named else sorted(shown, key=late), every.values())
+    return carry_remarks(shown if named else sorted(shown, key=late), every.values())
 
 
 def gather(boards: Iterable[TaskResults]) -> Page:
@@ -163,7 +171,7 @@ def gather(boards: Iterable[TaskResults]) -> Page:
         for setting in [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]:
             view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
             table = task_table(view, full=True, ranked=True)
-            if board.task.sessions and setting == PAPER:
+            if protocol_of(board.task).published_apart and setting == PAPER:
                 papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in LETTERS.items())
                 notes = [*table.notes, *([*PUBLISHED_NOTES, f"{legend}."] if papers else [])]
@@ -212,7 +220,7 @@ def _row(
     values = {
         name: (rounded(v.mean, digits_of(v.mean)), rounded(v.interval, digits_of(v.interval)))
         for name, v in entry.values.items()
-        if name in HEADINGS
+        if name in titles()
     }
     look = looks[row] if row else style_of(entry.label)
     return PageRow(

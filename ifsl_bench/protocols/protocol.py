@@ -1,0 +1,353 @@
+"""The interface of a protocol: what a task draws, how answers are counted, and how counts are stored and shown.
+
+:class:`~ifsl_bench.protocols.episode_protocol.Episodes` and :class:`~ifsl_bench.protocols.session_protocol.Sessions`
+implement it. Another one is a subclass of either or of :class:`Protocol`, made known with :func:`register`; a task file
+chooses it by name, ``protocol = "NAME"`` under ``[evaluation]``. Imports no torch, so that tables come at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from ifsl_bench.protocols.calibration import Bias, Margins, find_bias
+from ifsl_bench.protocols.tasks.task import Side, Task
+from ifsl_bench.utils.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    import torch
+
+    from ifsl_bench.backbones.features import FeaturePool
+    from ifsl_bench.plugin.method import Method
+    from ifsl_bench.protocols.loader import Loader
+    from ifsl_bench.protocols.metrics import HitCounts
+    from ifsl_bench.protocols.sampling.episodes import Sampler
+    from ifsl_bench.protocols.sampling.sequences import SequenceSampler
+    from ifsl_bench.protocols.stored_counts import StoredCounts
+
+Feature = Literal["tradeoff", "sessions", "forgetting", "variance", "episode", "lazy", "choices"]
+
+
+@dataclass(frozen=True)
+class MetricColumn:
+    """The column of a metric in tables.
+
+    Attributes:
+        name: of the metric.
+        title: its heading in all formats but LaTeX in the layout of papers.
+        latex: its heading there; "" where it has no such column.
+        short: whether tables without ``--full`` have it.
+        latex_short: the same for LaTeX in the layout of papers.
+        drop: the place in the order in which a narrow terminal leaves columns out, the highest first; 0: it stays.
+    """
+
+    name: str
+    title: str
+    latex: str = ""
+    short: bool = False
+    latex_short: bool = False
+    drop: int = 0
+
+
+class Protocol(ABC):
+    """A way to measure methods on a task; every task has one, see :func:`protocol_of`.
+
+    Every protocol has a metric called ``acc``, which rows are ranked by and options are chosen by.
+
+    Attributes:
+        name: of the protocol, in messages and in the ``protocol`` of task files.
+        drawn: what a stream draws, in words and in the plural.
+        units: what intervals are over, in words and in the plural.
+        metrics: of every result.
+        more_metrics: those that a result has where the counts they need are there.
+        fields: metrics that full tables have, for readers as far as some row has them.
+        hidden_fields: metrics that all tables for programs have.
+        columns: of the metrics, in the order in which tables have them.
+        stored: the form of its counts in result files.
+        features: figures and tables that apply to its results, see :data:`Feature`.
+        fewest: test episodes, or sequences, of a result.
+        learns_sessions: whether methods learn sessions one after the other.
+        one_task_a_table: whether each task has a LaTeX table of its own.
+        published_apart: whether published rows have a table of their own, since nobody measured on the same terms.
+    """
+
+    name: ClassVar[str]
+    drawn: ClassVar[str] = "episodes"
+    units: ClassVar[str] = "episodes"
+    metrics: tuple[str, ...]
+    more_metrics: tuple[str, ...] = ()
+    fields: tuple[str, ...]
+    hidden_fields: tuple[str, ...] = ()
+    columns: tuple[MetricColumn, ...]
+    features: frozenset[Feature] = frozenset()
+    fewest: ClassVar[int] = 2
+    learns_sessions: ClassVar[bool] = False
+    one_task_a_table: ClassVar[bool] = False
+    published_apart: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def stored(self) -> type[StoredCounts]:
+        """The form of its counts in result files."""
+
+    # -- words
+
+    def counted(self, number: int) -> str:
+        """Return a number of what a stream draws, in words: "400 sequences", "1 sequence"."""
+        return f"{number:,} {self.drawn if number != 1 else self.drawn[:-1]}"
+
+    def shows(self, metric: str, row_metrics: Collection[str]) -> bool:
+        """Return whether readers are shown a metric.
+
+        Args:
+            metric: its name.
+            row_metrics: the metrics that some row has.
+        """
+        return metric in self.metrics or (metric in self.more_metrics and metric in row_metrics)
+
+    def column(self, metric: str) -> MetricColumn:
+        """Return the column of a metric."""
+        return next(column for column in self.columns if column.name == metric)
+
+    @abstractmethod
+    def describe(self, task: Task) -> tuple[str, str]:
+        """Return a heading and a text on what a task draws, for ``ifsl-bench tasks NAME``."""
+
+    def curve(self, task: Task) -> range:
+        """Return the sessions whose accuracies tables show one by one; empty where there are none."""
+        return range(0)
+
+    def require(self, feature: Feature, name: str, what: str, join: str = "; ") -> None:
+        """Raise :class:`UserError` where a figure or table does not apply.
+
+        Args:
+            feature: that is asked for.
+            name: of the task.
+            what: a sentence on what it is for.
+            join: before that sentence.
+        """
+        if feature not in self.features:
+            raise UserError(f"{name} is in {self.name}{join}{what}")
+
+    # -- draw and load
+
+    def sampler(
+        self,
+        task: Task,
+        side: Side,
+        seed: int,
+        starts: Callable[[str], np.ndarray],
+        device: torch.device | str = "cpu",
+        classes: Callable[[str], Sequence[str]] = lambda pool: (),
+        order: np.ndarray | None = None,
+    ) -> Sampler | SequenceSampler:
+        """Return the sampler of a task's side; arguments as of :func:`.sampling.episodes.task_stream`."""
+        from ifsl_bench.protocols.sampling.episodes import task_stream
+
+        return task_stream(task, side, seed, starts, device, classes, order)
+
+    def class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
+        """Return the order of the novel classes in a published list, [T N] labels; None where they are drawn.
+
+        Args:
+            task: of this protocol.
+            classes: of a pool by name.
+
+        Raises:
+            UserError: the data set has no such list, or lacks a class of it.
+        """
+        return None
+
+    @abstractmethod
+    def loader(
+        self, task: Task, sampler: Any, novel: FeaturePool, base: FeaturePool | None, support: FeaturePool | None
+    ) -> Loader:
+        """Return the loader that makes batches of what a sampler draws, has a method answer them, and counts.
+
+        Args:
+            task: of this protocol.
+            sampler: of one of its sides.
+            novel: the pool of novel queries.
+            base: the pool of base queries, if there are some.
+            support: the pool of the supports, where it is another one.
+        """
+
+    # -- the contract and calibration
+
+    def refusal(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
+        """Return why a method may not run on a task; None where it may.
+
+        Args:
+            task: of this protocol.
+            method: the class.
+            options: of the method.
+        """
+        return None
+
+    def check_contract(self, name: str, method: Method, loader: Loader, count: int) -> None:  # noqa: B027
+        """Check what the protocol asks of a method beyond the contract of single episodes.
+
+        Args:
+            name: what errors call the method.
+            method: on the device of the loader.
+            loader: of the test side.
+            count: how many sequences to check on.
+
+        Raises:
+            UserError: the method breaks the contract.
+        """
+
+    def calibrates(self, task: Task, method: type[Method]) -> bool:
+        """Return whether a bias on the novel logits is looked for on validation episodes.
+
+        Args:
+            task: of this protocol.
+            method: the class.
+        """
+        return task.has_base
+
+    def find_bias(self, margins: Margins) -> Bias:
+        """Return the best bias on the novel logits, from the margins of validation episodes."""
+        return find_bias(margins)
+
+    # -- count, store and summarise
+
+    def store(self, counts: Any, classes: Any, supports_kept: bool, every_image: bool) -> StoredCounts:
+        """Return the form of counts in a result file.
+
+        Args:
+            counts: as arrays.
+            classes: the novel classes of each episode or order, [n, N], or how they are drawn.
+            supports_kept: whether the method was asked with the supports of all sessions so far.
+            every_image: whether it was even given all training images of their classes.
+        """
+        return self.stored.of(counts, classes)
+
+    @abstractmethod
+    def shape_of(self, task: Task, count: int) -> tuple[dict[str, int], int]:
+        """Return what the stored counts of a result on a task must say.
+
+        Args:
+            task: of this protocol.
+            count: test episodes or sequences.
+
+        Returns:
+            Field of the stored counts -> its value; and how many novel classes they list.
+        """
+
+    def contradictions(self, counts: Any, result: Any) -> Iterator[str]:
+        """Yield why no method has these counts, calibration and choice; the first reason counts.
+
+        Args:
+            counts: of the result, as arrays.
+            result: its record, see :class:`ifsl_bench.store.schema.Result`.
+        """
+        yield from odd_classes(result.episodes.column("classes"), counts.unit_count)
+
+    def resampled(self, counts: Any, calibration: Any, choice: Any) -> HitCounts | None:
+        """Return the counts over all test episodes that each resample of the validation episodes would have led to.
+
+        They are as if each resample were an episode, [RESAMPLES]; None where nothing was chosen, or where an older
+        result does not record it.
+
+        Args:
+            counts: of the result, as arrays.
+            calibration: its record in the result, or None.
+            choice: the record of the choice of options, or None.
+        """
+        return None
+
+    def moved_by_choices(self, metric: str, biased: bool) -> str | None:
+        """Return the metric of :meth:`resampled` counts that a metric of a row follows.
+
+        Args:
+            metric: of the row.
+            biased: whether the row has the bias.
+
+        Returns:
+            A metric; None where choices do not move it, or nothing is known of that.
+        """
+        return metric
+
+    def combine(self, by_seed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return each metric averaged over seeds, [units], from its values [seeds, units]."""
+        return {name: values.mean(0) for name, values in by_seed.items()}
+
+
+def odd_classes(classes: np.ndarray, episodes: int) -> Iterator[str]:
+    """Yield why these are not the novel classes of a number of episodes or orders.
+
+    Args:
+        classes: one episode after the other.
+        episodes: how many.
+    """
+    ways, rest = divmod(len(classes), episodes)
+    if rest or not ways:
+        yield f"episodes.classes has {len(classes)} entries, not equally many for each of {episodes} episodes"
+    ordered = np.sort(classes.reshape(episodes, ways), axis=1)
+    if ordered[:, 0].min() < 0:
+        yield "episodes.classes has classes below 0"
+    if (np.diff(ordered) == 0).any():
+        yield "episodes.classes has an episode with a class twice"
+
+
+_registered: dict[str, Protocol] = {}
+
+
+def register(protocol: Protocol) -> None:
+    """Make a protocol known to all commands of this process; one of the same name is replaced."""
+    protocols()
+    _registered[protocol.name] = protocol
+
+
+def protocols() -> tuple[Protocol, ...]:
+    """Return all protocols, those of the package first."""
+    if not _registered:
+        from ifsl_bench.protocols.episode_protocol import EPISODES, REGULAR
+        from ifsl_bench.protocols.session_protocol import SESSIONS
+
+        _registered.update({"episodes": EPISODES, "regular": REGULAR, "sessions": SESSIONS})
+    return tuple(_registered.values())
+
+
+def protocol_of(task: Task) -> Protocol:
+    """Return the protocol of a task: the one it names; else sessions, or episodes with or without base classes.
+
+    Raises:
+        UserError: it names one that is not registered.
+    """
+    protocols()
+    name = task.evaluation.protocol
+    if name is None:
+        name = "sessions" if task.sessions else "episodes" if task.has_base else "regular"
+    if name not in _registered:
+        raise unknown("protocol", name, _registered, where=f"of task {task.name}")
+    return _registered[name]
+
+
+def stored_form(fields: object) -> type[StoredCounts]:
+    """Return the form of the counts that a result file has, by the names of their fields.
+
+    Args:
+        fields: the content of ``episodes``; anything, if the file is damaged.
+    """
+    names = fields.keys() if isinstance(fields, Mapping) else ()
+    forms = [protocol.stored for protocol in protocols()]
+    return next((form for form in reversed(forms) if form.MARK in names), forms[0])
+
+
+def titles() -> dict[str, str]:
+    """Return the heading of each metric of any protocol; of one of several protocols, that of the first."""
+    columns = [column for protocol in reversed(protocols()) for column in protocol.columns]
+    return {column.name: column.title for column in columns}
+
+
+def metric_names() -> tuple[str, ...]:
+    """Return the metrics of all protocols, each once."""
+    return tuple(
+        dict.fromkeys(name for protocol in protocols() for name in (*protocol.metrics, *protocol.more_metrics))
+    )
