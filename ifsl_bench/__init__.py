@@ -3,6 +3,12 @@
 ``import ifsl_bench; result = ifsl_bench.run(method="imprint", task="glyphs-5shot")``
 
 Names are imported when first used, so that ``import ifsl_bench`` costs nothing.
+
+Example:
+    >>> import ifsl_bench
+    >>> frame = ifsl_bench.table("glyphs-5shot", methods=["imprint"])
+    >>> frame.records()[0]["method"]
+    'imprint'
 """
 
 from __future__ import annotations

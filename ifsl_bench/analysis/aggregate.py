@@ -396,8 +396,10 @@ def _other_method(a: Result, b: Result) -> str | None:
     if a.own_settings() != b.own_settings():
         return "options or training differ"
     if a.trials and (a.options, a.train, list(map(list, a.tuned.values()))) != (
-        b.options, b.train, list(map(list, b.tuned.values()))
-    ):  # fmt: skip
+        b.options,
+        b.train,
+        list(map(list, b.tuned.values())),
+    ):
         return "another choice was made, or among other settings"
     if a.setting != b.setting and EVERY not in (a.setting, b.setting):
         return "options or checkpoints were chosen in another way"

@@ -56,7 +56,9 @@ def pairs_of(board: TaskResults) -> list[PublishedPair]:
             continue
         reasons = [f"a variant of {variant}"] if variant else []
         reasons += [] if row.label == paper.label else ["with other options or episodes"]
-        reasons += [board.apart(row) or "not on all episodes of the task"] if row not in board.compared else []
+        reasons += (
+            [board.incompatibility(row) or "not on all episodes of the task"] if row not in board.compared else []
+        )
         pairs.append(PublishedPair(board, row, paper, "; ".join(reasons)))
     return pairs
 

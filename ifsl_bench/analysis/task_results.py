@@ -70,8 +70,10 @@ class TaskResults:
         """Return the rows of a setting, to be ranked, with a remark on those of other settings."""
         rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
         counts = Counter(row.setting for row in self.rows if row not in rows)
-        remarks = [f"`ifsl-bench table --rank --setting {name} {self.name}` has {count} more row{'s' * (count > 1)}"
-                   for name, count in sorted(counts.items())]  # fmt: skip
+        remarks = [
+            f"`ifsl-bench table --rank --setting {name} {self.name}` has {count} more row{'s' * (count > 1)}"
+            for name, count in sorted(counts.items())
+        ]
         return replace(self, setting=setting, rows=rows, remarks=(*self.remarks, *remarks))
 
     @property
@@ -84,7 +86,7 @@ class TaskResults:
         """The labels of all rows, measured and published."""
         return {row.label for row in (*self.rows, *self.others)} | {paper.label for paper in self.papers}
 
-    def knows(self, label: str) -> bool:
+    def has_row(self, label: str) -> bool:
         """Return whether :meth:`only` finds a row for a label."""
         papers = {paper.label.lower() for paper in self.papers}
         return label.lower() in papers.union(*(row_names(row) for row in (*self.rows, *self.others)))
@@ -96,7 +98,7 @@ class TaskResults:
         papers = tuple(paper for paper in self.papers if paper.label.lower() in lower)
         return replace(self, rows=rows, others=others, papers=papers)
 
-    def usual(self, labels: Collection[str]) -> TaskResults:
+    def default_view(self, labels: Collection[str]) -> TaskResults:
         """Return the rows without stored ones that have other options, or were chosen in another way than these.
 
         The rows of these labels stay. Where no stored row was tuned as they were, those as published stay too.
@@ -111,11 +113,15 @@ class TaskResults:
 
         remarks = []
         if not alike and PAPER in {row.setting for row in plain}:
-            remarks.append(f"No stored row was tuned as yours was ({', '.join(sorted(mine))}): those as published are "
-                           "shown beside it, and ranked apart")  # fmt: skip
+            remarks.append(
+                f"No stored row was tuned as yours was ({', '.join(sorted(mine))}): those as published are "
+                "shown beside it, and ranked apart"
+            )
         if out := [row for row in self.rows if not stays(row)]:
-            kinds = Counter("with other options" if row.has_options else "as published" if row.setting == PAPER
-                            else "tuned" for row in out)  # fmt: skip
+            kinds = Counter(
+                "with other options" if row.has_options else "as published" if row.setting == PAPER else "tuned"
+                for row in out
+            )
             kinds_here = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
             rest = "1 more stored row" if len(out) == 1 else f"{len(out)} more stored rows"
             kinds_text = ", ".join(f"{kinds[kind]} {kind}" for kind in kinds_here)
@@ -128,7 +134,7 @@ class TaskResults:
         rows = [row for row in (*self.rows, *self.others) if label.lower() in row_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
-    def apart(self, row: SeedAggregate) -> str:
+    def incompatibility(self, row: SeedAggregate) -> str:
         """Return why a row is one of ``others``; "" where there is no row to compare it with."""
         if row.partial and not self.task.dataset.partial:
             return PARTIAL
@@ -213,7 +219,7 @@ def load_variants(task: Task, results: Path) -> list[TaskResults]:
     return [board for board in boards if not board.empty or board.left_out]
 
 
-def telling(shown: list[TaskResults], boards: Iterable[TaskResults]) -> list[TaskResults]:
+def carry_remarks(shown: list[TaskResults], boards: Iterable[TaskResults]) -> list[TaskResults]:
     """Return the tasks shown, the last with the remarks on what was left out of the others, which have no table.
 
     Args:
@@ -262,7 +268,7 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> li
         boards = only(boards, labels, f"of {', '.join(tasks) or 'any task'}", f"ifsl-bench table {' '.join(tasks)}")
     if tasks and not labels:
         return boards
-    return telling([board for board in boards if not board.empty], boards)
+    return carry_remarks([board for board in boards if not board.empty], boards)
 
 
 def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: str) -> list[TaskResults]:
@@ -279,7 +285,7 @@ def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: 
     """
     labels_here = {label for board in boards for label in board.labels}
     for label in labels:
-        if not any(board.knows(label) for board in boards):
+        if not any(board.has_row(label) for board in boards):
             raise unknown("row", label, labels_here, where=where, see=see.strip())
     return [board.only(labels) for board in boards]
 
@@ -313,7 +319,7 @@ def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Paths)
     """
     boards = boards_of(tasks, labels, folders)
     if not tasks:
-        boards = telling([board for board in boards if board.rows], boards)
+        boards = carry_remarks([board for board in boards if board.rows], boards)
         if not boards:
             raise UserError("nothing is measured yet; make a row with: ifsl-bench run --method NAME --task TASK")
     return boards

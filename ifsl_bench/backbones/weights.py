@@ -129,7 +129,7 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
     write_bytes(path, len(header).to_bytes(8, "little") + header + content[8 + size :])
 
 
-def read_facts(path: Path) -> Weights:
+def read_metadata(path: Path) -> Weights:
     """Read the metadata of a file, and nothing of its weights, which may be damaged.
 
     Raises:
@@ -137,7 +137,7 @@ def read_facts(path: Path) -> Weights:
         CorruptFile: it is damaged, or another kind of file.
         UserError: it may not be read.
     """
-    return _facts(path, _header(path)[0])
+    return _metadata(path, _header(path)[0])
 
 
 def read_weights(path: Path) -> tuple[Weights, bytes]:
@@ -149,7 +149,7 @@ def read_weights(path: Path) -> tuple[Weights, bytes]:
         UserError: it may not be read.
     """
     header, size = _header(path)
-    weights = _facts(path, header)
+    weights = _metadata(path, header)
     with open_file(path) as file, read_errors(path):
         file.seek(8 + size)
         data = file.read()
@@ -195,7 +195,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     return value
 
 
-def _facts(path: Path, header: Mapping[str, Any]) -> Weights:
+def _metadata(path: Path, header: Mapping[str, Any]) -> Weights:
     """Check the metadata: the key follows from the definition, and every text can be printed."""
     facts = _parsed(path, header["__metadata__"][OURS].encode())
     if facts.get("format") != FORMAT:
@@ -221,7 +221,7 @@ def packaged_weights() -> dict[str, Weights]:
     weights = {}
     for path in sorted(pretrained.PACKAGED.glob("*.safetensors")):
         with suppress(CorruptFile):
-            weights[path.stem] = read_facts(path)
+            weights[path.stem] = read_metadata(path)
     return weights
 
 
@@ -245,7 +245,7 @@ def weights_to_use(home: Paths, key: str) -> str | None:
     if not is_offered(home, key):
         return ""
     with suppress(CorruptFile):
-        return read_facts(path).sha256
+        return read_metadata(path).sha256
     return None
 
 
@@ -299,7 +299,7 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
     path, folder = packaged_file(key), home.pretrained / key
     if path is None:
         return
-    weights = read_facts(path)
+    weights = read_metadata(path)
     if weights.of_features:
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
     if (folder / DISABLED).exists():

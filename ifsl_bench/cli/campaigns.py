@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ifsl_bench.cli.options import (
-    Machine,
+    config_options,
     data_option,
     device_option,
     examples,
     home_option,
-    job_options,
-    machine_options,
+    reporter_for,
     results_option,
     style_option,
 )
 from ifsl_bench.cli.output import print_missing, say, show_tables
+from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, load_configs
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.job import Job
     from ifsl_bench.experiments.plan import JobPlan
-    from ifsl_bench.experiments.request import Request
     from ifsl_bench.experiments.workspace import Workspace
+    from ifsl_bench.protocols.tasks.task import Task
 
 
-def _wanted(
-    campaign: str | None, request: Request, machine: Machine, device: str = ""
-) -> tuple[list[Job], Workspace, dict[str, Path]]:
-    """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
-    if campaign is None and not (request.tasks and request.methods):
+def _expanded(campaign: str | None, config: RunConfig) -> tuple[list[Job], Workspace, dict[str, Path]]:
+    """The jobs of a command, as ``run`` would make them, and the files of their data sets."""
+    if campaign is None and not (config.tasks and config.methods):
         command = click.get_current_context().command_path
         raise UserError(f"say which campaign, e.g.: {command} campaign.toml, or which rows: --method and --task")
-    from ifsl_bench.experiments.expansion import asked, jobs_of, with_tasks
-
-    narrowed, _ = with_tasks(asked(campaign, request), machine.folders)
-    work = machine.workspace(narrowed.results, device)
-    jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
+    configs, _, methods = load(campaign, config)
+    work = configs[0].workspace(reporter_for(quiet=True))
+    jobs, lacking = expand(configs, work.reporter, methods)
     print_missing(lacking)
-    return jobs, work, dict(narrowed.data)
+    return jobs, work, configs[0].files
+
+
+def load(campaign: str | None, config: RunConfig) -> tuple[list[RunConfig], list[Task], list[str]]:
+    """Load the configs of a command.
+
+    Args:
+        campaign: a file, or the name of one; its methods and tasks are those that the command line chooses.
+        config: of the command line.
+
+    Returns:
+        The configs, their tasks, and the methods that the command line chooses of a file's.
+    """
+    if campaign is None:
+        return *find_tasks(load_configs(None, config)), []
+    from ifsl_bench.experiments.campaign_file import absolute_names
+
+    configs = load_configs(campaign, config)
+    chosen = absolute_names(config.tasks, "--task", ".toml")
+    return *find_tasks(configs, chosen), absolute_names(config.methods, "--method", ".py")
 
 
 @click.command(
@@ -54,28 +69,27 @@ def _wanted(
         "plan campaign.toml --format json",
     )
 )
-@job_options
-@data_option
-@click.option("--rerun", is_flag=True, help="As if no result were stored.")
-@click.option("--retrain", is_flag=True, help="As if nothing were meta-trained either.")
+@config_options(
+    data_option,
+    click.option("--rerun", is_flag=True, help="As if no result were stored."),
+    click.option("--retrain", is_flag=True, help="As if nothing were meta-trained either."),
+    device_option,
+    home_option,
+    results_option,
+)
 @click.option("--full", is_flag=True, help="A line for each task, however many there are.")
 @style_option
-@machine_options(device_option, home_option, results_option)
-def plan(
-    campaign: str | None, request: Request, data: dict[str, str], rerun: bool, retrain: bool, full: bool,
-    machine: Machine, style: str,
-) -> None:  # fmt: skip
+def plan(campaign: str | None, config: RunConfig, full: bool, style: str) -> None:
     """Say what a campaign would do, and what the stored rows took.
 
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
-    planned_jobs, work, files = _wanted(campaign, request, replace(machine, quiet=True))
+    jobs, work, files = _expanded(campaign, config)
     from ifsl_bench.experiments.plan import plan_of
     from ifsl_bench.experiments.runner import check_data
 
-    files |= {name: Path(path) for name, path in data.items()}
-    check_data(files, [job.task for job in planned_jobs], work.home)
-    show_plan(plan_of(planned_jobs, work, rerun, retrain, lacking=True, data=files), work, style, full)
+    check_data(files, [job.task for job in jobs], work.home)
+    show_plan(plan_of(jobs, work, config.rerun, config.retrain, lacking=True, data=files), work, style, full)
 
 
 def show_plan(plans: Sequence[JobPlan], work: Workspace, style: str, full: bool = False) -> None:
@@ -94,15 +108,14 @@ def show_plan(plans: Sequence[JobPlan], work: Workspace, style: str, full: bool 
 
 
 @click.command(epilog=examples("status leaderboard", "status campaign.toml --task glyphs-5shot"))
-@job_options
+@config_options(home_option, results_option)
 @style_option
-@machine_options(home_option, results_option)
-def status(campaign: str | None, request: Request, machine: Machine, style: str) -> None:
+def status(campaign: str | None, config: RunConfig, style: str) -> None:
     """Say how far a campaign has got: done, running, failed, missing.
 
     Also says where it runs, since when, what failed and why, and which results are out of date.
     """
-    jobs, work, _ = _wanted(campaign, request, replace(machine, quiet=True), "cpu")
+    jobs, work, _ = _expanded(campaign, dataclasses.replace(config, device="cpu"))
     from ifsl_bench.experiments.status import document, rows_of, status_of, summary_of
 
     states = status_of(jobs, work)

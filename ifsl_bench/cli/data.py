@@ -68,9 +68,19 @@ def data_list(home: str | None, style: str) -> None:
 @quiet_option
 @verbose_option
 def data_prepare(
-    name: str, source: str | None, download: bool, allow_partial: bool, split: str | None, split_seed: int | None,
-    size: int | None, depth: int | None, force: bool, home: str | None, quiet: bool, verbose: bool,
-) -> None:  # fmt: skip
+    name: str,
+    source: str | None,
+    download: bool,
+    allow_partial: bool,
+    split: str | None,
+    split_seed: int | None,
+    size: int | None,
+    depth: int | None,
+    force: bool,
+    home: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
     """Make a data set available: a known one, or your own.
 
     NAME is one of 'data list', or for your own data a name of your choice.

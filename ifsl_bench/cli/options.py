@@ -6,9 +6,8 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +16,6 @@ from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.utils.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from ifsl_bench.experiments.workspace import Workspace
     from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
@@ -130,7 +128,6 @@ def _is_method(name: str) -> bool:
     return name in rows() or name in registered(METHODS)
 
 
-REQUEST = ("methods", "tasks", "options", "train", "trials", "seed", "seeds", "episodes", "calibrate")
 CHANGES = {  # of tasks: option -> what it takes, and its help
     "base-classes": ("N", "Use only N of the base classes; the backbone is trained on them."),
     "base-order": ("N", "Draw base and novel classes of a published list of sessions anew, by the number N."),
@@ -150,12 +147,13 @@ CHANGES = {  # of tasks: option -> what it takes, and its help
 }
 
 
-def job_options(command: Any) -> Any:
-    """The options that say what to run, gathered into the arguments ``campaign`` and ``request``.
+def config_options(*more: Any) -> Callable[[Any], Any]:
+    """Add the options of what to run, and ``more`` of how, to a command.
 
-    They are used up here: a command's own ``--rerun``, ``--device`` and so on say how.
+    The command gets them as the arguments ``campaign`` and ``config``, a
+    :class:`ifsl_bench.experiments.run_config.RunConfig`; options that are no fields of that stay arguments.
     """
-    options = (
+    options = [
         click.argument("campaign", nargs=-1, metavar="[CAMPAIGN]", callback=_campaign),
         click.option("--method", "methods", multiple=True, callback=names, shell_complete=complete_methods,
                      help="Methods, comma-separated or repeated; globs, or the sets paper and all."),
@@ -174,37 +172,30 @@ def job_options(command: Any) -> Any:
                      help="Add to novel logits the bias that is best on validation episodes; makes a row NAME+cal."),
         *(click.option(f"--{key}", type=int if metavar == "N" else str, metavar=metavar, help=text)
           for key, (metavar, text) in CHANGES.items()),
-    )  # fmt: skip
+        *more,
+    ]  # fmt: skip
 
-    @functools.wraps(command)
-    def with_request(**arguments: Any) -> Any:
-        from ifsl_bench.experiments.request import Request
-        from ifsl_bench.protocols.tasks.variants import make_change
+    def decorate(command: Any) -> Any:
+        @functools.wraps(command)
+        def with_config(**arguments: Any) -> Any:
+            from ifsl_bench.experiments.run_config import RunConfig
+            from ifsl_bench.protocols.tasks.variants import make_change
 
-        changes = {key: arguments.pop(key.replace("-", "_")) for key in CHANGES}
-        if changes["weights"] is not None:
-            from ifsl_bench.backbones.frozen import take_weights
+            changes = {key: arguments.pop(key.replace("-", "_")) for key in CHANGES}
+            if changes["weights"] is not None:
+                from ifsl_bench.backbones.frozen import take_weights
 
-            file = Path(changes["weights"]).expanduser()
-            changes["weights"] = take_weights(folders_of(arguments["home"]), file)
-        asked = {key: arguments.pop(key) for key in REQUEST}
-        return command(request=Request(**asked, change=make_change(changes)), **arguments)
+                file = Path(changes["weights"]).expanduser()
+                changes["weights"] = take_weights(folders_of(arguments["home"]), file)
+            names = [field.name for field in dataclasses.fields(RunConfig) if field.name in arguments]
+            config = RunConfig(**{name: arguments.pop(name) for name in names}, change=make_change(changes))
+            return command(config=config, **arguments)
 
-    for option in reversed(options):
-        with_request = option(with_request)
-    return with_request
+        for option in reversed(options):
+            with_config = option(with_config)
+        return with_config
 
-
-def gathered(command: Any, name: str, kind: Callable[..., Any]) -> Any:
-    """The command with the options that are fields of a data class as one argument."""
-    fields = [field.name for field in dataclasses.fields(cast("Any", kind))]
-
-    @functools.wraps(command)
-    def with_argument(**arguments: Any) -> Any:
-        taken = {field: arguments.pop(field) for field in fields if field in arguments}
-        return command(**{name: kind(**taken)}, **arguments)
-
-    return with_argument
+    return decorate
 
 
 data_option = click.option("--data", multiple=True, callback=pairs, metavar="NAME=PATH",
@@ -214,46 +205,6 @@ log_dir_option = click.option("--log-dir", metavar="DIR", help="Where the logs g
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
 device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto].")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The options of folders, device and display."""
-
-    home: str | None = None
-    results_dir: str | None = None
-    device: str = "auto"
-    log: str | None = None
-    log_dir: str | None = None
-    quiet: bool = False
-    verbose: bool = False
-
-    @property
-    def folders(self) -> Paths:
-        return folders_of(self.home, self.results_dir)
-
-    def workspace(self, results: Path | None, device: str = "") -> Workspace:
-        """The workspace; ``results`` and ``device`` hold where the options say nothing, and in their place."""
-        from ifsl_bench.backbones.device import keep_freed_memory
-        from ifsl_bench.experiments.training_curves import curve_logs
-        from ifsl_bench.experiments.workspace import workspace
-
-        keep_freed_memory()
-        reporter = reporter_for(self.quiet, self.verbose)
-        work = workspace(self.home, self.results_dir or results, device or self.device, reporter)
-        return dataclasses.replace(work, curves=curve_logs(self.log, self.log_dir, work.home))
-
-
-def machine_options(*options: Any) -> Callable[[Any], Any]:
-    """Gathers some of the options of :class:`Machine` into the argument ``machine``."""
-
-    def with_options(command: Any) -> Any:
-        decorated = gathered(command, "machine", Machine)
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated
-
-    return with_options
 
 
 def folders_of(home: str | None, results_dir: str | None = None) -> Paths:

@@ -6,14 +6,13 @@ import click
 
 from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import (
-    Machine,
     Whole,
     device_option,
     examples,
+    folders_of,
     home_option,
     log_dir_option,
     log_option,
-    machine_options,
     quiet_option,
     reporter_for,
     verbose_option,
@@ -34,12 +33,20 @@ from ifsl_bench.utils.errors import UserError
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Training seed [0].")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
 @click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
-@machine_options(log_option, log_dir_option, device_option, home_option, quiet_option, verbose_option)
-def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool, machine: Machine) -> None:
+@log_option
+@log_dir_option
+@device_option
+@home_option
+@quiet_option
+@verbose_option
+def pretrain(
+    task: str | None, head: str, seed: int, compiled: bool, anew: bool, log: str | None, log_dir: str | None,
+    device: str, home: str | None, quiet: bool, verbose: bool,
+) -> None:  # fmt: skip
     """Pretrain the backbone of a task; later runs find it done."""
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
-    folders = machine.folders
+    folders = folders_of(home)
     from ifsl_bench.protocols.tasks.task_files import find
 
     find(task, home=folders)  # reports a wrong name before torch is imported
@@ -48,9 +55,9 @@ def pretrain(task: str | None, head: str, seed: int, compiled: bool, anew: bool,
     from ifsl_bench.experiments.training_curves import curve_logs
 
     keep_freed_memory()
-    reporter, curves = (reporter_for(machine.quiet, machine.verbose), curve_logs(machine.log, machine.log_dir, folders))
+    reporter, curves = (reporter_for(quiet, verbose), curve_logs(log, log_dir, folders))
     pretrained = pretrain_for(
-        task, head=head, seed=seed, device=machine.device, home=folders, reporter=reporter, compiled=compiled,
+        task, head=head, seed=seed, device=device, home=folders, reporter=reporter, compiled=compiled,
         anew=anew, curves=curves,
     )  # fmt: skip
     shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())

@@ -76,11 +76,6 @@ def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
     return None
 
 
-def rough_seconds(name: str) -> float | None:
-    """Return about how long a data set takes to make, or None if unknown."""
-    return dataset_source(name).rough_seconds() if name in registry.names(registry.DATASETS) else None
-
-
 def command(name: str) -> str:
     """Return the command that prepares a data set."""
     plugin = registry.load(registry.DATASETS, name) if name in registry.names(registry.DATASETS) else None

@@ -296,6 +296,8 @@ def order_of(data: str, classes: Sequence[str]) -> np.ndarray:
     sessions = source.sessions()
     novel = sorted((name for name in sessions if sessions[name]), key=sessions.__getitem__)
     if missing := [name for name in novel if name not in classes]:
-        raise UserError(f"data set {data!r} lacks {len(missing):,} of the {len(novel):,} novel classes of its list "
-                        f"({', '.join(missing[:LISTED])}); prepare it from all images")  # fmt: skip
+        raise UserError(
+            f"data set {data!r} lacks {len(missing):,} of the {len(novel):,} novel classes of its list "
+            f"({', '.join(missing[:LISTED])}); prepare it from all images"
+        )
     return np.array([classes.index(name) for name in novel], np.int64)

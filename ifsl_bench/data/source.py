@@ -179,10 +179,6 @@ class DatasetSource(ABC):
         """Return the shape of an image and the counts of each pool, if known before building."""
         return None
 
-    def rough_seconds(self) -> float | None:
-        """Return about how long building takes, or None if unknown."""
-        return None
-
 
 class Downloadable(DatasetSource):
     """A data set whose archive may be downloaded by a program."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.expansion import method_names, task_names
 from ifsl_bench.experiments.job import Job, make_jobs, trained_in_vain
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig, method_names, task_names
 from ifsl_bench.experiments.runner import run_jobs
 from ifsl_bench.experiments.stages import PrepareData, backbone_of
 from ifsl_bench.experiments.trained_models import trained_facts
@@ -90,6 +89,11 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
 
     Raises:
         UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
+
+    Example:
+        >>> result = ifsl_bench.run("imprint", "glyphs-5shot", episodes=20)
+        >>> result.label, result.seed
+        ('imprint.episodes=20', 0)
     """
     single = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
     if work is not None and (home is not None or results is not None):
@@ -101,12 +105,12 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if progress:
         work = replace(work, reporter=progress_here())
     _check_seeds(seed, seeds)
-    request = Request(
+    config = RunConfig(
         _listed(method), _listed(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,
         calibrate, make_change(change or {}),
     )  # fmt: skip
-    jobs = make_jobs(request if single else _expanded(request, work), work.home)
-    if remark := trained_in_vain(jobs, request.train):  # no error: a loop over methods has some that do not train
+    jobs = make_jobs(config if single else _expanded(config, work), work.home)
+    if remark := trained_in_vain(jobs, config.train):  # no error: a loop over methods has some that do not train
         work.reporter.warn(remark)
     if single:
         return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
@@ -129,13 +133,13 @@ def _check_seeds(seed: Any, seeds: Any) -> None:
         raise UserError(f"seeds is how many training seeds, 1 or more, not {seeds!r}; seed=5, seeds=3 runs 5, 6 and 7")
 
 
-def _expanded(request: Request, work: Workspace) -> Request:
-    """The request with the names that its globs and sets stand for."""
+def _expanded(config: RunConfig, work: Workspace) -> RunConfig:
+    """The config with the names that its globs and sets stand for."""
     methods: list[str | type[Method]] = []
-    for method in request.methods:
+    for method in config.methods:
         methods += method_names([method], work.reporter.warn) if isinstance(method, str) else [method]
-    all_names = all(isinstance(task, str) for task in request.tasks)
-    return replace(request, methods=methods, tasks=task_names(request.tasks, work.home) if all_names else request.tasks)
+    all_names = all(isinstance(task, str) for task in config.tasks)
+    return replace(config, methods=methods, tasks=task_names(config.tasks, work.home) if all_names else config.tasks)
 
 
 def _only(jobs: Sequence[Job]) -> Job:
@@ -173,15 +177,20 @@ def evaluate_checkpoint(
     Raises:
         UserError: no such model, an unfinished one, other code or options of the method, or a backbone that is not in
             the cache.
+
+    Example:
+        >>> result = ifsl_bench.run("lwof", "glyphs-5shot")  # doctest: +SKIP
+        >>> checkpoint = result.provenance["checkpoint"]  # doctest: +SKIP
+        >>> elsewhere = ifsl_bench.evaluate_checkpoint(checkpoint, "glyphs-1shot")  # doctest: +SKIP
     """
     work = work or workspace()
     checkpoint = Path(checkpoint)
     folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
     info = trained_facts(folder)
     train = info["train"] | ({"select": select} if select else {})
-    request = Request([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,
+    config = RunConfig([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,
                       change=make_change(change or {}))  # fmt: skip
-    job = _only(make_jobs(request, work.home))
+    job = _only(make_jobs(config, work.home))
     evaluation = Evaluate(job, folder, command)
     if not job.has_made(info):
         work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")

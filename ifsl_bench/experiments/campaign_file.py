@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from ifsl_bench.experiments.request import MOST_JOBS, Campaign, Request
+from ifsl_bench.experiments.run_config import MOST_JOBS, RunConfig
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks import task_files
 from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
@@ -62,8 +62,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: dict[str, str] = {}
 
 
-def read_campaign(file: str, request: Request) -> Campaign:
-    """Reads a campaign file, with what a command line says besides in place of what the file says.
+def read_campaign(file: str) -> list[RunConfig]:
+    """Read a campaign file.
 
     Args:
         file: a path that ends in ``.toml``, or the name of a campaign that comes with the package.
@@ -72,16 +72,18 @@ def read_campaign(file: str, request: Request) -> Campaign:
         UserError: no such file, or one that is wrong; the message names it and the key.
     """
     path = _located(file)
-    campaign = parse(read_user_file(path, "campaign"), file, path.absolute().parent)
-    here = Path.cwd()
-    return replace(
-        campaign,
-        requests=[request.over(run) for run in campaign.requests],
-        only=Request(
-            [_named(here, str(name), "--method", ".py") for name in request.methods],
-            [_named(here, name, "--task", ".toml") for name in request.tasks],
-        ),
-    )
+    return parse(read_user_file(path, "campaign"), file, path.absolute().parent)
+
+
+def absolute_names(names: Sequence[object], option: str, ending: str) -> list[str]:
+    """Return names that choose among those of a file, with paths as they are in the file's.
+
+    Args:
+        names: of the command line, with paths relative to the current folder.
+        option: that they were given with, for errors.
+        ending: of files.
+    """
+    return [_named(Path.cwd(), str(name), option, ending) for name in names]
 
 
 def _located(file: str) -> Path:
@@ -94,10 +96,11 @@ def _located(file: str) -> Path:
     return ours[file]
 
 
-def parse(text: str, where: str, folder: Path) -> Campaign:
-    """A campaign file's content.
+def parse(text: str, where: str, folder: Path) -> list[RunConfig]:
+    """Parse the content of a campaign file.
 
     Args:
+        text: the content.
         where: how errors name the file.
         folder: that its paths are relative to.
 
@@ -111,17 +114,17 @@ def parse(text: str, where: str, folder: Path) -> Campaign:
         raise UserError(re.sub(r"`run\[(\d+)\]", lambda m: f"`run {int(m[1]) + 1}", str(error))) from error
     if not file.run:
         raise UserError(f"{where}: it runs nothing; add a table [[run]] with methods and tasks")
-    requests: list[Request] = []
+    configs: list[RunConfig] = []
     jobs = 0
     for number, run in enumerate(file.run, 1):
         place = f"{where}: run {number}"
         jobs += _count(run, place)
         if jobs > MOST_JOBS:
             raise UserError(f"{where}: it asks for {jobs:,} jobs or more, {MOST_JOBS:,} at most; make several files")
-        requests += _requests(run, place, folder)
+        configs += _configs(run, place, folder)
     data = {name: beside(folder, path, f"{where}: data.{name}") for name, path in file.data.items()}
     results = Path(beside(folder, file.results, f"{where}: results")) if file.results else None
-    return Campaign(requests, results, {name: Path(path) for name, path in data.items()})
+    return [replace(config, data=data, results_dir=results) for config in configs]
 
 
 def _listed(value: Any) -> list[Any]:
@@ -156,7 +159,7 @@ def _count(run: Any, where: str) -> int:
     return math.prod(counts.values())
 
 
-def _requests(run: Any, where: str, folder: Path) -> Iterator[Request]:
+def _configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
     methods = [_named(folder, name, f"{where}: methods", ".py") for name in _listed(run.methods)]
     tasks = [_named(folder, name, f"{where}: tasks", ".toml") for name in _listed(run.tasks)]
     choices, seeds = _choices(run), _seeds(run, where)
@@ -170,7 +173,7 @@ def _requests(run: Any, where: str, folder: Path) -> Iterator[Request]:
             change = make_change({key: plain[name] for key, name in zip(KEYS, Change.__struct_fields__, strict=True)})
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        yield Request(
+        yield RunConfig(
             methods, tasks, tables["set"], tables["train"], trials=plain["tune"], seeds=seeds,
             episodes=plain["episodes"], calibrate=plain["calibrate"], change=change, where=where,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ifsl_bench.backbones.contract import check_backbone
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.display_names import Label
 from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
@@ -143,27 +143,27 @@ class Job:
         return home.results / self.task.name / file_name(self.label, self.seed)
 
 
-def make_jobs(request: Request, home: Paths | None = None) -> list[Job]:
-    """The jobs of a request, by task, then seed, then method; every name and option is checked before any work.
+def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
+    """The jobs of a config, by task, then seed, then method; every name and option is checked before any work.
 
     Args:
-        request: without globs and sets.
+        config: without globs and sets.
         home: where the user's own tasks are.
 
     Raises:
         UserError: an unknown name, an impossible option or number of episodes, two methods of one label, or nothing to
             calibrate.
     """
-    _check_kinds(request)
-    training, trials, change = Training.parse(request.train), request.trials or 0, request.change
-    methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in request.methods]
+    _check_kinds(config)
+    training, trials, change = Training.parse(config.train), config.trials or 0, config.change
+    methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in config.methods]
     jobs: list[Job] = []
-    for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in request.tasks)):
-        count = task.evaluation.episodes if request.episodes is None else request.episodes
-        _check_task(task, training, count, request)
-        for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
-            options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
-            job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
+    for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in config.tasks)):
+        count = task.evaluation.episodes if config.episodes is None else config.episodes
+        _check_task(task, training, count, config)
+        for seed, (chosen, meant, name) in itertools.product(config.all_seeds, methods):
+            options = resolve_options(chosen.method, name, {**meant, **config.options}, task, trials)
+            job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
             if reason := protocol_of(task).refusal(task, chosen.method, job.options):
                 raise UserError(f"{job.label} {reason}")
             if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
@@ -175,12 +175,12 @@ def make_jobs(request: Request, home: Paths | None = None) -> list[Job]:
     return each_once(jobs)
 
 
-def _check_kinds(request: Request) -> None:
+def _check_kinds(config: RunConfig) -> None:
     """Raises :class:`UserError` for names, seeds or trials that there cannot be."""
-    seeds, trials = request.all_seeds, request.trials or 0
-    if not request.methods or not request.tasks:
+    seeds, trials = config.all_seeds, config.trials or 0
+    if not config.methods or not config.tasks:
         raise UserError("name at least one method and one task")
-    if odd := [task for task in request.tasks if not isinstance(task, str)]:
+    if odd := [task for task in config.tasks if not isinstance(task, str)]:
         raise UserError(f"a task is a name or path/to/my.toml, not {odd[0]!r}")
     if len(seeds) > MOST_SEEDS:
         raise UserError(f"{len(seeds):,} seeds are too many for one command; {MOST_SEEDS:,} at most")
@@ -190,7 +190,7 @@ def _check_kinds(request: Request) -> None:
         raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
 
 
-def _check_task(task: Task, training: Training, episodes: int, request: Request) -> None:
+def _check_task(task: Task, training: Training, episodes: int, config: RunConfig) -> None:
     """Raises :class:`UserError` for what a task cannot give."""
     spec, most, least = task.pretraining, most_of(task), protocol_of(task).fewest
     if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
@@ -198,9 +198,9 @@ def _check_task(task: Task, training: Training, episodes: int, request: Request)
     if type(episodes) is not int or not least <= episodes <= most:
         raise UserError(f"--episodes must be {least} to {most:,} for task {task.name}, not {episodes}")
     # A task that says no more than what it does anyway is the same task, and would not be refused.
-    centre = request.change.centre
+    centre = config.change.centre
     check_backbone(msgspec.structs.replace(spec, centre=centre) if centre else spec)
-    if request.calibrate and not task.has_base:
+    if config.calibrate and not task.has_base:
         raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
 
 

@@ -52,6 +52,10 @@ def from_learn2learn(
     Raises:
         UserError: other objects, a content that is not what it should be, or a data set of that name that was made from
             something else.
+
+    Example:
+        >>> sides = [CIFARFS("data", mode=mode) for mode in ("train", "validation", "test")]  # doctest: +SKIP
+        >>> dataset = ifsl_bench.from_learn2learn(sides, name="cifarfs")  # doctest: +SKIP
     """
     work = work or workspace()
     return prepare_objects(work.home, datasets, name, force, work.reporter, allow_partial)
@@ -99,6 +103,9 @@ def to_learn2learn(
     Raises:
         UserError: learn2learn is not installed, an unknown task, data that have to be obtained first, or more support
             than can be interleaved with the query.
+
+    Example:
+        >>> images, labels = ifsl_bench.to_learn2learn("glyphs-regular-5shot").train.sample()  # doctest: +SKIP
     """
     learn2learn = load()
     from ifsl_bench.experiments.tasksets import EpisodeTasks, Images

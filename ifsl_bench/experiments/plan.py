@@ -16,7 +16,7 @@ from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerpri
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.runner import check_job, stages_of, training_stage
 from ifsl_bench.experiments.stages import Pretrain, Stage
-from ifsl_bench.experiments.stored_results import kept_of
+from ifsl_bench.experiments.stored_results import find_cached
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import file_name
@@ -90,7 +90,7 @@ def _plan(
     job: Job, home: Paths, rerun: bool, retrain: bool, lacking: bool, data: Mapping[str, Path],
     outlines: dict[str, DatasetMetadata], cached: dict[tuple[str, str], bool],
 ) -> JobPlan:  # fmt: skip
-    kept = kept_of(job, home)
+    kept = find_cached(job, home)
     if kept.result is not None and not (rerun or retrain):
         return JobPlan(job, STORED)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import data_of, metadata_of
 from ifsl_bench.experiments.job import Job, make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import stages_of
 from ifsl_bench.experiments.stages import data_stage_of
 from ifsl_bench.experiments.workspace import Workspace
@@ -121,10 +121,16 @@ def job_of(result: Result, home: Paths, task: str | None = None, method: str | N
             "say --task FILE.toml"
         )
     options, train = result.own_settings()
-    request = Request(
-        [method_name], [task or result.task], options, train, result.trials, seeds=[result.seed],
-        episodes=len(result.episodes), calibrate=result.calibrated,
-    )  # fmt: skip
+    request = RunConfig(
+        [method_name],
+        [task or result.task],
+        options,
+        train,
+        result.trials,
+        seeds=[result.seed],
+        episodes=len(result.episodes),
+        calibrate=result.calibrated,
+    )
     try:
         jobs = make_jobs(request, home)
     except UserError as error:

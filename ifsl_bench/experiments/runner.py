@@ -21,7 +21,7 @@ from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import Log, log_path
 from ifsl_bench.experiments.stages import MetaTrain, PrepareData, Stage, backbone_of, backbone_stages, data_stage_of
-from ifsl_bench.experiments.stored_results import put_aside, store, stored_result
+from ifsl_bench.experiments.stored_results import backup_outputs, store, stored_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, format_error, unknown
@@ -321,7 +321,7 @@ def _wanted(
         if all(index in failures for index in item.jobs):
             continue
         for stage in item.renews:
-            put_aside(stage, work, renewed)
+            backup_outputs(stage, work, renewed)
         yield item
 
 

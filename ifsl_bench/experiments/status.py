@@ -14,7 +14,7 @@ from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerpri
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, log_path, read_events
 from ifsl_bench.experiments.runner import check_job, work_items
-from ifsl_bench.experiments.stored_results import kept_of
+from ifsl_bench.experiments.stored_results import find_cached
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.locks import is_alive
@@ -72,7 +72,7 @@ def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     outlines: dict[str, DatasetMetadata] = {}
     with cached_fingerprints():
         for index, job in enumerate(jobs):
-            kept = kept_of(job, work.home)
+            kept = find_cached(job, work.home)
             try:
                 if kept.result is None:
                     check_job(job, work.home, outlines, lacking=True)

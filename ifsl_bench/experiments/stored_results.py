@@ -18,7 +18,7 @@ from ifsl_bench.utils.locks import locked
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedResult:
     """The stored result of a job, or the reason why it is not used.
 
     Attributes:
@@ -32,7 +32,7 @@ class Kept:
     damaged: bool = False
 
 
-def kept_of(job: Job, home: Paths) -> Kept:
+def find_cached(job: Job, home: Paths) -> CachedResult:
     """Return a job's stored result, if it is what the job would make now, or why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
@@ -48,11 +48,11 @@ def kept_of(job: Job, home: Paths) -> Kept:
 
     path, searched = job.result_path(home), job.searched
     if not os.path.exists(path):
-        return Kept()
+        return CachedResult()
     try:
         result = result_file.read(path)
     except CorruptFile as error:
-        return Kept(None, str(error), True)
+        return CachedResult(None, str(error), True)
     fingerprint = fingerprint_of(job.task.dataset, home)
     key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     weights = weights_to_use(home, key)
@@ -81,17 +81,17 @@ def kept_of(job: Job, home: Paths) -> Kept:
     }
     changed = [name for name, (stored, now) in compared.items() if stored != now]
     changed += [] if job.has_made(result.provenance) else ["the method's code"]
-    return Kept(None, f"changed: {', '.join(changed)}") if changed else Kept(result)
+    return CachedResult(None, f"changed: {', '.join(changed)}") if changed else CachedResult(result)
 
 
 def stored_result(job: Job, work: Workspace) -> Result | None:
-    """Return a job's stored result, see :func:`kept_of`, and report why it is not used.
+    """Return a job's stored result, see :func:`find_cached`, and report why it is not used.
 
     Args:
         job: to run.
         work: the folders and the reporter.
     """
-    stored = kept_of(job, work.home)
+    stored = find_cached(job, work.home)
     if stored.damaged:
         work.reporter.warn(f"{stored.outdated}; it is made again")
     elif stored.outdated:
@@ -113,7 +113,7 @@ def store(job: Job, work: Workspace, result: Result) -> None:
     work.reporter.say(f"result: {job.result_path(work.home)}")
 
 
-def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
+def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
     """Rename what a stage has made, so that it is made again; what jobs share is renamed once.
 
     Args:

@@ -111,6 +111,10 @@ def workspace(
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
             gets, if there is one, see :mod:`ifsl_bench.backbones.device`.
+
+    Example:
+        >>> ifsl_bench.workspace(home="my-home", device="cpu").home.cache.name
+        'my-home'
     """
     return Workspace(Paths.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
 

@@ -41,6 +41,11 @@ class Base:
             included. A run always gives both; a base that is made by hand may lack them.
         images: gives the features of all base/train images [n, D] and their labels [n], for sums over them that a
             method makes when it is made; None where a data set has but the means of its classes.
+
+    Example:
+        >>> base = ifsl_bench.Base(weight=torch.eye(3), bias=torch.zeros(3), prototypes=torch.eye(3))
+        >>> base.to(dtype=torch.float64).weight.dtype
+        torch.float64
     """
 
     weight: Tensor
@@ -67,6 +72,13 @@ class Support:
         base_logits: [E, S, K] of the frozen linear base classifier, W_a x + b_a, computed once a pool by the harness.
             In regular few-shot learning no base class is in a softmax: all are -inf, and yet none is hidden for that,
             so an attention may read W_a. A loss over the support set takes its base logits from here.
+
+    Example:
+        >>> labels = torch.tensor([[0, 0, 1, 1]])  # an episode with two novel classes of two images each
+        >>> hidden, base_logits = torch.zeros(1, 3, dtype=torch.bool), torch.zeros(1, 4, 3)
+        >>> support = ifsl_bench.Support(torch.ones(1, 4, 8), labels, hidden, base_logits)
+        >>> support.class_means(ways=2).shape
+        torch.Size([1, 2, 8])
     """
 
     features: Tensor
@@ -75,7 +87,7 @@ class Support:
     base_logits: Tensor
 
     def class_means(self, ways: int) -> Tensor:
-        """Mean support feature of each novel class, [E, N, D]."""
+        """Return the mean support feature of each novel class, [E, N, D]."""
         one_hot = self.labels.unsqueeze(-1) == torch.arange(ways, device=self.labels.device)
         one_hot = one_hot.to(self.features.dtype)  # [E, S, N]
         return one_hot.mT @ self.features / one_hot.sum(-2).unsqueeze(-1)
@@ -88,6 +100,11 @@ class Query:
     Attributes:
         features: [E, Q, D].
         base_logits: [E, Q, K], as in :class:`Support`.
+
+    Example:
+        >>> query = ifsl_bench.Query(features=torch.ones(1, 10, 8), base_logits=torch.zeros(1, 10, 3))
+        >>> query.features.shape
+        torch.Size([1, 10, 8])
     """
 
     features: Tensor
@@ -105,6 +122,11 @@ class Prediction:
             ``solver_unconverged`` is 1 (or NaN) for an episode whose inner solve did not converge; a run says how many.
             Where names begin with ``solver_``, the contract allows for a search that rounding sends elsewhere.
         adjoint: how the backward pass through an inner solve goes (``Solution.adjoint``); read after it, in training.
+
+    Example:
+        >>> logits = torch.zeros(1, 10, 3 + 2)  # ten queries, three base and two novel classes
+        >>> ifsl_bench.Prediction(logits, {"solver_steps": torch.tensor([12.0])}).logits.shape
+        torch.Size([1, 10, 5])
     """
 
     logits: Tensor
@@ -126,6 +148,10 @@ class SessionOutput:
         state: all that it carries on, and no image of it, unless it says that it keeps some.
         statistics: as those of a :class:`Prediction`.
         adjoint: likewise.
+
+    Example:
+        >>> ifsl_bench.SessionOutput(state={"means": torch.zeros(1, 2, 8)}).statistics
+        {}
     """
 
     state: State
@@ -171,6 +197,19 @@ class Method(nn.Module, ABC):
         display: of a method of this suite, for each of its rows in tables how papers print it, and a few words on it.
             Both are literals, since they are read without importing the file.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
+
+    Example:
+        >>> class NearestMean(ifsl_bench.Method):
+        ...     def forward(self, support, query):
+        ...         novel = query.features @ support.class_means(self.ways).mT
+        ...         return ifsl_bench.Prediction(torch.cat([query.base_logits, novel], -1))
+        >>> base = ifsl_bench.Base(torch.eye(3), torch.zeros(3), torch.eye(3))
+        >>> method = NearestMean(base, ways=1)
+        >>> hidden = torch.zeros(1, 3, dtype=torch.bool)
+        >>> labels = torch.tensor([[0, 0]])
+        >>> support = ifsl_bench.Support(torch.ones(1, 2, 3), labels, hidden, torch.zeros(1, 2, 3))
+        >>> method(support, ifsl_bench.Query(torch.ones(1, 1, 3), torch.zeros(1, 1, 3))).logits
+        tensor([[[0., 0., 0., 3.]]])
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
@@ -204,12 +243,12 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def may_run_in_threads(cls) -> bool:
-        """Returns whether this very class declares :attr:`parallel_copies`."""
+        """Return whether this very class declares :attr:`parallel_copies`."""
         return bool(vars(cls).get("parallel_copies", False))
 
     @classmethod
     def gpu_min_episodes(cls, options: Mapping[str, Any]) -> int | None:
-        """A step of meta-training on fewer episodes is faster on the processor than on an accelerator.
+        """Return the episodes of a training step from which an accelerator is faster than the processor.
 
         None where a step of any number is. ``--device auto`` goes by it; ``options`` are all, defaults included.
         """
@@ -217,12 +256,12 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def defaults(cls, task: Task) -> dict[str, Any]:
-        """Options whose default depends on the task (its shots, say), in place of the constructor's defaults."""
+        """Return options whose default depends on the task, on its shots for example."""
         return {}
 
     @classmethod
     def label(cls, name: str, options: Mapping[str, Any]) -> tuple[str, set[str]]:
-        """The method's label in tables with these options (defaults included), and the options that the label says."""
+        """Return the method's label in tables with these options, defaults included, and those that it implies."""
         for shorthand, meant in cls.shorthands.items():
             if all(options[key] == value for key, value in meant.items()):
                 return shorthand, set(meant)
@@ -230,15 +269,18 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
-        """Returns whether sessions need the supports of earlier ones: where a class says how it answers an episode, not
-        how it learns and answers a session, or has an option ``memory`` that is ``supports``."""
+        """Return whether sessions need the supports of earlier ones.
+
+        They do where a class defines how it answers an episode, not how it learns and answers a session, or has an
+        option ``memory`` that is ``supports``.
+        """
         if options.get("memory") == "supports" or Method.learn is cls.learn or Method.answer is cls.answer:
             return True
         says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())
         return says.isdisjoint(LEARNING)
 
     def base_logits(self, query: Query) -> Tensor:
-        """Logits of the base classes before any session, [E, Q, K]; where not defined, those of the base classifier.
+        """Return logits of the base classes before any session, [E, Q, K]; by default those of the base classifier.
 
         A method that is asked session by session and does not define them has the accuracy of session 0 from the base
         classes' logits after session 1.
@@ -246,18 +288,21 @@ class Method(nn.Module, ABC):
         return query.base_logits
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
-        """Learns the N classes of a session; ``before`` is the state after the session before, None for the first.
+        """Learn the N classes of a session; ``before`` is the state after the session before, None for the first.
 
         It leaves ``before`` as it is. The supports are those of this session alone.
         """
         raise NotImplementedError
 
     def answer(self, state: State, query: Query) -> Prediction:
-        """Joint logits of the queries, [E, Q, K + t N] after t sessions, the classes of the base session first."""
+        """Return joint logits of the queries, [E, Q, K + t N] after t sessions, base classes first."""
         raise NotImplementedError
 
     def forward(self, support: Support, query: Query) -> Prediction:
-        """Joint logits of the queries. No state is kept between calls; an episode ignores the others in its batch."""
+        """Return joint logits of the queries.
+
+        No state is kept between calls; an episode ignores the others in its batch.
+        """
         learned = returned(SessionOutput, self.learn, support)
         answer = returned(Prediction, self.answer, learned.state, query)
         return Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
@@ -276,6 +321,20 @@ class AdditiveClassifier(Method):
             matrices.
         uses_earlier_logits: whether a session is learned with the logits of earlier ones; where not, all sessions of a
             batch are learned by one call of :meth:`learn_classes`, as episodes, with None for ``earlier``.
+
+    Example:
+        >>> class Means(ifsl_bench.AdditiveClassifier):
+        ...     uses_earlier_logits = False
+        ...
+        ...     def learn_classes(self, support, earlier):
+        ...         return ifsl_bench.SessionOutput(support.class_means(self.ways))  # [E, N, D]
+        ...
+        ...     def class_logits(self, state, query):
+        ...         return query.features @ state.mT
+        >>> base = ifsl_bench.Base(torch.eye(3), torch.zeros(3), torch.eye(3))
+        >>> query = ifsl_bench.Query(torch.ones(1, 1, 3), torch.zeros(1, 1, 3))
+        >>> Means(base, ways=2).answer(state=(torch.ones(1, 2, 3),), query=query).logits
+        tensor([[[0., 0., 0., 3., 3.]]])
     """
 
     per_class_state: bool = True
@@ -287,19 +346,20 @@ class AdditiveClassifier(Method):
 
     @abstractmethod
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        """Learns the N classes of a session.
+        """Learn the N classes of a session.
 
         Args:
+            support: the supports of the session alone.
             earlier: [E, S, (t - 1) N] logits of the novel classes of earlier sessions, of the supports; None in the
                 first.
         """
 
     @abstractmethod
     def class_logits(self, state: State, query: Query) -> Tensor:
-        """Logits [E, Q, N] of the classes of one session, from what it learned, of :meth:`transform_query` queries."""
+        """Return logits [E, Q, N] of the classes of one session, from its state, of :meth:`transform_query` queries."""
 
     def transform_query(self, query: Query) -> Query:
-        """Queries as :meth:`class_logits` compares them, as unit vectors, say: computed once for each image of a pool.
+        """Transform queries for :meth:`class_logits`, as to unit vectors: computed once for each image of a pool.
 
         A query is transformed by itself; where not defined, it stays as it is. Base logits that are not looked at may
         be left out, ``base_logits[..., :0]``: then those of a sequence's queries are not gathered.
@@ -321,7 +381,7 @@ class AdditiveClassifier(Method):
 
 
 def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
-    """Logits [E, S, K + (t - 1) N] of all classes met before a session; base [E, S, K]."""
+    """Return logits [E, S, K + (t - 1) N] of all classes met before a session; base [E, S, K]."""
     return base if earlier is None else torch.cat([base, earlier], -1)
 
 
@@ -329,7 +389,7 @@ R = TypeVar("R", SessionOutput, Prediction)
 
 
 def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
-    """What a function of a method returns; raises :class:`UserError` where that is nothing of its kind."""
+    """Call a function of a method; raise :class:`UserError` if it returns another type than ``kind``."""
     value: Any = function(*arguments)
     if not isinstance(value, kind):
         raise UserError(f"{function.__qualname__} returned {type(value).__name__}, expected ifsl_bench.{kind.__name__}")
@@ -338,7 +398,7 @@ def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
 
 @contextmanager
 def answering(name: str, method: Method) -> Iterator[None]:
-    """Says of what fails inside that the method does; ``name`` is what errors call it.
+    """Re-raise errors of a method as :class:`UserError` that names it; ``name`` is its name in errors.
 
     Raises:
         UserError: the method refuses the episodes, or fails; says where.
@@ -360,13 +420,15 @@ def answering(name: str, method: Method) -> Iterator[None]:
 
 
 def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
-    """The method's answer, not yet checked; raises as :func:`answering`, and for logits on another device."""
+    """Return the method's answer, not yet checked; raise as :func:`answering`, and for logits on another device."""
     with answering(name, method):
         prediction = method(support, query)
     logits = getattr(prediction, "logits", None)
     if isinstance(logits, Tensor) and logits.device != query.features.device:
-        raise UserError(f"method {name!r} returned logits on device {logits.device}, expected them on "
-                        f"{query.features.device}, where the queries' features are")  # fmt: skip
+        raise UserError(
+            f"method {name!r} returned logits on device {logits.device}, expected them on "
+            f"{query.features.device}, where the queries' features are"
+        )
     return prediction
 
 
@@ -375,7 +437,7 @@ class NonFinite(UserError):
 
 
 def check_form(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
-    """Holds types and shapes of a method's answer against the contract; reads no number, so waits for no device.
+    """Check types and shapes of a method's answer; no number is read, so no device is waited for.
 
     Raises:
         UserError: no :class:`Prediction`, or one with parts of another type or shape; says what was expected.
@@ -394,8 +456,9 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
         )
     if not isinstance(prediction.statistics, Mapping):
         type_name = type(prediction.statistics).__name__
-        raise UserError(f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; "
-                        "{} for none")  # fmt: skip
+        raise UserError(
+            f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; {{}} for none"
+        )
     for key, value in prediction.statistics.items():
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
             raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")
@@ -403,12 +466,12 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
 
 
 def bad_episodes(prediction: Prediction) -> Tensor:
-    """[E] bool, whether any of an episode's logits is NaN or +inf."""
+    """Return [E] bool, whether any of an episode's logits is NaN or +inf."""
     return ~(prediction.logits < torch.inf).flatten(1).all(1)  # a comparison with NaN is False
 
 
 def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
-    """Raises :class:`NonFinite` where some of a batch's episodes have :func:`bad_episodes`; ``of`` is what it is."""
+    """Raise :class:`NonFinite` if some of a batch's episodes are :func:`bad_episodes`; ``of`` names the batch."""
     if bad:
         raise NonFinite(
             f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} {of}, "
@@ -417,7 +480,7 @@ def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a b
 
 
 def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int, *of: str) -> Prediction:
-    """Holds a method's answer against the contract; waits for the device. ``of`` is that of :func:`check_numbers`.
+    """Check a method's answer; waits for the device. ``of`` is that of :func:`check_numbers`.
 
     Raises:
         NonFinite: logits that are NaN or +inf.
@@ -433,6 +496,6 @@ def _shape(value: Any) -> str:
 
 
 def masked_logits(prediction: Prediction, masked: Tensor) -> Tensor:
-    """Joint logits [E, Q, K + N] with the base classes that are out of the softmax at -inf (``masked`` is [E, K])."""
+    """Return joint logits [E, Q, K + N], -inf for base classes that are out of the softmax (``masked``, [E, K])."""
     novel = prediction.logits.shape[-1] - masked.shape[-1]
     return prediction.logits.masked_fill(nn.functional.pad(masked, (0, novel)).unsqueeze(1), -torch.inf)

@@ -16,6 +16,10 @@ class Range:
 
     As a method declares it; in a search both ends are of the option's type (``options.space_of``), and where these are
     whole so are all numbers between.
+
+    Example:
+        >>> ifsl_bench.Range(1e-3, 1e1, log=True).at(0.5)
+        0.1
     """
 
     low: float
@@ -51,7 +55,12 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """One of several values."""
+    """One of several values.
+
+    Example:
+        >>> ifsl_bench.Choices(("cosine", "euclidean")).at(0.0)
+        'cosine'
+    """
 
     values: tuple[Any, ...]
 

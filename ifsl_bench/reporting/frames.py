@@ -101,7 +101,13 @@ def _html(table: Table[Any], most: int) -> str:
 
 
 class Results(UserList[Result]):
-    """Results in a notebook."""
+    """Results in a notebook.
+
+    Example:
+        >>> results = ifsl_bench.load("imprint", "glyphs-5shot")
+        >>> len(results), results[0].seed
+        (5, 0)
+    """
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row for each result, see :func:`facts`; raise an error without pandas."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
-from ifsl_bench.analysis.task_results import TaskResults, load_variants, nothing_stored, telling
+from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_variants, nothing_stored
 from ifsl_bench.protocols.protocol import protocol_of
 from ifsl_bench.reporting.columns import TableRow, entries_of, rounded, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
@@ -261,4 +261,4 @@ def with_variants(boards: Iterable[TaskResults], results: Path, labels: Collecti
                 remark = f"Stored as well: {short} (`ifsl-bench leaderboard {names[0]}`)"
                 board = replace(board, remarks=(*board.remarks, remark))
         shown |= {b.name: b for b in (board, *variants) if not b.empty}
-    return telling(list(shown.values()), [variant for variant in every if variant.empty])
+    return carry_remarks(list(shown.values()), [variant for variant in every if variant.empty])

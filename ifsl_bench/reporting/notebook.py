@@ -47,6 +47,11 @@ def table(
 
     Raises:
         UserError: an unknown task, row or setting, or nothing stored.
+
+    Example:
+        >>> frame = ifsl_bench.table("glyphs-5shot", methods=["imprint", "protonet"])
+        >>> [record["method"] for record in frame.records()]
+        ['imprint', 'protonet']
     """
     boards = boards_of(tasks, listed(methods), Paths.locate(home, results))
     boards = in_setting(boards, setting) if setting else boards
@@ -73,6 +78,11 @@ def leaderboard(
 
     Raises:
         UserError: an unknown task, row or setting, or nothing measured.
+
+    Example:
+        >>> frame = ifsl_bench.leaderboard("glyphs-5shot", methods=["protonet", "imprint"])
+        >>> [record["method"] for record in frame.records()]
+        ['imprint', 'protonet']
     """
     folders, labels = Paths.locate(home, results), listed(methods)
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
@@ -94,6 +104,11 @@ def compare(
 
     Raises:
         UserError: no such row or file, or two that were not measured on the same episodes.
+
+    Example:
+        >>> frame = ifsl_bench.compare("imprint", "protonet", "glyphs-5shot")
+        >>> print(str(frame).splitlines()[0])
+        A = imprint (stored), B = protonet (stored), task glyphs-5shot, 2,000 episodes, seeds 0 to 4
     """
     return Frame([comparison_table(compare_rows(*pair_of(str(a), str(b), task, Paths.locate(home, results))))])
 
@@ -112,6 +127,10 @@ def variance(
 
     Raises:
         UserError: an unknown task or row, a task in episodes, or no row with the metric.
+
+    Example:
+        >>> print(str(ifsl_bench.variance("glyphs-sessions", methods=["imprint"])).splitlines()[0])
+        glyphs-sessions, Avg.
     """
     (board,) = boards_of([task], listed(methods), Paths.locate(home, results))
     return Frame(variance_tables(board, metric))
@@ -128,6 +147,10 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
 
     Raises:
         UserError: no such file or row, or a file that is damaged.
+
+    Example:
+        >>> [result.seed for result in ifsl_bench.load("imprint", "glyphs-5shot")]
+        [0, 1, 2, 3, 4]
     """
     if task is not None:
         return Results(row_of(board_of(task, Paths.locate(home, results)), str(what)).results)
@@ -151,6 +174,11 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
 
     Raises:
         UserError: there are none, of an unknown task.
+
+    Example:
+        >>> results = ifsl_bench.load_all("glyphs-5shot")
+        >>> "imprint" in {result.label for result in results}
+        True
     """
     results_here: list[Result] = []
     folders = Paths.locate(home, results)

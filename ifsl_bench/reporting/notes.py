@@ -162,7 +162,7 @@ def _incomparable_notes(board: TaskResults) -> list[str]:
     above = "the rows above" if board.rows or board.papers else "results on the whole"
     apart: dict[str, list[str]] = {}
     for row in board.others:
-        if reason := board.apart(row):
+        if reason := board.incompatibility(row):
             apart.setdefault(reason, []).append(row.full_name)
     for reason, names in _alike(apart).items():
         are = "is" if len(names) == 1 else "are"

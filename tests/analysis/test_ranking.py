@@ -172,7 +172,7 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     again, more = ranks_and_places()
     assert (again, more["mine"]) == (before, yours["mine"])
     whole = load_board(task, stored_rows.root)
-    for some in (whole.only(["s1", "mine"]), whole.usual([])):
+    for some in (whole.only(["s1", "mine"]), whole.default_view([])):
         records = document(leaderboard([some], stored_rows.root, "json", labels=["s1"]))
         for r in records:
             if r["kind"] == "measured" and r["method"] in before:

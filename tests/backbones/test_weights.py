@@ -27,7 +27,7 @@ from ifsl_bench.backbones.weights import (
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.pretraining import export_weights, train_backbones
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import Pretrain, backbone_of
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.protocols.tasks.task_files import find
@@ -142,7 +142,7 @@ def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call
 
 def test_the_linear_backbone_is_trained_for_methods_on_the_cosine_head_of_sessions():
     work = workspace(device="cpu")
-    jobs = make_jobs(Request(["imprint"], ["glyphs-sessions"]))
+    jobs = make_jobs(RunConfig(["imprint"], ["glyphs-sessions"]))
     linear = backbone_of(jobs[0]).linear.key(work.home)
     assert is_offered(work.home, linear)
     train_backbones(jobs, work)

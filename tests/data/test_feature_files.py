@@ -218,7 +218,7 @@ def test_a_data_set_of_features_has_tasks_and_they_run(features_folder, home, ca
     assert (task.shots, task.protocol, task.pretraining.backbone) == (5, "shared", "none")
     status, out, err = call("run", "--method", "imprint", "--task", "mine-5shot", "--dry-run")
     assert status == 0, err
-    assert "pretraining none" in out
+    assert "pretraining, features, evaluation" in out or "pretraining, evaluation" in out
 
 
 def test_features_on_one_side_of_the_origin_are_told(features_folder, home, messages):

@@ -11,8 +11,7 @@ import pytest
 
 from ifsl_bench.experiments import campaign_file
 from ifsl_bench.experiments.campaign_file import parse
-from ifsl_bench.experiments.expansion import asked, jobs_of, method_names, task_names, with_tasks
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, load_configs, method_names, task_names
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import find as task_of
 from ifsl_bench.protocols.tasks.task_files import packaged
@@ -22,6 +21,7 @@ from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.progress import Reporter
 
 NINE = ["protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a"]
 ISSUE = """
@@ -42,16 +42,24 @@ def nobody(text: str) -> None:
     raise AssertionError(text)
 
 
-def jobs(campaign, home, warn=nobody):
-    return jobs_of(with_tasks(campaign, home)[0], home, warn, lambda text: None)[0]
+class Strict(Reporter):
+    """No warning is expected."""
+
+    def warn(self, text: str) -> None:
+        raise AssertionError(text)
 
 
-def expanded(text: str, request: Request | None = None, folder: Path = Path("/there")) -> list[str]:
-    home = Paths.locate()
-    campaign = parse(text, "c.toml", folder)
-    if request is not None:
-        campaign = replace(campaign, requests=[request.over(run) for run in campaign.requests], only=request)
-    return [str(job) for job in jobs(campaign, home)]
+def jobs(configs, only=None, reporter=None):
+    only = only or RunConfig()
+    configs, _ = find_tasks(configs, only.tasks)
+    return expand(configs, reporter or Strict(), only.methods)[0]
+
+
+def expanded(text: str, config: RunConfig | None = None, folder: Path = Path("/there")) -> list[str]:
+    configs = parse(text, "c.toml", folder)
+    if config is not None:
+        configs = [config.override(run) for run in configs]
+    return [str(job) for job in jobs(configs, config)]
 
 
 def refused(text: str) -> str:
@@ -75,7 +83,7 @@ def test_the_first_example_has_each_job_of_two_overlapping_runs_once():
     more = {f"lr+a.gradient={g} on {t}, seed {s}" for g in ("implicit", "t-bptt") for t in tasks[:2] for s in range(5)}
     assert len(labels) == len(set(labels)) == 9 * 4 * 10 + 2 * 2 * 5, "gradient=rbp is the default, and there already"
     assert set(labels) == first | more
-    assert parse(ISSUE, "c.toml", Path("/there")).results == Path("/there/results")
+    assert {config.results_dir for config in parse(ISSUE, "c.toml", Path("/there"))} == {Path("/there/results")}
 
 
 def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
@@ -155,7 +163,7 @@ def test_a_file_that_is_wrong_is_refused_in_one_line_that_names_file_and_key(tex
 
 def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
     monkeypatch.setattr(campaign_file, "MOST_JOBS", 10)
-    monkeypatch.setattr("ifsl_bench.experiments.expansion.MOST_JOBS", 10)
+    monkeypatch.setattr("ifsl_bench.experiments.run_config.MOST_JOBS", 10)
     assert "18 jobs, 10 at most" in refused(run(methods='"paper"', tasks='["glyphs-1shot", "glyphs-5shot"]'))
 
 
@@ -188,15 +196,15 @@ def test_two_tasks_of_one_name_are_refused(clusters):
 def test_the_command_line_chooses_from_a_file_and_speaks_over_it():
     text = run(methods='["lr+a", "lr+s"]', tasks='"glyphs-?shot"', seeds="3", set="{ gamma = [0.5, 0.25] }",
                train="{ steps = 5, views = 2 }")  # fmt: skip
-    request = Request(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"},
+    config = RunConfig(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"},
                    train={"steps": "7"}, change=Change(ways=4))  # fmt: skip
-    assert expanded(text, request) == ["lr+a.gamma=0.125.train.views=2.train.steps=7 on glyphs-5shot+ways=4, seed 0"]
+    assert expanded(text, config) == ["lr+a.gamma=0.125.train.views=2.train.steps=7 on glyphs-5shot+ways=4, seed 0"]
     with pytest.raises(UserError, match="unknown method 'mlp' in the campaign; available: lr"):
-        expanded(text, Request(methods=("mlp",)))
+        expanded(text, RunConfig(methods=("mlp",)))
     with pytest.raises(UserError, match="unknown task 'mini-5shot' in the campaign"):
-        expanded(text, Request(tasks=("mini-5shot",)))
+        expanded(text, RunConfig(tasks=("mini-5shot",)))
     with pytest.raises(UserError, match=r"unknown campaign 'papre' .*did you mean 'paper'"):
-        asked("papre", Request())
+        load_configs("papre", RunConfig())
 
 
 def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypatch):
@@ -213,9 +221,9 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     home = replace(Paths.locate(), results=packaged_root())
     stored_paths = set(packaged_root().glob("*/*.seed-*.json"))
-    campaign = with_tasks(asked("leaderboard", Request()), home)[0]
+    configs, _ = find_tasks(load_configs("leaderboard", RunConfig()))
     paths = set()
-    jobs, lacking = jobs_of(campaign, home, nobody, lambda text: None)
+    jobs, lacking = expand(configs, Strict())
     for job in jobs:
         assert job.task == task_of(job.task.name)[0]
         paths.add(job.result_path(home))

@@ -31,7 +31,7 @@ from ifsl_bench.experiments.api import workspace
 from ifsl_bench.experiments.backends import backend_for
 from ifsl_bench.experiments.cluster import ClusterSpec, read_cluster
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import DONE, Outcome, run_jobs
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
@@ -52,7 +52,7 @@ def counts(home: Path) -> dict[str, object]:
 
 def jobs_of(home: Path, methods: list[str], tasks: list[str], episodes: int | None = None):
     work = workspace(home, device="cpu", reporter=Messages())
-    return make_jobs(Request(methods, tasks, {}, {"steps": "30"}, episodes=episodes), work.home), work
+    return make_jobs(RunConfig(methods, tasks, {}, {"steps": "30"}, episodes=episodes), work.home), work
 
 
 # -- what is asked of a worker
@@ -103,13 +103,13 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
     (tmp_path / "own.py").write_text(
         "from ifsl_bench.methods.imprint import Imprint\n\nclass Own(Imprint):\n    pass\n"
     )
-    (job,) = make_jobs(Request([f"{tmp_path}/own.py:Own"], ["glyphs-5shot"]))
+    (job,) = make_jobs(RunConfig([f"{tmp_path}/own.py:Own"], ["glyphs-5shot"]))
     local_method = ("Own", pickle.dumps(job.chosen), method_source(job.method))
     with worker_check.wanted(home, [local_method]) as needed:
         assert worker_check.unfit(needed) == ""
         (tmp_path / "own.py").unlink()
         assert "cannot load method Own" in worker_check.unfit(needed)
-    (job,) = make_jobs(Request(["imprint"], ["glyphs-5shot"]))
+    (job,) = make_jobs(RunConfig(["imprint"], ["glyphs-5shot"]))
     with worker_check.wanted(home, [(job.name, pickle.dumps(job.chosen), "other")]) as needed:
         assert "has other code of method" in worker_check.unfit(needed)
 

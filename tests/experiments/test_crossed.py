@@ -19,7 +19,7 @@ from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
@@ -113,7 +113,7 @@ def same(a: Result, b: Result) -> bool:
 def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, root, work):
     """Pretraining, features, meta-training with its validation, calibration, and the test episodes, or sequences."""
     tasks, change = [f"{root / 'tasks.toml'}:{name}"], Change(novel_from="beta")
-    (job,) = make_jobs(Request(["lwof"], tasks, {}, {"steps": 4}, calibrate=True, change=change), work.home)
+    (job,) = make_jobs(RunConfig(["lwof"], tasks, {}, {"steps": 4}, calibrate=True, change=change), work.home)
     assert job.task.name == f"{name}+novel-from=beta"
     result = api.run_job(job, work)
     expected = api.run_job(replace(job, task=by_hand(job.task)), work)

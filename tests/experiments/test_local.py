@@ -21,7 +21,7 @@ from loky.backend import resource_tracker
 from ifsl_bench.experiments.backends import LokyPool, backend_for, check_sendable, numbers_in
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.logs import Log, log_path
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import WorkItem, run_jobs
 from ifsl_bench.experiments.status import read_log
 from ifsl_bench.plugin.method import Method
@@ -198,10 +198,10 @@ OfANotebook.__module__ = "__main__"
 
 def test_a_method_that_workers_cannot_find_is_refused_in_one_line(here, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "OfANotebook", OfANotebook, raising=False)
-    (job,) = make_jobs(Request([OfANotebook], ["clusters.toml:clusters-1shot"]))
+    (job,) = make_jobs(RunConfig([OfANotebook], ["clusters.toml:clusters-1shot"]))
     with pytest.raises(UserError, match=r"file.py:OfANotebook\), or run with --jobs 1"):
         check_sendable([job])
-    check_sendable(make_jobs(Request(["protonet"], ["clusters.toml:clusters-1shot"])))
+    check_sendable(make_jobs(RunConfig(["protonet"], ["clusters.toml:clusters-1shot"])))
 
 
 def test_devices_are_numbers_and_ranges():
@@ -235,7 +235,7 @@ def test_options_that_cannot_be_together_are_refused_before_anything_is_made(mor
 
 def test_workers_that_cannot_start_are_given_up(here, monkeypatch, work):
     """As where a library that they import is broken."""
-    jobs = make_jobs(Request(["protonet"], ["clusters.toml:clusters-1shot"]))
+    jobs = make_jobs(RunConfig(["protonet"], ["clusters.toml:clusters-1shot"]))
     resource_tracker.ensure_running()  # which is started in the same way
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(UserError, match="its worker ended with status 1, 3 times"):

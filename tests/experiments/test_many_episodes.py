@@ -16,7 +16,7 @@ from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.reproduce import reproduce
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import backbone_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
@@ -36,7 +36,7 @@ def task(clusters):
 
 def job_of(method, task, work, episodes, steps=False):
     train = {"steps": 5} if steps else {}
-    return make_jobs(Request([method], [task], {}, train, episodes=episodes), work.home)[0]
+    return make_jobs(RunConfig([method], [task], {}, train, episodes=episodes), work.home)[0]
 
 
 def same(a: Evaluated, b: Evaluated) -> bool:

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from ifsl_bench.experiments import api
-from ifsl_bench.experiments.expansion import asked, jobs_of, with_tasks
 from ifsl_bench.experiments.logs import Event, log_path
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, load_configs
 from ifsl_bench.experiments.runner import result_key, work_items
 from ifsl_bench.experiments.status import SILENT, read_log
 from ifsl_bench.store.result_folder import packaged_root
@@ -149,8 +148,7 @@ def at(step: int, **figures: float) -> tuple[str, dict]:
 
 def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
     work = api.workspace(device="cpu")
-    full_campaign, _ = with_tasks(asked("c.toml", Request()), work.home)
-    jobs = jobs_of(full_campaign, work.home, print, print)[0]
+    jobs, _ = expand(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     training = [job for job in jobs if job.trains]
     paths = [log_path(work.home, result_key(job, work.home)) for job in training]
@@ -181,8 +179,7 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
 def test_jobs_wait_for_an_item_that_they_share(campaign, call):
     """Pretraining that fails is told of each job that needs it."""
     work = api.workspace(device="cpu")
-    full_campaign, _ = with_tasks(asked("c.toml", Request()), work.home)
-    jobs = jobs_of(full_campaign, work.home, print, print)[0]
+    jobs, _ = expand(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
     (item,) = (item for item in work_items({0: jobs[0]}, work)[1] if item.key.startswith("pretraining"))
     log(log_path(work.home, item.key), begun("elsewhere"), ("failed", {"text": "no such weights"}))
     sharing = [job for job in jobs if (job.method.head, job.seed) == (jobs[0].method.head, jobs[0].seed)]

@@ -12,7 +12,7 @@ from ifsl_bench.experiments import api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.plan import plan_of
 from ifsl_bench.experiments.reproduce import run_unstored
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import stages_of
 from ifsl_bench.experiments.stages import MetaTrain, Pretrain
 from ifsl_bench.plugin import registry
@@ -56,7 +56,7 @@ def file(tmp_path):
 
 
 def jobs_of(methods, task, work, train=None):
-    return make_jobs(Request(methods, [task], {}, train or {}), work.home)
+    return make_jobs(RunConfig(methods, [task], {}, train or {}), work.home)
 
 
 @pytest.mark.parametrize("name", ["lwof", "lr"])
@@ -92,7 +92,7 @@ def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call
 
 def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
     work = api.workspace(glyph_home, device="cpu")
-    (job,) = make_jobs(Request(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)
+    (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)
     pools = [(s.pool, s.views) for s in stages_of(job) if hasattr(s, "pool")]
     assert ("base/val", 3) in pools
     assert ("base/val", 1) in pools, "validation sees plain images"
@@ -228,7 +228,7 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
 def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):
     work = api.workspace(glyph_features_home, device="cpu")
     file = glyph_features_home.parent / "few.toml"
-    (job,) = make_jobs(Request(["protonet"], [f"{file}:few-1shot"]), work.home)
+    (job,) = make_jobs(RunConfig(["protonet"], [f"{file}:few-1shot"]), work.home)
     features = stages_of(job)[2]
     assert features.cached(work.home)
     monkeypatch.setattr("ifsl_bench.experiments.stages.features_sha256", lambda home, key: "another")

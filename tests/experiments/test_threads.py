@@ -26,7 +26,7 @@ from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.experiments.backends import run_packed
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import work_items
 from ifsl_bench.solvers import numba_episodes as kernel_threads
 from ifsl_bench.utils import threads as processor
@@ -68,7 +68,7 @@ def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, sha
     """All items, one after the other, each in a process that uses ``ambient`` threads when it begins."""
     processor.limit(cores, share)
     work = api.workspace(home, device="cpu")
-    jobs = make_jobs(Request(methods, [task], {}, {"steps": "20"}))
+    jobs = make_jobs(RunConfig(methods, [task], {}, {"steps": "20"}))
     packed_work = pickle.dumps((work, str(home)))
     for item in itertools.chain(*work_items(dict(enumerate(jobs)), work)):
         torch.set_num_threads(ambient)
@@ -123,8 +123,8 @@ def test_blas_under_a_kernel_has_one_thread(here, monkeypatch):
     def blas_threads() -> set[int]:
         return {pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"}
 
-    seen, call = set(), kernel_threads._call
-    monkeypatch.setattr(kernel_threads, "_call", lambda *args: seen.update(blas_threads()) or call(*args))
+    seen, check = set(), kernel_threads.check_wanted  # which comes before each piece of episodes
+    monkeypatch.setattr(kernel_threads, "check_wanted", lambda stop: seen.update(blas_threads()) or check(stop))
     with threadpool_limits(3, "blas"):
         run(here / "home", ["lr"], "clusters.toml:clusters-5shot", ambient=3, cores=4, share=2)
         assert blas_threads() == {3}
@@ -142,7 +142,7 @@ def pools(monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("name", ["lwof", "lr+a"])
 def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, pools, name):
-    (job,) = make_jobs(Request([name], ["clusters.toml:clusters-5shot"], {}, {"steps": "2"}))
+    (job,) = make_jobs(RunConfig([name], ["clusters.toml:clusters-5shot"], {}, {"steps": "2"}))
     answers = []
     for share in (1, 3):
         processor.limit(3, share)
@@ -175,7 +175,7 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
 ):
     (here / "draws.py").write_text(DRAWS.format(declared))
     processor.limit(3, 3)
-    (job,) = make_jobs(Request(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))
+    (job,) = make_jobs(RunConfig(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))
     context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
     if lock:
         context.method.lock = threading.Lock()
@@ -186,17 +186,17 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
 def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monkeypatch):
     monkeypatch.setattr(evaluation, "BLOCKS", (25,))
     processor.limit(2, 2)
-    (job,) = make_jobs(Request(["lr"], ["clusters.toml:clusters-5shot"]))
+    (job,) = make_jobs(RunConfig(["lr"], ["clusters.toml:clusters-5shot"]))
     context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
     context.evaluate(range(25), None, Reporter(), "")  # compiles
-    call, begun = kernel_threads._call, threading.Event()
+    check, begun = kernel_threads.check_wanted, threading.Event()
 
-    def slow(*arguments):
+    def slow(stop):
         begun.set()
         time.sleep(0.2)
-        call(*arguments)
+        check(stop)
 
-    monkeypatch.setattr(kernel_threads, "_call", slow)
+    monkeypatch.setattr(kernel_threads, "check_wanted", slow)
     monkeypatch.setattr(kernel_threads, "ALONE", 1)  # a block takes 25 times 0.2 s and more
     pressed: list[float] = []
 

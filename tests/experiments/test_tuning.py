@@ -20,7 +20,7 @@ from ifsl_bench.experiments import api, evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import at_edge, rounds_of
 from ifsl_bench.experiments.selection_bootstrap import Tried, best_of, firmness
 from ifsl_bench.plugin import registry
@@ -51,7 +51,7 @@ class Scaled(Method):
 
 
 def job_of(task, work, seed=0, trials=4, method=Scaled, **options):
-    return make_jobs(Request([method], [task], options, {"steps": 20}, trials=trials, seeds=[seed]), work.home)[0]
+    return make_jobs(RunConfig([method], [task], options, {"steps": 20}, trials=trials, seeds=[seed]), work.home)[0]
 
 
 def searched_in(space, default, trials, accuracy):
@@ -134,7 +134,7 @@ def test_every_method_that_has_something_to_choose_declares_where():
         kind = registry.load(registry.METHODS, name).value
         if kind is None:
             continue
-        (job,) = make_jobs(Request([name], ["glyphs-5shot"]))
+        (job,) = make_jobs(RunConfig([name], ["glyphs-5shot"]))
         assert kind.space or not (job.trains or kind.grid), name
         values = {**defaults(kind, task), RATE: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():
@@ -295,18 +295,18 @@ def test_the_best_sound_setting_is_chosen():
 
 
 def test_what_has_nothing_to_choose_is_the_same_in_every_setting(task, work):
-    (tuned,) = make_jobs(Request(["imprint"], [task], trials=12), work.home)
-    (plain,) = make_jobs(Request(["imprint"], [task]), work.home)
+    (tuned,) = make_jobs(RunConfig(["imprint"], [task], trials=12), work.home)
+    (plain,) = make_jobs(RunConfig(["imprint"], [task]), work.home)
     assert tuned == plain
     assert plain.setting == "every"
     for bad in (1, -1, 2.0):
         with pytest.raises(UserError, match=f"2 to 10,000, not {bad}"):
-            make_jobs(Request(["imprint"], [task], trials=bad), work.home)
+            make_jobs(RunConfig(["imprint"], [task], trials=bad), work.home)
 
 
 def test_a_tuned_baseline_keeps_its_grid_as_published_and_searches_wider_with_a_budget(task, work):
-    (paper,) = make_jobs(Request(["lr"], [task]), work.home)
-    (tuned,) = make_jobs(Request(["lr"], [task], trials=12), work.home)
+    (paper,) = make_jobs(RunConfig(["lr"], [task]), work.home)
+    (tuned,) = make_jobs(RunConfig(["lr"], [task], trials=12), work.home)
     assert (paper.setting, paper.label) == ("paper", "lr")
     assert (tuned.setting, tuned.label) == ("tuned-12", "lr@tuned-12")
     grid = [point["weight_decay"] for point, _ in first_round(paper)]
@@ -316,7 +316,7 @@ def test_a_tuned_baseline_keeps_its_grid_as_published_and_searches_wider_with_a_
     assert set(next(iter(result.tuned.values()))) == {f"weight_decay={value:.15g}" for value in grid}
     assert (result.edge == ["weight_decay"]) == (result.options["weight_decay"] in (1e-13, 1e-1))
     assert result.rounds == [25]
-    (in_sessions,) = make_jobs(Request(["lr"], ["glyphs-sessions"]), work.home)
+    (in_sessions,) = make_jobs(RunConfig(["lr"], ["glyphs-sessions"]), work.home)
     larger = [point["weight_decay"] for point, _ in first_round(in_sessions)]
     assert larger == [*grid, 0.316, 1.0, 3.16, 10.0]
 

@@ -11,7 +11,7 @@ import torch
 from ifsl_bench import Choices, Method, Range
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import at_edge, points
 from ifsl_bench.experiments.trained_models import Solves
 from ifsl_bench.plugin.find_method import check_method, find_method
@@ -77,7 +77,7 @@ ANSWERED = {
 def jobs(tmp_path, task, work):
     def jobs_and_work(declared, answered):
         (tmp_path / "x.py").write_text(START.format(declared, answered))
-        return make_jobs(Request([f"{tmp_path / 'x.py'}:X"], [task]), work.home), work
+        return make_jobs(RunConfig([f"{tmp_path / 'x.py'}:X"], [task]), work.home), work
 
     return jobs_and_work
 

@@ -9,7 +9,7 @@ import pytest
 
 from ifsl_bench.experiments import api
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.protocols.tasks.task import MetaTraining
@@ -116,7 +116,7 @@ def test_a_raised_revision_trains_anew(work, task):
 
 def test_our_methods_are_known_by_their_revision():
     name, kind, _ = registry.resolve("lwof")
-    (job,) = make_jobs(Request(["lwof"], ["glyphs-5shot"]))
+    (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"]))
     provenance = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "lwof.seed-0.json").provenance
     assert (name, kind.revision) == ("lwof", 0)
     assert job.has_made(provenance)

@@ -12,7 +12,7 @@ from ifsl_bench.methods.attractor import Attractor
 from ifsl_bench.methods.static_attractor import StaticAttractor
 
 from ifsl_bench.experiments.job import each_once, make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import options_of, resolve_options
@@ -139,7 +139,7 @@ class Stepping(Method):
 
 
 def jobs(options=None, **train):
-    return make_jobs(Request([Stepping], ["glyphs-5shot"], options or {}, train))
+    return make_jobs(RunConfig([Stepping], ["glyphs-5shot"], options or {}, train))
 
 
 def test_options_and_training_of_one_name_have_labels_of_their_own():

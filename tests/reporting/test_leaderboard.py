@@ -284,19 +284,19 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     whole = load_board(packaged()["glyphs-5shot"], tmp_path)
     varied = {row.label for row in whole.rows if "." in row.label or "@" in row.label}
     assert len(varied) > 1
-    board = whole.usual(["lr+a.gradient=implicit"])
+    board = whole.default_view(["lr+a.gradient=implicit"])
     assert {row.label for row in whole.rows} - {row.label for row in board.rows} == varied - {"lr+a.gradient=implicit"}
     tuned_ones = sum("@" in label for label in varied)
     assert board.remarks[-1] == (
         f"`ifsl-bench table glyphs-5shot` has {len(varied) - 1} more stored rows "
         f"({tuned_ones} tuned, {len(varied) - 1 - tuned_ones} with other options)"
     )
-    assert board.usual([]).labels == whole.labels - varied
-    tuned = {row.label for row in whole.usual(["lr@tuned-12"]).rows}
+    assert board.default_view([]).labels == whole.labels - varied
+    tuned = {row.label for row in whole.default_view(["lr@tuned-12"]).rows}
     assert tuned == {label for label in varied if "@" in label} | {"imprint", "protonet"}  # nothing to tune in these
     tuned_4 = row("x@tuned-4", [15.0], n=2000, setting="tuned-4")
     mine = replace(whole, rows=(*whole.rows, tuned_4), compared=(*whole.rows, tuned_4))
-    beside = mine.usual(["x@tuned-4"])
+    beside = mine.default_view(["x@tuned-4"])
     *_, none_alike, counts = beside.remarks
     assert beside.labels == whole.labels - varied | {"x@tuned-4"}, "those as published are its context"
     assert f"has {len(varied)} more stored rows ({tuned_ones} tuned, " in counts

@@ -238,8 +238,15 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     rows = []
     for pool, (classes, images, each), entry in _pools_of(dataset):
         names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
-        rows.append({"pool": pool, "classes": classes, "images": images, "images per class": each,
-                     "first classes": first_few(names)})  # fmt: skip
+        rows.append(
+            {
+                "pool": pool,
+                "classes": classes,
+                "images": images,
+                "images per class": each,
+                "first classes": first_few(names),
+            }
+        )
     return rows
 
 
@@ -270,8 +277,9 @@ def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, li
         part, side = pool.split("/")
         facts = entry.get("statistics", {})
         moments = {key: ", ".join(f"{value:.2f}" for value in facts.get(key, ())) for key in ("mean", "std")}
-        rows.append({"Classes": part, "Purpose": side, "N. Cls": classes, "N. Img": images, "images per class": each,
-                     **moments})  # fmt: skip
+        rows.append(
+            {"Classes": part, "Purpose": side, "N. Cls": classes, "N. Img": images, "images per class": each, **moments}
+        )
     mark = ", partial" if dataset.partial else ""
     return [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
 
@@ -303,8 +311,10 @@ def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int,
     block = NAMES_WIDE + images * tile + 2 + gap, classes * tile + 2 + gap
     width, height = gap + across * block[0], gap + -(-len(pools) // across) * block[1]
     if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
-        raise UserError(f"{classes:,} classes with {images:,} images of each make a picture of {width:,} x {height:,} "
-                        "pixels; ask for fewer with --classes and --images")  # fmt: skip
+        raise UserError(
+            f"{classes:,} classes with {images:,} images of each make a picture of {width:,} x {height:,} "
+            "pixels; ask for fewer with --classes and --images"
+        )
     sheet = Image.new("RGB", (width, height), "white")
     draw, font = ImageDraw.Draw(sheet), _font()
     for i, pool in enumerate(pools):
@@ -365,8 +375,10 @@ def write_new(home: Paths, name: str, data: str, path: Path, reporter: Reporter)
         raise UserError(f"{name!r} is no name for tasks: {RULE}")
     if ending := re.search(r"-(\d+shot|sessions)$", name):
         plain = name.removesuffix(ending[0])
-        raise UserError(f"the tasks are called NAME-1shot, NAME-5shot and NAME-sessions; leave out {ending[0]!r}: "
-                        f"ifsl-bench tasks new {plain or 'NAME'} --data {data}")  # fmt: skip
+        raise UserError(
+            f"the tasks are called NAME-1shot, NAME-5shot and NAME-sessions; leave out {ending[0]!r}: "
+            f"ifsl-bench tasks new {plain or 'NAME'} --data {data}"
+        )
     if os.path.exists(path):
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = open_or_make(home, data, reporter)

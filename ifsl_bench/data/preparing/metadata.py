@@ -161,8 +161,13 @@ def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
         specs |= {task.dataset.name: task.dataset for task in own(home).values()}
     names = registry.names(registry.DATASETS)
     if name not in specs and name not in names and not is_prepared(home, name):
-        raise unknown("data set", name, {*names, *specs}, where=f"that {task.name!r} takes novel classes from",
-                      see="ifsl-bench data list")  # fmt: skip
+        raise unknown(
+            "data set",
+            name,
+            {*names, *specs},
+            where=f"that {task.name!r} takes novel classes from",
+            see="ifsl-bench data list",
+        )
     return task.dataset, specs.get(name, DataSpec(name=name))
 
 

@@ -93,8 +93,13 @@ def prepare(
                     f"data set {name!r} is prepared already; to make it again say where its files are with --from PATH"
                 )
             return open_dataset(home.data / name)
-        raise unknown("data set", name, names, where="(for images or features of your own, add --from FOLDER)",
-                      see="ifsl-bench data list")  # fmt: skip
+        raise unknown(
+            "data set",
+            name,
+            names,
+            where="(for images or features of your own, add --from FOLDER)",
+            see="ifsl-bench data list",
+        )
     if name in names and own is not None and own.flags():
         raise UserError(f"{', '.join(own.flags())}: for data sets of your own; {name!r} is divided as it is published")
     source = datasets.dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
@@ -379,7 +384,8 @@ def downloaded(home: Paths, name: str, reporter: Reporter) -> Iterator[Path]:
         except (OSError, RuntimeError) as error:
             remove(folder)
             why = one_line(str(getattr(error, "reason", error)))[:120]
-            raise UserError(f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: "
-                            f"{command(name)}") from error  # fmt: skip
+            raise UserError(
+                f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: {command(name)}"
+            ) from error
         yield path
         remove(folder)

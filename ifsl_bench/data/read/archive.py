@@ -103,7 +103,7 @@ def nfc(name: str) -> str:
 
 
 def printable(path: str) -> str:
-    """Return a path with ``\\xe9`` in place of bytes that are not UTF-8."""
+    r"""Return a path with ``\xe9`` in place of bytes that are not UTF-8."""
     return _UNDECODED.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", path)
 
 

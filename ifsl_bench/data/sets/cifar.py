@@ -62,8 +62,11 @@ class Cifar100(Layout):
     def build(self, context: BuildContext) -> None:
         entries = _entries(context.files)
         where = context.files.where(entries[META])
-        names = names_of(load_dict(context.files, entries[META], ("fine_label_names",))["fine_label_names"],
-                         "'fine_label_names'", where)  # fmt: skip
+        names = names_of(
+            load_dict(context.files, entries[META], ("fine_label_names",))["fine_label_names"],
+            "'fine_label_names'",
+            where,
+        )
         if strange := sorted(set(names) - sides().keys()):
             raise UserError(f"{where} names a class {strange[0]!r}, which is none of CIFAR-100's")
         if len(set(names)) < len(names):

@@ -103,8 +103,10 @@ SESSION_COUNTS = {
 class CubSessionPhotographs(CubPhotographs):
     def build(self, context: BuildContext) -> None:
         paths = self.images(context.files)
-        images = [ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
-                  for row in rows(LISTS)]  # fmt: skip
+        images = [
+            ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
+            for row in rows(LISTS)
+        ]
         if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
             report_missing(context, missing, f"images of {WHAT}")
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(WHAT, images, paths, HELD_OUT, "cub-sessions")

@@ -1,9 +1,9 @@
-"""Data sets of features that come with the package: those of images which may not, or need not, be handed on.
+"""Data sets of features in the package, of images that may not, or need not, be distributed.
 
 The features of one image under two backbones, one for each kind of base classifier, are one "image" of bytes
 [2, D, 1]: each dimension has 256 levels, and its scale and offset are with the base classifier. Of base/train there is
-one row for each class, the mean of its features; the other pools have every image. The folder ``embedded`` beside this
-file has a file for each data set, made by ``tests/tools/embed_features.py``.
+one row for each class, the mean of its features; the other pools have every image. The folder ``embedded`` has a file
+for each data set, made by ``tests/tools/embed_features.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADS = ("linear", "cosine")  # the order of the two in an "image"
 
 
 class EmbeddedFeatures(DatasetSource):
-    """The features in ``embedded/NAME.safetensors``; subclasses say the name and a line about them."""
+    """The features in ``embedded/NAME.safetensors``; subclasses set name and summary."""
 
     needs_source: ClassVar[bool] = False
 
@@ -42,9 +42,6 @@ class EmbeddedFeatures(DatasetSource):
         counts = {pool: Count(len(entry["counts"]), sum(entry["counts"])) for pool, entry in facts["pools"].items()}
         return tuple(facts["shape"]), counts
 
-    def rough_seconds(self) -> float:
-        return 1.0
-
     def build(self, context: BuildContext) -> None:
         facts, arrays = self._read(arrays=True)
         context.reporter.say(f"{self.name}: {facts['notice']}")
@@ -55,11 +52,7 @@ class EmbeddedFeatures(DatasetSource):
                 images[:] = arrays[pool]
 
     def _read(self, arrays: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The metadata of the file, and if asked for the bytes of each pool, uint8 [n, 2, D, 1].
-
-        Raises:
-            CorruptFile: it is missing or damaged.
-        """
+        """Return the metadata, and optionally the bytes of pools, uint8 [n, 2, D, 1]; raise CorruptFile if damaged."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -76,7 +69,7 @@ class EmbeddedFeatures(DatasetSource):
 
 
 def checksum(pools: dict[str, np.ndarray]) -> str:
-    """A checksum over names and bytes of the pools, in the order of :data:`POOLS`."""
+    """Return a checksum over names and bytes of the pools, in the order of :data:`POOLS`."""
     digest = hashlib.sha256()
     for pool in (name for name in POOLS if name in pools):
         digest.update(f"{pool} {pools[pool].shape}\n".encode())

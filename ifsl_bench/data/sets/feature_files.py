@@ -107,9 +107,11 @@ def _surveyed(tree: FileTree) -> dict[str, _FeaturePool]:
         for earlier_name, earlier in pools.items():
             both = set(surveyed.classes) & set(earlier.classes)
             if both and earlier_name != pool and not (pool.startswith("base/") and earlier_name.startswith("base/")):
-                raise UserError(f"class {min(both)!r} is in {earlier.entry.name} and in {surveyed.entry.name}; novel "
-                                f"classes must be others than base classes, and others in each file: "
-                                f"their labels may begin at 1000, 2000, ...")  # fmt: skip
+                raise UserError(
+                    f"class {min(both)!r} is in {earlier.entry.name} and in {surveyed.entry.name}; novel "
+                    f"classes must be others than base classes, and others in each file: "
+                    f"their labels may begin at 1000, 2000, ..."
+                )
     return pools
 
 

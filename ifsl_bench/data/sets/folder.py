@@ -29,9 +29,16 @@ SPELLED = {
     **{side: side for side in SIDES},
     **{side.replace("/", "-"): side for side in SIDES[1:]},
     **{side.replace("/", "_"): side for side in SIDES[1:]},
-    "train": "base", "train_a": "base", "train-a": "base", "train_b": "novel/train", "train-b": "novel/train",
-    "val": "novel/val", "valid": "novel/val", "validation": "novel/val", "test": "novel/test",
-}  # fmt: skip
+    "train": "base",
+    "train_a": "base",
+    "train-a": "base",
+    "train_b": "novel/train",
+    "train-b": "novel/train",
+    "val": "novel/val",
+    "valid": "novel/val",
+    "validation": "novel/val",
+    "test": "novel/test",
+}
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
 _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
@@ -311,8 +318,12 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
     """
     counts = {side: sum(s == side for s in sides.values()) for side in SIDES}
     shared = counts["novel/train"] == 0
-    need = {"base": 2 * WAYS if shared else 2, "novel/train": 0 if shared else WAYS,
-            "novel/val": WAYS, "novel/test": WAYS}  # fmt: skip
+    need = {
+        "base": 2 * WAYS if shared else 2,
+        "novel/train": 0 if shared else WAYS,
+        "novel/val": WAYS,
+        "novel/test": WAYS,
+    }
     if any(counts[side] < least for side, least in need.items()):
         needed = ", ".join(f"{least} on {side}" for side, least in need.items() if least)
         counted = ", ".join(f"{counts[side]} on {side}" for side in need if need[side] or counts[side])

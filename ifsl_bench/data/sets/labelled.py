@@ -117,8 +117,10 @@ def _pixels(image: Any, what: str) -> np.ndarray:
         array = array[..., np.newaxis]
     channels = [axis for axis in axes if array.ndim == 3 and array.shape[axis] in (1, 3)]
     if not channels or array.dtype.kind not in "buif" or not array.size:
-        raise UserError(f"{what} is a {kind} {array.dtype}{list(array.shape)}, expected an image [C, H, W] or "
-                        "[H, W, C] of 1 or 3 channels")  # fmt: skip
+        raise UserError(
+            f"{what} is a {kind} {array.dtype}{list(array.shape)}, expected an image [C, H, W] or "
+            "[H, W, C] of 1 or 3 channels"
+        )
     return np.moveaxis(array, channels[0], 2)
 
 
@@ -202,8 +204,10 @@ class Split:
         """Return an image of the survey; raise UserError if it is another one now."""
         image, _ = self.read(place)
         if _digest(image) != self.digests[place]:
-            raise UserError(f"{self.image_name(place)} is another one each time it is read; leave what is random out "
-                            "of the data set's transform")  # fmt: skip
+            raise UserError(
+                f"{self.image_name(place)} is another one each time it is read; leave what is random out "
+                "of the data set's transform"
+            )
         return image
 
     def survey(self) -> Iterator[tuple[np.ndarray, str]]:

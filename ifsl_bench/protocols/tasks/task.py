@@ -42,7 +42,12 @@ class DataSpec(Strict, frozen=True):
 
 
 class Schedule(Strict, frozen=True):
-    """Learning rate ``rate``, times 0.1 at every step in ``drops``; or cosine from ``rate`` to zero after a warm-up."""
+    """Learning rate ``rate``, times 0.1 at every step in ``drops``; or cosine from ``rate`` to zero after a warm-up.
+
+    Example:
+        >>> ifsl_bench.Schedule(rate=0.001, drops=(4000,)).shape
+        'drops'
+    """
 
     rate: float
     drops: tuple[int, ...] = ()
@@ -121,7 +126,12 @@ class EpisodeSpec(Strict, frozen=True):
 
 
 class MetaTraining(Strict, frozen=True):
-    """Stage 2: Adam on episodes."""
+    """Stage 2: Adam on episodes.
+
+    Example:
+        >>> ifsl_bench.MetaTraining(steps=100, schedule=ifsl_bench.Schedule(rate=0.01)).validate_every
+        1000
+    """
 
     steps: int = 8000
     schedule: Schedule = Schedule(rate=1e-3, drops=(4000,))
@@ -202,6 +212,12 @@ class Task(Strict, frozen=True):
     list has, None for the list's own. ``novel_from`` is the data set that the novel classes of validation and testing
     come from, None for ``dataset``; images are normalised as ``dataset`` says all the same. ``variant_of`` names the
     task whose protocol this one departs from: tables keep the two apart.
+
+    Example:
+        >>> from ifsl_bench.protocols.tasks.task_files import packaged
+        >>> task = packaged()["glyphs-5shot"]
+        >>> isinstance(task, ifsl_bench.Task), task.shots
+        (True, 5)
     """
 
     name: str

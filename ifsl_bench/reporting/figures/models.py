@@ -14,7 +14,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.job import Job, make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import kept_choice
 from ifsl_bench.experiments.stages import MetaTrain, backbone_of, data_stage_of
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
@@ -48,7 +48,7 @@ def jobs_of(
         UserError: an unknown method or task, an impossible option, or a file with several tasks.
     """
     find_one(task, home)
-    return make_jobs(Request(methods, [task], options or {}, seeds=seeds), home)
+    return make_jobs(RunConfig(methods, [task], options or {}, seeds=seeds), home)
 
 
 def check_trained(jobs: Sequence[Job], home: Paths) -> None:

@@ -6,6 +6,10 @@ from trained models take ``methods`` and ``options`` as :func:`ifsl_bench.run` d
 trained yet; and ``work``, see :func:`ifsl_bench.workspace`. ``wide`` is two columns of a paper instead of one.
 
 All raise :class:`ifsl_bench.UserError` for unknown names, nothing stored, or models that are not trained.
+
+Example:
+    >>> figure = ifsl_bench.plot.ranks("glyphs-5shot")
+    >>> figure.save("ranks.pdf")  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ifsl_bench.analysis.aggregate import (
 )
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.session_variance import split_of
-from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, nothing_stored, telling
+from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_board, load_variants, nothing_stored
 from ifsl_bench.protocols.metrics import BALANCE, METRICS
 from ifsl_bench.protocols.protocol import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
@@ -153,7 +153,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
             lone,
         )
 
-    return telling(shown if named else sorted(shown, key=late), every.values())
+    return carry_remarks(shown if named else sorted(shown, key=late), every.values())
 
 
 def gather(boards: Iterable[TaskResults]) -> Page:

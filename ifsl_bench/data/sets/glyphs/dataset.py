@@ -58,7 +58,7 @@ class Letter:
 
 @cache
 def letters() -> tuple[Letter, ...]:
-    """All letters, by side, then by code point."""
+    """Return all letters, by side, then by code point."""
     head, *rows = _LETTERS.read_text(encoding="utf-8").splitlines()
     faces = tuple(head.split("\t")[-1].split(" "))
     alphabet = []
@@ -70,7 +70,7 @@ def letters() -> tuple[Letter, ...]:
 
 
 def letters_of(pool: str) -> list[Letter]:
-    """The classes of a pool, in order."""
+    """Return the classes of a pool, in order."""
     side = "base" if pool.startswith("base/") else pool
     return [letter for letter in letters() if letter.side == side]
 
@@ -89,10 +89,14 @@ def recipe() -> str:
 
 
 def render(letter: Letter, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The images of a letter with these N indices: [N, 32, 32, 1].
+    """Return images of a letter, [N, 32, 32, 1]; each depends on letter, index and recipe alone.
 
-    Each depends on its letter, its index and the recipe alone. Raises UserError when a font file is missing or is not
-    the recipe's.
+    Args:
+        letter: The class.
+        indices: [N].
+
+    Raises:
+        UserError: A font file is missing, or is not the recipe's.
     """
     key = np.array([drawing.key_of(recipe(), SEED, letter.codepoint)], dtype=np.uint64)
     outlines = [fonts.outline(face, letter.codepoint) for face in letter.faces]
@@ -114,9 +118,6 @@ class Glyphs(DatasetSource):
             pool: Count(len(letters_of(pool)), each * len(letters_of(pool))) for pool, (_, each) in IMAGES.items()
         }
         return IMAGE_SHAPE, counts
-
-    def rough_seconds(self) -> float:
-        return 10.0
 
     def build(self, context: BuildContext) -> None:
         total = sum(count.images for count in self.expected_contents()[1].values())

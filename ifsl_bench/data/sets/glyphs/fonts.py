@@ -50,7 +50,7 @@ class Outline:
 
 
 def font_directory() -> Path:
-    """The directory of the font files in this installation of matplotlib."""
+    """Return the directory of the font files in this installation of matplotlib."""
     import matplotlib
 
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -58,7 +58,7 @@ def font_directory() -> Path:
 
 @cache
 def open_face(face: str) -> TTFont:
-    """The opened font of a face; UserError when its file is missing or differs from the recipe's SHA-256."""
+    """Open the font of a face; raise UserError if its file is missing or has another SHA-256."""
     from fontTools.ttLib import TTFont
 
     path = font_directory() / f"{face}.ttf"
@@ -77,7 +77,12 @@ def open_face(face: str) -> TTFont:
 
 @cache
 def outline(face: str, codepoint: int) -> Outline:
-    """The letter's outline in the face, curves cut into lines; KeyError when the face lacks the letter."""
+    """Return a letter's outline, with curves cut into lines.
+
+    Args:
+        face: Name of the font file without its suffix.
+        codepoint: Of the letter; the face must have it.
+    """
     font = open_face(face)
     contours = _contours(font["glyf"], font.getBestCmap()[codepoint])
     points = np.concatenate([xy for xy, _ in contours])

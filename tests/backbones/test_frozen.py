@@ -21,7 +21,7 @@ from ifsl_bench.backbones.pretrained import features_key, pretraining_key
 from ifsl_bench.backbones.torchvision_zoo import Torchvision
 from ifsl_bench.backbones.weights import read_tensors
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.request import Request
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.registry import is_installed
 from ifsl_bench.protocols.tasks.contamination import seen, seen_facts
 from ifsl_bench.protocols.tasks.task_files import find, parse
@@ -186,7 +186,7 @@ def test_centring_is_for_frozen_backbones_and_leaves_other_tasks_as_they_are():
     assert "centre" not in usual.pretraining.definition()
     for centre in ("mean", "none"):
         with pytest.raises(UserError, match="centre is for frozen backbones, and 'resnet-small' is pretrained here"):
-            make_jobs(Request(["imprint"], ["glyphs-5shot"], change=Change(centre=centre)))
+            make_jobs(RunConfig(["imprint"], ["glyphs-5shot"], change=Change(centre=centre)))
     with pytest.raises(UserError, match="centre must be mean or none"):
         make_change({"centre": "median"})
 

@@ -1,0 +1,364 @@
+"""``RunConfig``, what a command, a campaign file or a notebook call asks for, and the jobs that it stands for.
+
+Names of tasks are looked up before methods and torch are imported: a wrong one is an error at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ifsl_bench.data.datasets import is_made_here, is_prepared
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.task_files import find, own, packaged
+from ifsl_bench.protocols.tasks.variants import Change, make_change, split
+from ifsl_bench.store.published import published_sets
+from ifsl_bench.utils.errors import MOST_LISTED, MissingDependencyError, UserError, unknown
+from ifsl_bench.utils.files import Paths
+
+if TYPE_CHECKING:
+    from ifsl_bench.experiments.job import Job
+    from ifsl_bench.experiments.workspace import Workspace
+    from ifsl_bench.plugin.method import Method
+    from ifsl_bench.utils.progress import Reporter
+
+
+ALL = "all"
+MOST_JOBS = 10_000  # of a campaign: all are listed, and their results looked for, before the first begins
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What to run, and how. Methods, tasks and seeds multiply; None, or empty, is the default.
+
+    Attributes:
+        methods: names, globs and sets; a call may have classes too.
+        tasks: names, globs and sets.
+        options: of the methods, name -> value.
+        train: changes of meta-training, see :class:`ifsl_bench.protocols.tasks.training_options.Training`.
+        trials: how many settings of each method to choose from; 0 for the methods as published.
+        seed: the first training seed.
+        seeds: the number of seeds, or all of them.
+        episodes: the first so many test episodes.
+        calibrate: whether rows have the bias on novel logits that is best on validation episodes.
+        change: of every task, on top of the changes in its name.
+        where: the start of error messages, in a campaign file.
+        data: data set -> the path that it is made from.
+        home, results_dir: folders of caches and of results; None for the usual ones.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        jobs, devices, cluster: the workers; this process alone where all are None.
+        rerun: whether results that are stored are measured again.
+        retrain: whether models that are stored are trained again.
+        own_weights: whether backbones are trained here even if their weights come with the package.
+        log, log_dir: the kind of the curves of trainings, and their folder.
+    """
+
+    methods: Sequence[str | type[Method]] = ()
+    tasks: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    trials: int | None = None
+    seed: int | None = None
+    seeds: int | Sequence[int] | None = None
+    episodes: int | None = None
+    calibrate: bool = False
+    change: Change = field(default_factory=Change)
+    where: str = ""
+    data: Mapping[str, str | Path] = field(default_factory=dict)
+    home: str | Path | None = None
+    results_dir: str | Path | None = None
+    device: str = "auto"
+    jobs: int | None = None
+    devices: str | None = None
+    cluster: str | None = None
+    rerun: bool = False
+    retrain: bool = False
+    own_weights: bool = False
+    log: str | None = None
+    log_dir: str | Path | None = None
+
+    @property
+    def all_seeds(self) -> Sequence[int]:
+        """Every training seed; 0 alone by default."""
+        if isinstance(self.seeds, Sequence):
+            return self.seeds
+        first = self.seed or 0
+        return range(first, first + (1 if self.seeds is None else self.seeds))
+
+    @property
+    def paths(self) -> Paths:
+        """The folders of caches and results."""
+        return Paths.locate(self.home, self.results_dir)
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Data set -> the path that it is made from."""
+        return {name: Path(path) for name, path in self.data.items()}
+
+    def override(self, base: RunConfig) -> RunConfig:
+        """Return a config of a file with this command line's values in place of the file's.
+
+        Methods and tasks stay the file's; how to run is the command line's.
+        """
+        more: dict[str, Any] = {
+            key: value for key in ("trials", "episodes") if (value := getattr(self, key)) is not None
+        }
+        if self.seed is not None or self.seeds is not None:
+            first = min(base.all_seeds, default=0) if self.seed is None else self.seed
+            more |= {"seed": first, "seeds": self.seeds}
+        else:
+            more |= {"seed": base.seed, "seeds": base.seeds}
+        return replace(
+            self,
+            methods=base.methods,
+            tasks=base.tasks,
+            where=base.where,
+            options={**base.options, **self.options},
+            train={**base.train, **self.train},
+            calibrate=base.calibrate or self.calibrate,
+            change=make_change({**base.change.parts(), **self.change.parts()}),
+            data={**base.data, **self.data},
+            results_dir=self.results_dir or base.results_dir,
+            **({"trials": base.trials, "episodes": base.episodes} | more),
+        )
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Begin errors inside with the place in a file."""
+        try:
+            yield
+        except UserError as error:
+            if not self.where:
+                raise
+            raise UserError(f"{self.where}: {error}") from error
+
+    def workspace(self, reporter: Reporter) -> Workspace:
+        """Open the folders and the device."""
+        from ifsl_bench.backbones.device import keep_freed_memory
+        from ifsl_bench.experiments.training_curves import curve_logs
+        from ifsl_bench.experiments.workspace import workspace
+
+        keep_freed_memory()
+        # The devices of a cluster are those of its workers.
+        work = workspace(self.home, self.results_dir, "cpu" if self.cluster else self.device, reporter)
+        return replace(work, curves=curve_logs(self.log, self.log_dir, work.home))
+
+
+def load_configs(file: str | None, config: RunConfig) -> list[RunConfig]:
+    """Return the configs of a command: those of the campaign file that it names, or its own.
+
+    Args:
+        file: a path that ends in ``.toml``, the name of a campaign that comes with the package, or None.
+        config: of the command line. Its values replace the file's.
+
+    Raises:
+        UserError: see :func:`ifsl_bench.experiments.campaign_file.read_campaign`.
+    """
+    if file is None:
+        return [config]
+    from ifsl_bench.experiments.campaign_file import read_campaign
+
+    return [config.override(run) for run in read_campaign(file)]
+
+
+def is_glob(name: str) -> bool:
+    return any(mark in name for mark in "*?[")
+
+
+def method_names(words: Iterable[str], warn: Warn) -> list[str]:
+    """Names of methods as they are, globs and sets as the names that they stand for.
+
+    A glob is held against registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
+    without any, of the methods that can be used here; ``warn`` is told of the others.
+
+    Raises:
+        UserError: a glob that fits nothing.
+    """
+    sets = published_sets()
+    names: list[str] = []
+    for name in words:
+        if name == ALL:
+            names += _usable(warn)
+        elif name in sets:
+            names += sets[name][0]
+        elif is_glob(name) and not registry.names_file(name):
+            names += _fitting(name, [*registry.names(registry.METHODS), *registry.all_shorthands()], "method")
+        else:
+            names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def _usable(warn: Warn) -> list[str]:
+    names: list[str] = []
+    for name in registry.names(registry.METHODS):
+        try:
+            names += vars(registry.method(name)).get("shorthands") or [name]
+        except UserError as error:
+            warn(f"left out of 'all': {error}")
+    return names
+
+
+def task_names(words: Iterable[str], home: Paths) -> list[str]:
+    """Names of tasks as they are, globs and sets as the names that they stand for; changes stay behind each.
+
+    A glob is held against the packaged tasks and the user's own, or in ``FILE.toml:GLOB`` against those of the file.
+    ``all`` are the tasks whose data are prepared here, or made when they are first used.
+
+    Raises:
+        UserError: a glob that fits nothing, or a file that is wrong.
+    """
+    sets = published_sets()
+    expanded: list[str] = []
+    for name in words:
+        plain, change = split(name)
+        changes = name[len(plain) :] if change.parts() else ""
+        file, _, inside = plain.rpartition(".toml:")
+        if plain == ALL:
+            names: Sequence[str] = [task.name for task in _tasks_here(home) if _has_data(task, home)]
+        elif plain in sets:
+            names = sets[plain][1]
+        elif file and is_glob(inside):
+            tasks = [task.name for task in find(f"{file}.toml", home=home)]
+            names = [f"{file}.toml:{fitting}" for fitting in _fitting(inside, tasks, "task")]
+        elif is_glob(plain) and not plain.endswith(".toml"):
+            names = _fitting(plain, [task.name for task in _tasks_here(home)], "task")
+        else:
+            names = [plain]
+        expanded += [name_of_task + changes for name_of_task in names]
+    return list(dict.fromkeys(expanded))
+
+
+def _tasks_here(home: Paths) -> list[Task]:
+    return list({**packaged(), **own(home)}.values())
+
+
+def _has_data(task: Task, home: Paths) -> bool:
+    with suppress(UserError):  # of a broken plugin
+        return is_prepared(home, task.dataset.name) or is_made_here(task.dataset.name)
+    return False
+
+
+def _fitting(glob: str, names: Sequence[str], kind: str) -> list[str]:
+    available = list(dict.fromkeys(names))
+    fitting = [name for name in available if fnmatchcase(name, glob)]
+    if not fitting:
+        few = len(available) <= MOST_LISTED
+        listed = f"there are: {', '.join(available)}" if few else f"all {len(available):,}: ifsl-bench {kind}s"
+        raise UserError(f"no {kind} fits {glob[:80]!r}; {listed}")
+    return fitting
+
+
+def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[list[RunConfig], list[Task]]:
+    """Look up the tasks of configs. Imports no torch.
+
+    Args:
+        configs: of one command.
+        only: names, globs and sets that choose among the tasks; all of them where it is empty.
+
+    Returns:
+        The configs, with each of their tasks by name, and the tasks.
+
+    Raises:
+        UserError: no such task or file, an impossible change of one, or chosen tasks that the configs do not have.
+    """
+    home = configs[0].paths
+    configs = _narrowed(configs, only, "tasks", lambda names: task_names(names, home), "task")
+    tasks: dict[Task, None] = {}
+    for config in configs:
+        with config.named_in_errors():
+            tasks |= dict.fromkeys(task for name in config.tasks for task in find(name, config.change, home))
+    return configs, list(tasks)
+
+
+def expand(
+    configs: Sequence[RunConfig], reporter: Reporter, only: Sequence[str] = ()
+) -> tuple[list[Job], Mapping[str, int]]:
+    """Make the jobs of configs that can be run here, in the file's order, each once.
+
+    A method of a file that lacks an extra takes its own jobs with it, and no others.
+
+    Args:
+        configs: as :func:`find_tasks` returns them.
+        reporter: receives warnings of methods that ``all`` leaves out, and remarks on options that change nothing.
+        only: names, globs and sets that choose among the methods; all of them where it is empty.
+
+    Returns:
+        The jobs, and how many others there are of each method that something has to be installed for first, by what
+        to do.
+
+    Raises:
+        UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
+    """
+    from ifsl_bench.experiments.job import each_once, make_jobs, trained_in_vain
+
+    say, home = reporter.say, configs[0].paths
+    configs = _narrowed(configs, only, "methods", lambda names: method_names(names, reporter.warn), "method")
+    many = sum(len(run.methods) * len(run.tasks) * len(run.all_seeds) for run in configs)
+    if many > MOST_JOBS:
+        raise UserError(f"these are {many:,} jobs, {MOST_JOBS:,} at most; divide them")
+    jobs: list[Job] = []
+    lacking: dict[str, int] = {}
+    for run in configs:
+        with run.named_in_errors():
+            usable = replace(run, methods=_not_lacking(run, lacking)) if run.where else run
+            of_request = make_jobs(usable, home) if usable.methods or not run.where else []
+        for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):
+            say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
+                "docs/writing-a-method.md")  # fmt: skip
+        if not run.where and (remark := trained_in_vain(of_request, run.train)):  # a file may be for more methods
+            raise UserError(remark)
+        for label in dict.fromkeys(job.label for job in of_request if run.train and not run.where and not job.trains):
+            say(f"{label}: nothing is meta-trained, so --train changes nothing")
+        for name, label in dict.fromkeys((job.name, job.label) for job in of_request if job.name in run.methods):
+            if label.partition(".")[0] != name:
+                say(f"{name} with these options is called {label}")
+        jobs += of_request
+    if lacking and not jobs:
+        raise MissingDependencyError(next(iter(lacking)))
+    return each_once(jobs), lacking
+
+
+def _not_lacking(config: RunConfig, lacking: dict[str, int]) -> list[Any]:
+    """The methods that nothing has to be installed for first; the jobs of the others are counted in ``lacking``."""
+    from ifsl_bench.plugin.find_method import find_method
+
+    usable = []
+    for name in config.methods:
+        try:
+            find_method(name)
+        except MissingDependencyError as error:
+            lacking[str(error)] = lacking.get(str(error), 0) + len(config.tasks) * len(config.all_seeds)
+            continue
+        usable.append(name)
+    return usable
+
+
+def _narrowed(
+    configs: Sequence[RunConfig], only: Sequence[str], field: Literal["methods", "tasks"],
+    expanded: Callable[[Sequence[Any]], list[str]], kind: str,
+) -> list[RunConfig]:  # fmt: skip
+    """The configs with the names that a field's stand for, as far as they fit ``only``."""
+    names_of: list[tuple[RunConfig, list[str]]] = []
+    for config in configs:
+        with config.named_in_errors():
+            names_of.append((config, expanded(getattr(config, field))))
+    available = list(dict.fromkeys(name for _, names in names_of for name in names))
+    chosen = set()
+    for name in only:
+        globbed = [candidate for candidate in available if fnmatchcase(candidate, name)]
+        fitting = {*globbed} if is_glob(name) else {*expanded([name])} & {*available}
+        if not fitting:
+            raise unknown(kind, name, available, where="in the campaign")
+        chosen |= fitting
+    narrowed = []
+    for config, names in names_of:
+        names = [name for name in names if name in chosen] if chosen else names
+        if names or not chosen:
+            narrowed.append(replace(config, **{field: names}))  # type: ignore[arg-type]
+    return narrowed
