@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench._version import __version__
 
 if TYPE_CHECKING:
-    from ifsl_bench.experiments.api import evaluate_checkpoint as evaluate_checkpoint
-    from ifsl_bench.experiments.api import run as run
-    from ifsl_bench.experiments.api import workspace as workspace
+    from ifsl_bench.api import evaluate_checkpoint as evaluate_checkpoint
+    from ifsl_bench.api import run as run
+    from ifsl_bench.api import workspace as workspace
     from ifsl_bench.experiments.learn2learn_exchange import from_learn2learn as from_learn2learn
     from ifsl_bench.experiments.learn2learn_exchange import to_learn2learn as to_learn2learn
     from ifsl_bench.plugin.method import AdditiveClassifier as AdditiveClassifier
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ifsl_bench.reporting.frames": ("Results",),
     "ifsl_bench.reporting.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance"),
-    "ifsl_bench.experiments.api": ("run", "evaluate_checkpoint", "workspace"),
+    "ifsl_bench.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.utils.errors": ("UserError",),
     "ifsl_bench.reporting.figures.confusions": ("class_accuracy",),
     "ifsl_bench.experiments.learn2learn_exchange": ("from_learn2learn", "to_learn2learn"),

@@ -348,7 +348,7 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -> Path:
     """The same with a pretraining of six steps and the features under it."""
-    from ifsl_bench.experiments.api import workspace
+    from ifsl_bench.api import workspace
     from ifsl_bench.experiments.workspace import PreparedTask
     from ifsl_bench.protocols.tasks.task_files import find
 

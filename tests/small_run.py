@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ifsl_bench import api
 from ifsl_bench.cli.main import _guarded
 from ifsl_bench.data.writer import Writer, build
-from ifsl_bench.experiments import api
 from ifsl_bench.utils import files
 from ifsl_bench.utils.files import Paths, strip_tag
 from ifsl_bench.utils.progress import Reporter

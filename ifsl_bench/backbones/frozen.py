@@ -34,7 +34,7 @@ from ifsl_bench.backbones.weights import ENDINGS, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
-from ifsl_bench.utils.checkpoint import CheckpointFolder, State, finished_info
+from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
 from ifsl_bench.utils.locks import get_or_create
@@ -120,7 +120,7 @@ def pretrain_frozen(
         state = CheckpointFolder(folder).load()
         return restored(state) if state and state.info.get("weights") == digest else None
 
-    def restored(state: State) -> Pretrained:
+    def restored(state: CheckpointState) -> Pretrained:
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
         classifier = load_head(named, head, network.features, classes, folder).to(device)
         mean = state.tensors[MEAN].numpy() if MEAN in state.tensors else None
@@ -134,7 +134,7 @@ def pretrain_frozen(
         tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
         # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
-        return restored(State(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
+        return restored(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
 
     return get_or_create(folder, cached, train, reporter.warn, "it is trained again")
 

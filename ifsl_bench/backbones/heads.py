@@ -16,7 +16,7 @@ from ifsl_bench.backbones.networks import CosineHead, LinearHead, PrecomputedFea
 from ifsl_bench.backbones.pretrained import Pretrained, in_percent, pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.checkpoint import CheckpointFolder, State
+from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState
 from ifsl_bench.utils.cosine import unit
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
@@ -187,7 +187,7 @@ def fit_cosine_head(
         state = CheckpointFolder(folder).load()
         return restored(state) if state and state.info.get("features_sha256") == linear.sha256 else None
 
-    def restored(state: State) -> Pretrained:
+    def restored(state: CheckpointState) -> Pretrained:
         head = load_head(state.tensors, "cosine", linear.network.features, len(linear.head.weight), folder)
         return Pretrained(key, linear.network, head, linear.normalise, state.info, linear.mean)
 
@@ -217,7 +217,7 @@ def fit_cosine_head(
         }
         reporter.say(f"cosine head on the backbone of the linear one: {in_percent(info['accuracy'])}")
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}
-        return restored(State(tensors, CheckpointFolder(folder).save(tensors, info)))
+        return restored(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, info)))
 
     return get_or_create(folder, cached, fit, reporter.warn, "it is fitted again")
 

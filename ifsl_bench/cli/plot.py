@@ -224,8 +224,8 @@ def _draw(name: str, out: Path, **arguments: Any) -> None:
     if "results_dir" in arguments:
         arguments["results"] = arguments.pop("results_dir")
     else:
+        from ifsl_bench import api
         from ifsl_bench.backbones.device import keep_freed_memory
-        from ifsl_bench.experiments import api
 
         keep_freed_memory()
         reporter = reporter_for(arguments.pop("quiet"), arguments.pop("verbose"))

@@ -307,7 +307,7 @@ def reproduce(
 
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
-    from ifsl_bench.experiments import api
+    from ifsl_bench import api
     from ifsl_bench.experiments.reproduce import job_of, lend_data
     from ifsl_bench.experiments.reproduce import reproduce as run_again
     from ifsl_bench.store.schema import read

@@ -148,7 +148,7 @@ def run(
 
 def _evaluate(checkpoint: Path, config: RunConfig, work: Workspace, style: str) -> int:
     from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
-    from ifsl_bench.experiments.api import evaluate_checkpoint
+    from ifsl_bench.api import evaluate_checkpoint
     from ifsl_bench.reporting.detail_tables import row_table
 
     result = evaluate_checkpoint(

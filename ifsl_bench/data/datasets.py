@@ -7,13 +7,13 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths
 
-if TYPE_CHECKING:  # prepared data are opened without it
+if TYPE_CHECKING:
+    from ifsl_bench.data.pools import Dataset
     from ifsl_bench.data.source import DatasetSource
 
 
@@ -54,6 +54,8 @@ def prepared(home: Paths, name: str) -> Dataset | None:
     """
     if not is_prepared(home, name):
         return None
+    from ifsl_bench.data.pools import open_dataset
+
     try:
         return open_dataset(home.data / name)
     except CorruptFile as error:
@@ -70,6 +72,8 @@ def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
         spec: Name and fingerprint in the task.
     """
     if spec.fingerprint and is_prepared(home, spec.name):
+        from ifsl_bench.data.pools import open_dataset
+
         with suppress(CorruptFile):
             dataset = open_dataset(home.data / spec.name)
             return dataset if dataset.fingerprint == spec.fingerprint else None

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.sets.folder import SHOTS, WAYS
 from ifsl_bench.protocols.tasks.reference import task_text
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Side, Task
 from ifsl_bench.protocols.tasks.task_files import parse
@@ -17,6 +16,7 @@ from ifsl_bench.protocols.tasks.variants import Change, changed
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
+WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
 EPOCHS, BATCH = 30, 128  # of pretraining on images
 SESSIONS = 10  # at most; the common lists have 8 or 10
 STEPS, RATE = 2000, 0.1  # of a base classifier on features with a mean square of one

@@ -191,7 +191,7 @@ def _start(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -
 def _job_class(job: Any, failures: list[str]) -> type[Any]:
     """A class of jobs that remembers why one could not be submitted; Dask would only log it."""
 
-    class Job(job):
+    class SubmittedJob(job):
         async def start(self) -> None:
             try:
                 await super().start()
@@ -201,7 +201,7 @@ def _job_class(job: Any, failures: list[str]) -> type[Any]:
                 failures.append(f"{command} refuses a job: {lines[-1] if lines else type(error).__name__}")
                 raise
 
-    return Job
+    return SubmittedJob
 
 
 def _end(started: Any) -> None:

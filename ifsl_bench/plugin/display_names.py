@@ -13,6 +13,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from ifsl_bench.plugin.papers import papers
+
 LAZY = "lazy"  # the row of a model that never answers with a novel class: computed from other rows, no method
 
 
@@ -61,8 +63,6 @@ def _literals(node: ast.ClassDef, names: tuple[str, ...]) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def rows() -> Mapping[str, DisplayName]:
     """Return the rows of the suite's methods, by the names that ``--method`` takes, in the order of ``papers.bib``."""
-    from ifsl_bench.plugin.bibliography import papers
-
     named = {
         row: DisplayName(*display, of="" if row == name else name)
         for name, method in suite_methods().items()

@@ -26,7 +26,7 @@ _TENSORS = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are no
 
 
 @dataclass(frozen=True)
-class State:
+class CheckpointState:
     """Tensors by name, and JSON-able facts about them."""
 
     tensors: dict[str, Tensor]
@@ -80,7 +80,7 @@ class CheckpointFolder:
         check_kinds(self.json, info["tensors"], {"file": str, "sha256": str})
         return info
 
-    def load(self) -> State | None:
+    def load(self) -> CheckpointState | None:
         """Return the latest state, or None if nothing was saved yet.
 
         Raises:
@@ -95,7 +95,7 @@ class CheckpointFolder:
         if info is None:
             return None
         try:
-            state = State(load(self.content(info)), info)
+            state = CheckpointState(load(self.content(info)), info)
         except SafetensorError as error:
             raise CorruptFile(f"{self.folder / info['tensors']['file']} holds no tensors ({error})") from error
         mark_used(self.json)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from ifsl_bench import api
 from ifsl_bench.backbones import pretrained
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data import datasets
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.sets import embedded
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import find

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ifsl_bench import api
 from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, held_fixed
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
 from ifsl_bench.data.views import crossed
 from ifsl_bench.data.writer import Writer, build
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig

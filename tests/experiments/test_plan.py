@@ -12,7 +12,7 @@ import time
 import msgspec
 import pytest
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments.logs import Event, log_path
 from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, load_configs
 from ifsl_bench.experiments.runner import result_key, work_items

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.plan import plan_of
 from ifsl_bench.experiments.reproduce import run_unstored

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ifsl_bench import api
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits

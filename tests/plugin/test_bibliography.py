@@ -9,8 +9,9 @@ import pytest
 
 from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, papers, printed
+from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, printed
 from ifsl_bench.plugin.display_names import printed_alone, rows, suite_methods
+from ifsl_bench.plugin.papers import papers
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.page.references import citation_of_paper
 from ifsl_bench.store.published import titles

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ifsl_bench.methods.protonet import ProtoNet
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, repeats, sees_one_query
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench import Choices, Method, Range
-from ifsl_bench.experiments import api
+from ifsl_bench import Choices, Method, Range, api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import at_edge, points

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin import registry

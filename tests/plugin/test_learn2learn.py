@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import ifsl_bench
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry

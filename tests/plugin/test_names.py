@@ -8,7 +8,7 @@ from importlib import resources
 
 import pytest
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.errors import UserError

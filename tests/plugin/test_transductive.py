@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ifsl_bench import api
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.experiments import api
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import notes_of

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from paper_shapes import Episodes
 
+from ifsl_bench import api
 from ifsl_bench.backbones.device import Precision
 from ifsl_bench.backbones.features import _forward, compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.stages import MetaTrain, fresh
 from ifsl_bench.plugin.method import FEW
 from ifsl_bench.protocols.tasks.task_files import find

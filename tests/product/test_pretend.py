@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from paper_shapes import Episodes
 from pretend import DEVICE, Refused, accelerator
 
+from ifsl_bench import api
 from ifsl_bench.backbones.device import Precision, choose_device, to_host
 from ifsl_bench.backbones.features import compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.views import some_base_classes
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.evaluation import batch_size, evaluate
 from ifsl_bench.experiments.job import make_jobs

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ifsl_bench import api
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.experiments import api
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
 from ifsl_bench.protocols.loader import Evaluated

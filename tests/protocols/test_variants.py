@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import features_key, pretraining_key
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.views import chosen_classes, some_base_classes
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
 from ifsl_bench.protocols.episode_protocol import REGULAR

@@ -20,7 +20,7 @@ import ifsl_bench
 from ifsl_bench.analysis.aggregate import bias_curve
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import TaskResults, load_board
-from ifsl_bench.experiments.api import run
+from ifsl_bench.api import run
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.figures import base_classes, pairs, ranks, seeds, sessions, tradeoff
 from ifsl_bench.reporting.figures.style import (

@@ -13,8 +13,8 @@ from matplotlib.text import Text
 from scipy import stats
 
 import ifsl_bench
+from ifsl_bench.api import run
 from ifsl_bench.cli.plot import plot
-from ifsl_bench.experiments.api import run
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.reporting.figures import attractors, confusions, episode_pca, episode_sheet, inner_steps

@@ -244,7 +244,7 @@ def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatc
 def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     code = "\n".join([
-        "import sys, ifsl_bench.experiments.api, ifsl_bench.cli.main as cli",
+        "import sys, ifsl_bench.api, ifsl_bench.cli.main as cli",
         "from ifsl_bench.methods import attractor, imprint, ridge",
         "sys.argv = 'ifsl-bench run --method lr+a --task clusters.toml:clusters-5shot --dry-run'.split()",
         "try: cli.main()",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.store import cache

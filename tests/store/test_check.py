@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.store.result_folder import packaged_root, stored

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from ifsl_bench import api
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.experiments import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
 from ifsl_bench.experiments.stages import MetaTrain

@@ -15,7 +15,7 @@ import filelock
 import pytest
 import torch
 
-from ifsl_bench.experiments import api
+from ifsl_bench import api
 from ifsl_bench.experiments.evaluate_stage import provenance
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError, is_printable

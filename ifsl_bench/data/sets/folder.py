@@ -19,6 +19,7 @@ from ifsl_bench.data.image_pools import T, divide, import_images
 from ifsl_bench.data.read.archive import FileTree, first_few, natural, nfc
 from ifsl_bench.data.read.images import SUFFIXES, ImageSpec
 from ifsl_bench.data.source import BuildContext, Layout
+from ifsl_bench.data.suggested_tasks import BASE_QUERIES, QUERIES, SHOTS, WAYS
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import SPLIT_FILE
@@ -40,7 +41,6 @@ SPELLED = {
     "test": "novel/test",
 }
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
-WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
 _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets.feature_files import FeatureFiles
-from ifsl_bench.data.sets.folder import SHOTS, ImageFolder, OwnOptions
+from ifsl_bench.data.sets.folder import ImageFolder, OwnOptions
 from ifsl_bench.data.source import BuildContext, DatasetSource, Layout
-from ifsl_bench.data.suggested_tasks import RATE, SIDES, STEPS, suggested, task_file
+from ifsl_bench.data.suggested_tasks import RATE, SHOTS, SIDES, STEPS, suggested, task_file
 from ifsl_bench.protocols.tasks.task import (
     NO_BACKBONE,
     DataSpec,

@@ -9,8 +9,9 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import cite_method, papers
+from ifsl_bench.plugin.bibliography import cite_method
 from ifsl_bench.plugin.display_names import printed_alone, rows
+from ifsl_bench.plugin.papers import papers
 from ifsl_bench.reporting.plot_styles import method_of
 from ifsl_bench.store.published import bibtex, titles
 from ifsl_bench.utils.errors import UserError
