@@ -1,4 +1,4 @@
-"""Print the packages of ifsl_bench, each with the summary of its docstring and its modules, as a Markdown table."""
+"""Print the packages of ifsl_bench, each with the summary of its docstring, as a Markdown table."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "ifsl_bench"
 # From the ground up: a package imports from itself and from packages above it in this list.
-ORDER = (
-    *(
-        "utils",
-        "solvers",
-        "protocols/tasks",
-        "plugin",
-        "protocols/sampling",
-        "data/read",
-        "data",
-        "data/sets",
-        "data/preparing",
-    ),
-    *("backbones", "protocols", "store", "experiments", "analysis", "reporting", "reporting/page"),
-    *("reporting/figures", "cli"),
-)
+ORDER = [
+    "utils",
+    "solvers",
+    "protocols/tasks",
+    "plugin",
+    "protocols/sampling",
+    "data/read",
+    "data",
+    "data/sets",
+    "data/preparing",
+    "backbones",
+    "protocols",
+    "store",
+    "experiments",
+    "analysis",
+    "reporting",
+    "reporting/page",
+    "reporting/figures",
+    "cli",
+]
 
 
 def main() -> None:

@@ -26,8 +26,10 @@ class _Synthesiser(Method):
     """
 
     space: ClassVar[Space] = {
-        "dropout": Range(0.0, 0.8), "temperature": Range(0.1, 10.0, log=True), RATE: Range(1e-5, 1e-2, log=True)
-    }  # fmt: skip
+        "dropout": Range(0.0, 0.8),
+        "temperature": Range(0.1, 10.0, log=True),
+        RATE: Range(1e-5, 1e-2, log=True),
+    }
 
     def __init__(self, base: Base, ways: int, *, dropout: float = 0.5, temperature: float = 1.0) -> None:
         super().__init__(base, ways)

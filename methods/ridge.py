@@ -49,9 +49,14 @@ class Ridge(AdditiveClassifier):
     session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": STRONG_WEIGHT_DECAYS}
 
     def __init__(
-        self, base: Base, ways: int, *, learner: Literal["lr", "mlp"] = "lr", weight_decay: float = 1e-3,
+        self,
+        base: Base,
+        ways: int,
+        *,
+        learner: Literal["lr", "mlp"] = "lr",
+        weight_decay: float = 1e-3,
         memory: MemoryPolicy = "none",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(base, ways)
         if not 0 < weight_decay < float("inf"):
             raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")

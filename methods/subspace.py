@@ -73,8 +73,10 @@ class Subspace(AdditiveClassifier):
         span = basis(base.weight)  # [D, r], r at most the smaller of K and D
         rank = int((span != 0).any(0).sum())
         if rank == features:
-            raise UserError(f"the weights of {classes} base classes span all {features} features: nothing is left to "
-                            f"regularise, and this would be LR (--method lr)")  # fmt: skip
+            raise UserError(
+                f"the weights of {classes} base classes span all {features} features: nothing is left to "
+                f"regularise, and this would be LR (--method lr)"
+            )
         self.register_buffer("span", span[:, :rank].contiguous(), persistent=False)
         strong = weight_decay + 2 * gamma
         inside = weight_decay * strong / (2 * gamma)  # 1 / (1/weight_decay - 1/strong)
@@ -86,9 +88,7 @@ class Subspace(AdditiveClassifier):
             span = basis(self.base.weight.masked_fill(support.hidden.unsqueeze(-1), 0))  # [E, D, r]
         features, rank = span.shape[-2:]
         strong, inside, decay = self.precisions
-        precisions = torch.cat([
-            x.new_full((features,), strong), x.new_full((rank,), inside), x.new_full((1,), decay)
-        ])  # fmt: skip
+        precisions = torch.cat([x.new_full((features,), strong), x.new_full((rank,), inside), x.new_full((1,), decay)])
         base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)
         centres = x.new_zeros(self.ways, len(precisions))
         args = Regression(torch.cat([x, x @ span], -1), support.labels, base_logsumexp, centres, precisions)

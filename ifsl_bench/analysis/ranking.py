@@ -148,10 +148,11 @@ class Difference:
 
 
 def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices: float = 0.0) -> Difference:
-    """Two rows on the same seeds and episodes.
+    """Return the difference of two rows on the same seeds and episodes.
 
     Args:
-        a, b: [seeds, episodes].
+        a: one row, [seeds, episodes].
+        b: the other one.
         random: how many of the two rows vary between seeds by construction. With none, or with one seed, the comparison
             is over episodes alone.
         choices: the variance that choices on validation episodes give the mean, over ``RESAMPLES`` resamples of these.

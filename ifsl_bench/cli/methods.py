@@ -18,8 +18,13 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
 
 @click.command(epilog=examples("methods lr+a", "methods new my-method", "methods --check my_method.py:MyMethod"))
 @click.argument("names", nargs=-1, metavar="[NAME | new NAME]", shell_complete=complete_methods)
-@click.option("--check", "checked", metavar="NAME", shell_complete=complete_methods,
-              help="Check this method against the contract, on made-up episodes.")  # fmt: skip
+@click.option(
+    "--check",
+    "checked",
+    metavar="NAME",
+    shell_complete=complete_methods,
+    help="Check this method against the contract, on made-up episodes.",
+)
 @click.option("--package", is_flag=True, help="With 'new': a folder with an entry point and a test.")
 @style_option
 def methods(names: tuple[str, ...], checked: str | None, package: bool, style: str) -> None:
@@ -74,8 +79,9 @@ def _describe(name: str, style: str) -> None:
     from ifsl_bench.reporting.table import plain_table
 
     description = described(name)
-    table = plain_table(description.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
-                        drop=("tried",))  # fmt: skip
+    table = plain_table(
+        description.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24}, drop=("tried",)
+    )
     if style not in READERS:
         show_tables([table], style)
         return
@@ -135,6 +141,10 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             paper = citation_of_paper(name)
             keys += [f"% {name}: {paper.text}", paper.bibtex or f"% source {name}: no entry"]
         else:
-            raise unknown("method, task or source", name, [*registered(METHODS), *all_shorthands(), *tasks, *titles()],
-                          see="ifsl-bench methods, ifsl-bench tasks, column source of ifsl-bench table")  # fmt: skip
+            raise unknown(
+                "method, task or source",
+                name,
+                [*registered(METHODS), *all_shorthands(), *tasks, *titles()],
+                see="ifsl-bench methods, ifsl-bench tasks, column source of ifsl-bench table",
+            )
     click.echo("\n\n".join(entries(keys)))

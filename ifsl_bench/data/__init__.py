@@ -1,1 +1,1 @@
-"""Data sets: six pools of labelled images (or features), one form on disk for all."""
+"""Data sets: six pools of labelled images or features, with one form on disk for all of them."""

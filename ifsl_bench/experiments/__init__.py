@@ -1,1 +1,1 @@
-"""Experiments: from a request to jobs, their stages, and stored results."""
+"""Experiments: run configurations, jobs and their stages, the runner and its back ends, search, plan and status."""

@@ -34,7 +34,7 @@ class Paper:
     bibtex: str  # the entry, without the field that says so
 
     def field(self, name: str) -> str:
-        """A field's text without braces; "" where there is none."""
+        """Return a field's text without braces; "" if there is none."""
         match = re.search(rf"^\s*{name}\s*=\s*{{(.*?)}},?$", self.bibtex, re.MULTILINE | re.DOTALL)
         return re.sub(r"[{}]", "", " ".join(match[1].split())) if match else ""
 
@@ -49,7 +49,7 @@ class Paper:
 
 @lru_cache(maxsize=2)
 def papers(folder: str) -> tuple[Paper, ...]:
-    """The papers of ``methods`` or ``tasks``, in the order of the file."""
+    """Return the papers of ``methods`` or ``tasks``, in the order of the file."""
     text = (resources.files(f"ifsl_bench.{folder}") / "papers.bib").read_text(encoding="utf-8")
     records = []
     for entry in re.findall(r"^@.*?^}$", text, re.MULTILINE | re.DOTALL):
@@ -63,7 +63,7 @@ def papers(folder: str) -> tuple[Paper, ...]:
 
 
 def printed(label: str) -> str:
-    """A row's label as papers print it: ``lr+a+cal.gamma=1e-05`` is "LR+A, calibrated (gamma = 1e-05)".
+    """Return a row's label as papers print it: "LR+A, calibrated (gamma = 1e-05)" for ``lr+a+cal.gamma=1e-05``.
 
     What nobody has said how to print stays as it is.
     """
@@ -79,7 +79,7 @@ def printed(label: str) -> str:
 
 
 def of_method(name: str) -> list[Paper]:
-    """The package's papers of a row, or of all rows of a method, the first the one that the method is from."""
+    """Return the package's papers of a row, or of all rows of a method; the first is the method's own."""
     names = {name}
     if name not in rows() and registry.owners(registry.METHODS, name):
         names |= set(vars(registry.method(name)).get("shorthands", {}))
@@ -87,7 +87,7 @@ def of_method(name: str) -> list[Paper]:
 
 
 def cite_method(name: str) -> str:
-    """BibTeX for a method: a registered name, a shorthand, or ``path/to/file.py:Class``.
+    """Return BibTeX for a method: a registered name, a shorthand, or ``path/to/file.py:Class``.
 
     Raises:
         UserError: no such method, or one that says no paper.
@@ -103,7 +103,7 @@ def cite_method(name: str) -> str:
 
 
 def cite_suite() -> str:
-    """BibTeX for this package, of this version, and for the paper whose protocol it follows."""
+    """Return BibTeX for this package, of this version, and for the paper whose protocol it follows."""
     fields = {
         "title": "{ifsl\\_bench}: a benchmark suite for incremental few-shot learning",
         "author": "{The ifsl\\_bench authors}",
@@ -120,7 +120,7 @@ def _protocol() -> Paper:
 
 
 def cite_task(task: Task) -> str:
-    """BibTeX for a task: of its data sets, and of the protocol."""
+    """Return BibTeX for a task: of its data sets, and of the protocol."""
     names = [task.dataset.name, *([task.novel_from] if task.novel_from else [])]
     parts = []
     for name in dict.fromkeys(names):
@@ -130,5 +130,5 @@ def cite_task(task: Task) -> str:
 
 
 def entries(texts: Iterable[str]) -> list[str]:
-    """The entries and remarks of several texts, each once."""
+    """Return the entries and remarks of several texts, each once."""
     return list(dict.fromkeys(part.strip() for text in texts for part in text.split("\n\n") if part.strip()))

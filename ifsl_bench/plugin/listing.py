@@ -32,7 +32,7 @@ class Described:
 
 
 def method_rows() -> list[dict[str, Any]]:
-    """A row for each shorthand of a method, and for the method as it is by default where no shorthand means that."""
+    """Return a row for each shorthand of a method, and for its defaults where no shorthand means these."""
     table: list[dict[str, Any]] = []
     for name in registry.names(registry.METHODS):
         plugin = registry.load(registry.METHODS, name)
@@ -59,8 +59,16 @@ def method_rows() -> list[dict[str, Any]]:
 
 
 def _row(row: str, name: str, package: str) -> dict[str, Any]:
-    return {"method": row, "what": "", "head": "", "trained": "", "paper": "", "package": package, "of": name,
-            "options": ""}  # fmt: skip
+    return {
+        "method": row,
+        "what": "",
+        "head": "",
+        "trained": "",
+        "paper": "",
+        "package": package,
+        "of": name,
+        "options": "",
+    }
 
 
 def _usable(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +93,7 @@ def _trained(kind: type[Method], options: Mapping[str, Any]) -> str:
 
 
 def described(name: str) -> Described:
-    """A method by its name, a shorthand or ``path/to/file.py:Class``.
+    """Describe a method by its name, a shorthand or ``path/to/file.py:Class``.
 
     Raises:
         UserError: there is no such method, or it cannot be used.
@@ -141,7 +149,7 @@ def _spread(values: Any) -> str:
 
 
 def sections(doc: str) -> tuple[str, dict[str, str]]:
-    """A docstring without its section on options, and what that says of each."""
+    """Split a docstring into the text without its section on options, and the meaning of each option."""
     before, marked, section = doc.partition(f"\n{OPTIONS}\n")
     if not marked:
         return doc, {}
@@ -160,7 +168,7 @@ def sections(doc: str) -> tuple[str, dict[str, str]]:
 
 
 def shorthands_of() -> dict[str, list[str]]:
-    """The registered methods that the list shows under the names of their shorthands alone, with these."""
+    """Return the methods that the list shows under their shorthands alone, with these."""
     shorthands: dict[str, list[str]] = {}
     for shorthand, ways in registry.all_shorthands().items():
         for point, _, _ in ways:

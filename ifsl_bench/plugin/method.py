@@ -87,7 +87,7 @@ class Support:
     base_logits: Tensor
 
     def class_means(self, ways: int) -> Tensor:
-        """Mean support feature of each novel class, [E, N, D]."""
+        """Return the mean support feature of each novel class, [E, N, D]."""
         one_hot = self.labels.unsqueeze(-1) == torch.arange(ways, device=self.labels.device)
         one_hot = one_hot.to(self.features.dtype)  # [E, S, N]
         return one_hot.mT @ self.features / one_hot.sum(-2).unsqueeze(-1)
@@ -243,12 +243,12 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def may_run_in_threads(cls) -> bool:
-        """Returns whether this very class declares :attr:`parallel_copies`."""
+        """Return whether this very class declares :attr:`parallel_copies`."""
         return bool(vars(cls).get("parallel_copies", False))
 
     @classmethod
     def gpu_min_episodes(cls, options: Mapping[str, Any]) -> int | None:
-        """A step of meta-training on fewer episodes is faster on the processor than on an accelerator.
+        """Return the episodes of a training step from which an accelerator is faster than the processor.
 
         None where a step of any number is. ``--device auto`` goes by it; ``options`` are all, defaults included.
         """
@@ -256,12 +256,12 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def defaults(cls, task: Task) -> dict[str, Any]:
-        """Options whose default depends on the task (its shots, say), in place of the constructor's defaults."""
+        """Return options whose default depends on the task, on its shots for example."""
         return {}
 
     @classmethod
     def label(cls, name: str, options: Mapping[str, Any]) -> tuple[str, set[str]]:
-        """The method's label in tables with these options (defaults included), and the options that the label says."""
+        """Return the method's label in tables with these options, defaults included, and those that it implies."""
         for shorthand, meant in cls.shorthands.items():
             if all(options[key] == value for key, value in meant.items()):
                 return shorthand, set(meant)
@@ -269,15 +269,18 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
-        """Returns whether sessions need the supports of earlier ones: where a class says how it answers an episode, not
-        how it learns and answers a session, or has an option ``memory`` that is ``supports``."""
+        """Return whether sessions need the supports of earlier ones.
+
+        They do where a class defines how it answers an episode, not how it learns and answers a session, or has an
+        option ``memory`` that is ``supports``.
+        """
         if options.get("memory") == "supports" or Method.learn is cls.learn or Method.answer is cls.answer:
             return True
         says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())
         return says.isdisjoint(LEARNING)
 
     def base_logits(self, query: Query) -> Tensor:
-        """Logits of the base classes before any session, [E, Q, K]; where not defined, those of the base classifier.
+        """Return logits of the base classes before any session, [E, Q, K]; by default those of the base classifier.
 
         A method that is asked session by session and does not define them has the accuracy of session 0 from the base
         classes' logits after session 1.
@@ -285,18 +288,21 @@ class Method(nn.Module, ABC):
         return query.base_logits
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
-        """Learns the N classes of a session; ``before`` is the state after the session before, None for the first.
+        """Learn the N classes of a session; ``before`` is the state after the session before, None for the first.
 
         It leaves ``before`` as it is. The supports are those of this session alone.
         """
         raise NotImplementedError
 
     def answer(self, state: State, query: Query) -> Prediction:
-        """Joint logits of the queries, [E, Q, K + t N] after t sessions, the classes of the base session first."""
+        """Return joint logits of the queries, [E, Q, K + t N] after t sessions, base classes first."""
         raise NotImplementedError
 
     def forward(self, support: Support, query: Query) -> Prediction:
-        """Joint logits of the queries. No state is kept between calls; an episode ignores the others in its batch."""
+        """Return joint logits of the queries.
+
+        No state is kept between calls; an episode ignores the others in its batch.
+        """
         learned = returned(SessionOutput, self.learn, support)
         answer = returned(Prediction, self.answer, learned.state, query)
         return Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
@@ -340,19 +346,20 @@ class AdditiveClassifier(Method):
 
     @abstractmethod
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        """Learns the N classes of a session.
+        """Learn the N classes of a session.
 
         Args:
+            support: the supports of the session alone.
             earlier: [E, S, (t - 1) N] logits of the novel classes of earlier sessions, of the supports; None in the
                 first.
         """
 
     @abstractmethod
     def class_logits(self, state: State, query: Query) -> Tensor:
-        """Logits [E, Q, N] of the classes of one session, from what it learned, of :meth:`transform_query` queries."""
+        """Return logits [E, Q, N] of the classes of one session, from its state, of :meth:`transform_query` queries."""
 
     def transform_query(self, query: Query) -> Query:
-        """Queries as :meth:`class_logits` compares them, as unit vectors, say: computed once for each image of a pool.
+        """Transform queries for :meth:`class_logits`, as to unit vectors: computed once for each image of a pool.
 
         A query is transformed by itself; where not defined, it stays as it is. Base logits that are not looked at may
         be left out, ``base_logits[..., :0]``: then those of a sequence's queries are not gathered.
@@ -374,7 +381,7 @@ class AdditiveClassifier(Method):
 
 
 def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
-    """Logits [E, S, K + (t - 1) N] of all classes met before a session; base [E, S, K]."""
+    """Return logits [E, S, K + (t - 1) N] of all classes met before a session; base [E, S, K]."""
     return base if earlier is None else torch.cat([base, earlier], -1)
 
 
@@ -382,7 +389,7 @@ R = TypeVar("R", SessionOutput, Prediction)
 
 
 def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
-    """What a function of a method returns; raises :class:`UserError` where that is nothing of its kind."""
+    """Call a function of a method; raise :class:`UserError` if it returns another type than ``kind``."""
     value: Any = function(*arguments)
     if not isinstance(value, kind):
         raise UserError(f"{function.__qualname__} returned {type(value).__name__}, expected ifsl_bench.{kind.__name__}")
@@ -391,7 +398,7 @@ def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
 
 @contextmanager
 def answering(name: str, method: Method) -> Iterator[None]:
-    """Says of what fails inside that the method does; ``name`` is what errors call it.
+    """Re-raise errors of a method as :class:`UserError` that names it; ``name`` is its name in errors.
 
     Raises:
         UserError: the method refuses the episodes, or fails; says where.
@@ -413,13 +420,15 @@ def answering(name: str, method: Method) -> Iterator[None]:
 
 
 def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
-    """The method's answer, not yet checked; raises as :func:`answering`, and for logits on another device."""
+    """Return the method's answer, not yet checked; raise as :func:`answering`, and for logits on another device."""
     with answering(name, method):
         prediction = method(support, query)
     logits = getattr(prediction, "logits", None)
     if isinstance(logits, Tensor) and logits.device != query.features.device:
-        raise UserError(f"method {name!r} returned logits on device {logits.device}, expected them on "
-                        f"{query.features.device}, where the queries' features are")  # fmt: skip
+        raise UserError(
+            f"method {name!r} returned logits on device {logits.device}, expected them on "
+            f"{query.features.device}, where the queries' features are"
+        )
     return prediction
 
 
@@ -428,7 +437,7 @@ class NonFinite(UserError):
 
 
 def check_form(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
-    """Holds types and shapes of a method's answer against the contract; reads no number, so waits for no device.
+    """Check types and shapes of a method's answer; no number is read, so no device is waited for.
 
     Raises:
         UserError: no :class:`Prediction`, or one with parts of another type or shape; says what was expected.
@@ -447,8 +456,9 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
         )
     if not isinstance(prediction.statistics, Mapping):
         type_name = type(prediction.statistics).__name__
-        raise UserError(f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; "
-                        "{} for none")  # fmt: skip
+        raise UserError(
+            f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; {{}} for none"
+        )
     for key, value in prediction.statistics.items():
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
             raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")
@@ -456,12 +466,12 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
 
 
 def bad_episodes(prediction: Prediction) -> Tensor:
-    """[E] bool, whether any of an episode's logits is NaN or +inf."""
+    """Return [E] bool, whether any of an episode's logits is NaN or +inf."""
     return ~(prediction.logits < torch.inf).flatten(1).all(1)  # a comparison with NaN is False
 
 
 def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
-    """Raises :class:`NonFinite` where some of a batch's episodes have :func:`bad_episodes`; ``of`` is what it is."""
+    """Raise :class:`NonFinite` if some of a batch's episodes are :func:`bad_episodes`; ``of`` names the batch."""
     if bad:
         raise NonFinite(
             f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} {of}, "
@@ -470,7 +480,7 @@ def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a b
 
 
 def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int, *of: str) -> Prediction:
-    """Holds a method's answer against the contract; waits for the device. ``of`` is that of :func:`check_numbers`.
+    """Check a method's answer; waits for the device. ``of`` is that of :func:`check_numbers`.
 
     Raises:
         NonFinite: logits that are NaN or +inf.
@@ -486,6 +496,6 @@ def _shape(value: Any) -> str:
 
 
 def masked_logits(prediction: Prediction, masked: Tensor) -> Tensor:
-    """Joint logits [E, Q, K + N] with the base classes that are out of the softmax at -inf (``masked`` is [E, K])."""
+    """Return joint logits [E, Q, K + N], -inf for base classes that are out of the softmax (``masked``, [E, K])."""
     novel = prediction.logits.shape[-1] - masked.shape[-1]
     return prediction.logits.masked_fill(nn.functional.pad(masked, (0, novel)).unsqueeze(1), -torch.inf)

@@ -26,7 +26,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Returns whether two records of origin are of one method: ``method_source``, ``revision``, ``distribution``.
+    """Return whether two records of origin are of one method: ``method_source``, ``revision``, ``distribution``.
 
     Records of revision 0 may leave it out.
     """
@@ -41,7 +41,7 @@ def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
 def method_source(method: type[Method]) -> str:
-    """16 hex digits that change with the syntax of the method's own package or file, but for comments and docstrings.
+    """Return 16 hex digits that change with the syntax of the method's own package or file, comments aside.
 
     Base classes from elsewhere count with theirs. A file counts with the modules beside it that it imports. A class
     without a file, as a notebook has it, is identified by its compiled functions and by what of its module they name.
@@ -57,7 +57,7 @@ def method_source(method: type[Method]) -> str:
 
 
 def _parts(kind: type, module: ModuleType | None) -> Iterator[str]:
-    """The syntax of each module that a class may run of its own package, or beside its own file."""
+    """Yield the syntax of each module that a class may run of its own package, or in the folder of its file."""
     package = sys.modules.get(top := kind.__module__.partition(".")[0])
     folders = getattr(package, "__path__", ()) if top != OWN else ()  # whose modules have a method each, or none
     files = {path: path.read_bytes() for folder in folders for path in sorted(Path(folder).rglob("*.py"))}
@@ -73,7 +73,7 @@ def _parts(kind: type, module: ModuleType | None) -> Iterator[str]:
 
 
 def _executed(module: ModuleType | None) -> tuple[Path, bytes | None]:
-    """The path of a module and what it was made from; None where there is no file."""
+    """Return the path of a module and the source it was made from; None where there is no file."""
     path, content = Path(getattr(module, "__file__", None) or ""), getattr(module, EXECUTED, None)
     if isinstance(content, bytes):
         return path, content
@@ -81,7 +81,7 @@ def _executed(module: ModuleType | None) -> tuple[Path, bytes | None]:
 
 
 def neighbours(path: Path, content: bytes) -> dict[Path, bytes]:
-    """The modules beside a file that it imports, at any depth, and what is in them."""
+    """Return the modules in a file's folder that it imports, at any depth, with their content."""
     files = {path: content}
     _add_neighbours(path, files)
     del files[path]
@@ -89,8 +89,7 @@ def neighbours(path: Path, content: bytes) -> dict[Path, bytes]:
 
 
 def _add_neighbours(path: Path, files: dict[Path, bytes]) -> None:
-    """Adds the modules beside a file that it imports, at any depth, and what these import; but never ifsl_bench
-    itself, which lies beside files in a clone."""
+    """Add the modules in a file's folder that it imports, at any depth; but never ifsl_bench, as in a clone."""
     for node in ast.walk(_tree(files[path]) or ast.Module([], [])):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
@@ -104,7 +103,7 @@ def _add_neighbours(path: Path, files: dict[Path, bytes]) -> None:
 
 
 def _syntax(content: bytes) -> str:
-    """The syntax tree of a module without comments and docstrings, as text that is the same for equal trees."""
+    """Return the syntax of a module without comments and docstrings, as text that is the same for equal trees."""
     if (tree := _tree(content)) is None:
         return repr(content)
     for node in ast.walk(tree):
@@ -114,7 +113,7 @@ def _syntax(content: bytes) -> str:
 
 
 def _tree(content: bytes) -> ast.Module | None:
-    """The syntax tree of a file; None of one that this Python cannot parse, which a package may well hold."""
+    """Return the syntax tree of a file; None if this Python cannot parse it, as a package's may be for another."""
     try:
         return ast.parse(content)
     except (SyntaxError, ValueError):
@@ -122,7 +121,7 @@ def _tree(content: bytes) -> ast.Module | None:
 
 
 def _compiled(value: Any, module: ModuleType | None, seen: set[int]) -> Iterator[Any]:
-    """Yields the byte code and constants of a class or function, also of what it names of its module."""
+    """Yield the byte code and constants of a class or function, and of names of its module that it uses."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -85,7 +85,7 @@ def test_an_image_like_the_supports_of_a_class_is_of_that_class():
 
 
 def new_method(name: str, package: bool = False) -> Path:
-    """Writes a method that runs at once into the current folder: a file, or a package with entry point and test.
+    """Write a method that runs at once into the current folder: a file, or a package with entry point and test.
 
     Returns:
         The file, or the package's folder.

@@ -43,7 +43,7 @@ class Plugin:
 
 
 def names(group: str) -> dict[str, EntryPoint]:
-    """Registered names, without importing any of them."""
+    """Return registered names, without importing any of them."""
     return {name: points[0] for name, points in _points(group, tuple(sys.path)).items()}
 
 
@@ -68,40 +68,40 @@ def _suite_points() -> list[EntryPoint]:
 
 
 def package_of(point: EntryPoint) -> str:
-    """The distribution that registers a name."""
+    """Return the distribution that registers a name."""
     return _called(point.dist) if point.dist else "?"
 
 
 @lru_cache(maxsize=1024)
 def _called(dist: Distribution) -> str:
-    """The name of a distribution, which is parsed anew whenever it is asked for."""
+    """Return the name of a distribution, which is parsed at each access."""
     return dist.name
 
 
 def distribution_of(point: EntryPoint) -> dict[str, str]:
-    """Name and version of the distribution that registers a name."""
+    """Return name and version of the distribution that registers a name."""
     return {"name": package_of(point), "version": point.dist.version if point.dist else "?"}
 
 
 def same_package(a: str, b: str) -> bool:
-    """Returns whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503)."""
+    """Return whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503)."""
     first, second = (re.sub(r"[-_.]+", "-", name).lower() for name in (a, b))
     return first == second
 
 
 def owners(group: str, name: str) -> list[EntryPoint]:
-    """The entry points of a name: one, or none, or several where packages dispute it and :func:`load` refuses it."""
+    """Return the entry points of a name: several where packages dispute it and :func:`load` refuses it."""
     return _points(group, tuple(sys.path)).get(name, [])
 
 
 def is_installed(module: str) -> bool:
-    """Returns whether there is such a module; a mere folder of that name, as a checkout is, counts as none."""
+    """Return whether a module is installed; a mere folder of that name, as a checkout is, does not count."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 
 
 def load(group: str, name: str) -> Plugin:
-    """Imports one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception."""
+    """Import one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception."""
     points = owners(group, name)
     if len(points) > 1:
         whose = [package_of(point) for point in points]
@@ -127,7 +127,7 @@ def _lacking(name: str, package: str, module: str, install: str) -> Plugin:
 
 
 def get(group: str, kind: str, name: str) -> Any:
-    """Finds what is registered under ``name``; ``kind`` is how errors call it.
+    """Return the object that is registered under ``name``; ``kind`` is its kind in errors.
 
     Raises:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
@@ -143,12 +143,12 @@ def get(group: str, kind: str, name: str) -> Any:
 
 
 def names_file(method: str) -> bool:
-    """Returns whether a method is a Python file, whose code runs when it is looked up, not by a registered name."""
+    """Return whether a method is a Python file, whose code runs when it is looked up."""
     return ".py:" in method or method.endswith(".py")
 
 
 def method(name: str) -> type[Method]:
-    """The method class registered under ``name``.
+    """Return the method class registered under ``name``.
 
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
@@ -161,7 +161,7 @@ def method(name: str) -> type[Method]:
 
 
 def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
-    """A method by its registered name or by a shorthand: its name, the class, and the options meant.
+    """Find a method by its registered name or by a shorthand: its name, the class, and the options meant.
 
     Raises:
         UserError: as :func:`method`; a name that several have; or a method whose shorthands are names of others.
@@ -175,8 +175,10 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
     if not shorthands:
         label = parse_label(name)
         if label.name != name and label.name in {**names(METHODS), **all_shorthands()}:
-            raise UserError(f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
-                            f"ifsl-bench methods {label.name}")  # fmt: skip
+            raise UserError(
+                f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
+                f"ifsl-bench methods {label.name}"
+            )
         raise unknown("method", name, [*names(METHODS), *all_shorthands()], see=SEE[METHODS])
     if len(shorthands) > 1:
         whose = " and ".join(f"{point.name} of {package_of(point)}" for point, *_ in shorthands)
@@ -187,18 +189,18 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
 
 
 def check_shorthands(name: str, kind: type[Method]) -> None:
-    """Raises :class:`UserError` where a method's shorthands are also names or shorthands of other methods."""
+    """Raise :class:`UserError` if a method's shorthands are also names or shorthands of other methods."""
     for shorthand in vars(kind).get("shorthands", {}):
         check_free(shorthand, name, f"shorthand {shorthand!r} of method {name}")
 
 
 def check_free(label: str, name: str, what: str) -> None:
-    """Raises :class:`UserError` where what a method calls itself is the name or a shorthand of another one.
+    """Raise :class:`UserError` if a label of a method is the name or a shorthand of another one.
 
     Args:
-        label: its name, a shorthand or a label.
-        name: the method's.
-        what: how the error names ``label``.
+        label: the method's name, a shorthand or a label of it.
+        name: the method's name.
+        what: the label in errors.
     """
     others = [(point, f"method {point.name}") for point in owners(METHODS, label)]
     others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_called(label)]
@@ -213,14 +215,14 @@ Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, an
 
 
 def shorthands_called(name: str) -> list[Shorthand]:
-    """The shorthands of that name; of the suite's methods only the one that has it is loaded."""
+    """Return the shorthands of that name; of the suite's methods only the one that has it is loaded."""
     own = rows()[name].of if name in rows() else ""
     points = [point for point in names(METHODS).values() if point.name == own or package_of(point) != OWN]
     return [shorthand for called, shorthand in _shorthands(points) if called == name]
 
 
 def all_shorthands() -> dict[str, list[Shorthand]]:
-    """All shorthands by name."""
+    """Return all shorthands by name."""
     by_name: dict[str, list[Shorthand]] = {}
     for name, shorthand in _shorthands(names(METHODS).values()):
         by_name.setdefault(name, []).append(shorthand)
@@ -228,7 +230,7 @@ def all_shorthands() -> dict[str, list[Shorthand]]:
 
 
 def _shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, Shorthand]]:
-    """The shorthands of methods; those of plugins that cannot be used are left out."""
+    """Yield the shorthands of methods; those of plugins that cannot be used are left out."""
     for point in points:
         try:
             kind = method(point.name)

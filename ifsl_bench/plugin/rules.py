@@ -1,5 +1,7 @@
-"""All rules of the contract of :class:`~ifsl_bench.plugin.method.Method`, as ``ifsl-bench methods --check`` holds them
-against a method on made-up episodes."""
+"""All rules of the contract of :class:`~ifsl_bench.plugin.method.Method`.
+
+``ifsl-bench methods --check`` checks them on made-up episodes. The first line of a rule's docstring is what it prints.
+"""
 
 from __future__ import annotations
 
@@ -106,9 +108,13 @@ RULES: tuple[Rule, ...] = (
 def made_up(
     name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool
 ) -> ContractProbe:
-    """A method with random parameters and random episodes, in double precision; always the same ones.
+    """Make a method with random parameters and random episodes, in double precision; always the same ones.
 
     Args:
+        name: the method's name in errors.
+        kind: its class.
+        options: of its constructor.
+        shots: support images of each class.
         hide: whether base classes are hidden, as in meta-training under the shared protocol.
         regular: whether no base class is in the softmax.
     """
@@ -138,10 +144,10 @@ def made_up(
 
 @torch.no_grad()
 def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every rule that holds for the class, on made-up episodes: what it says, and how the method breaks it, or "".
+    """Yield every rule that holds for the class, in words, and how the method breaks it on made-up episodes, or "".
 
     Raises:
-        UserError: the method gives no answers that could be held against a rule, and for which episodes.
+        UserError: the method gives no answers that could be checked; the message names the episodes.
     """
     breaches: dict[Rule, str] = {}
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):

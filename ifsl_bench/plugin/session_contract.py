@@ -40,7 +40,7 @@ from ifsl_bench.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Learner:
+class SessionLearner:
     """A method with sessions that it has to learn one after the other."""
 
     method: Method
@@ -59,19 +59,19 @@ class Learner:
         """The logits [E, Q, C] after these sessions."""
         return returned(Prediction, self.method.answer, self.state(supports), self.query).logits
 
-    def part(self, sequence: int) -> Learner:
+    def part(self, sequence: int) -> SessionLearner:
         """One sequence."""
         return self._changed(lambda x: x[sequence : sequence + 1])
 
-    def as_float64(self) -> Learner:
+    def as_float64(self) -> SessionLearner:
         """The same sessions in double precision."""
         return replace(self._changed(in_double), method=method_in_double(self.method))
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Learner:
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> SessionLearner:
         return replace(self, supports=[each(x, change) for x in self.supports], query=each(self.query, change))
 
 
-def leaves_earlier_states(learner: Learner) -> str:
+def leaves_earlier_states(learner: SessionLearner) -> str:
     """Learning a session leaves the state before it as it is."""
     first = learner.state(learner.supports[:1])
     before = [x.clone() for x in leaves(first) if x is not None]
@@ -81,7 +81,7 @@ def leaves_earlier_states(learner: Learner) -> str:
     return "learning a session changes the state of the sessions before it" if changed else ""
 
 
-def carries_no_images(learner: Learner) -> str:
+def carries_no_images(learner: SessionLearner) -> str:
     """The state is as large for one support image of a class as for more."""
     lean = learner.state([_one_image(support, learner.method.ways) for support in learner.supports])
     states = lean, learner.state(learner.supports)
@@ -89,7 +89,7 @@ def carries_no_images(learner: Learner) -> str:
     return "" if sizes[0] == sizes[1] else "its state grows with the number of support images"
 
 
-def answers_from_its_state(learner: Learner) -> str:
+def answers_from_its_state(learner: SessionLearner) -> str:
     """An answer comes from the state that is given, whatever was learned since."""
     state = learner.state()
     before = learner.method.answer(state, learner.query).logits
@@ -99,7 +99,7 @@ def answers_from_its_state(learner: Learner) -> str:
     return broken if differs(after, before, learner.searches) else ""
 
 
-def sees_one_sequence(learner: Learner) -> str:
+def sees_one_sequence(learner: SessionLearner) -> str:
     """The answer to a sequence does not depend on the others in its batch."""
     whole = learner.logits()
     alone = torch.cat([learner.part(n).logits() for n in range(len(whole))])
@@ -107,14 +107,14 @@ def sees_one_sequence(learner: Learner) -> str:
     return broken if differs(alone, whole, learner.searches) else ""
 
 
-def begins_as_episode(learner: Learner) -> str:
+def begins_as_episode(learner: SessionLearner) -> str:
     """One session is answered as the episode of the same support set."""
     episode = learner.method(learner.supports[0], learner.query).logits
     broken = "one session is answered otherwise than the same episode"
     return broken if differs(learner.logits(learner.supports[:1]), episode, learner.searches) else ""
 
 
-def keeps_order_free(learner: Learner) -> str:
+def keeps_order_free(learner: SessionLearner) -> str:
     """A method that declares so answers alike in whatever order sessions come."""
     if not learner.method.order_free:
         return ""
@@ -125,7 +125,7 @@ def keeps_order_free(learner: Learner) -> str:
     return broken if differs(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else ""
 
 
-def grows_in_one_pass(learner: Learner) -> str:
+def grows_in_one_pass(learner: SessionLearner) -> str:
     """An AdditiveClassifier learns and answers sessions at once, as it declares, as it does one by one."""
     method = learner.method
     if not isinstance(method, AdditiveClassifier):
@@ -162,7 +162,7 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
         episode = method(supports[0], query)
         (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
         check_prediction(name, episode, episodes, queries, classes + method.ways, FIRST)
-        learner = Learner(method, supports, query, comes_of_search(episode))
+        learner = SessionLearner(method, supports, query, comes_of_search(episode))
         answer = returned(Prediction, method.answer, learner.state(), query)
         check_prediction(name, answer, episodes, queries, classes + 2 * method.ways, f"{FIRST} after session 2")
         for rule in RULES:
@@ -189,7 +189,7 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
         grows_in_one_pass: isinstance(asked.method, AdditiveClassifier),
     }
     with answering(name, asked.method):
-        learner = Learner(asked.method, sessions, asked.query, comes_of_search(asked.answer()))
+        learner = SessionLearner(asked.method, sessions, asked.query, comes_of_search(asked.answer()))
         for rule in RULES:
             if not applies.get(rule, True):
                 continue

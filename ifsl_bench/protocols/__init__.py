@@ -1,1 +1,1 @@
-"""Episodes and sequences of sessions: sampling, loading, counting and metrics."""
+"""The interface of a protocol, and its two implementations: episodes, and sequences of sessions."""

@@ -1,1 +1,1 @@
-"""Stored results: kept, checked, made again."""
+"""Stored results: their schema, folders, checks, published rows, and what the cache of the home holds."""

@@ -41,7 +41,7 @@ class CheckpointFolder:
         self.json = folder / "checkpoint.json"
 
     def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replaces the state; returns the JSON part as :meth:`info` would."""
+        """Replace the state; return the JSON part as :meth:`info` would."""
         from safetensors.torch import save
 
         # Copies in the plain order, since safetensors takes no parts of a common memory, and no other order.
@@ -52,7 +52,7 @@ class CheckpointFolder:
         return self.put(save(copies), info)
 
     def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replaces the state, given its tensors as the content of a safetensors file."""
+        """Replace the state, given its tensors as the content of a safetensors file."""
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
@@ -66,7 +66,7 @@ class CheckpointFolder:
         return whole
 
     def info(self) -> dict[str, Any] | None:
-        """The JSON part, or None if nothing was saved yet.
+        """Return the JSON part, or None if nothing was saved yet.
 
         Raises:
             CorruptFile: damaged, or of another format version.
@@ -81,7 +81,7 @@ class CheckpointFolder:
         return info
 
     def load(self) -> State | None:
-        """The latest state, or None if nothing was saved yet.
+        """Return the latest state, or None if nothing was saved yet.
 
         Raises:
             CorruptFile: a file is missing, cut short or changed; names it. Without the lock, another process may just
@@ -102,7 +102,7 @@ class CheckpointFolder:
         return state
 
     def content(self, info: dict[str, Any]) -> bytes:
-        """The file of tensors that :meth:`info` names; raises :class:`CorruptFile` where it is not what was written."""
+        """Return the file of tensors that :meth:`info` names; raise :class:`CorruptFile` if its content changed."""
         path = self.folder / info["tensors"]["file"]
         try:
             with open_file(path) as file, read_errors(path):  # load_file opens no path that is not UTF-8
@@ -115,7 +115,7 @@ class CheckpointFolder:
 
 
 def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
-    """The JSON part of a training that ran to its end and records ``facts``; None where it is not there, or damaged.
+    """Return the JSON part of a training that ran to its end and records ``facts``; None if there is none.
 
     It needs no lock, which a read-only folder does not grant.
     """
@@ -128,7 +128,7 @@ def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
 
 
 def begun(folder: Path, counter: str) -> int:
-    """Reads an unfinished training's own counter; 0 where there is no such training, or its state is damaged."""
+    """Return an unfinished training's own counter; 0 if there is no such training, or its state is damaged."""
     try:
         info = CheckpointFolder(folder).info()
     except UserError:

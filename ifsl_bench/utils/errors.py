@@ -1,7 +1,7 @@
-"""Errors that are meant for people.
+"""Errors of users.
 
-Every mistake a user can make ends as a :class:`UserError`: one line that says what is wrong, where, and what to do.
-The command line prints it and exits with status 2.
+Every mistake a user can make ends as a :class:`UserError`: one line with the mistake, its place, and what to do. The
+command line prints it and exits with status 2.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ STEERING = re.compile(
 
 
 def one_line(text: str) -> str:
-    """Text with line breaks and other :data:`STEERING` characters written as in Python, ``\\n``, ``\\x1b``."""
+    r"""Return text with line breaks and other :data:`STEERING` characters written as in Python, ``\n``, ``\x1b``."""
     return STEERING.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def is_printable(text: str) -> bool:
-    """Tells whether :func:`one_line` leaves a text as it is."""
+    """Return whether :func:`one_line` leaves a text as it is."""
     return STEERING.search(text) is None
 
 
@@ -47,7 +47,7 @@ class UserError(Exception):
 
 
 def format_error(error: BaseException) -> str:
-    """An error in one line; of the class of one that is none of the user's or the machine's, too."""
+    """Format an error in one line, with its class unless it is the user's mistake or the machine's refusal."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -59,25 +59,28 @@ def format_error(error: BaseException) -> str:
 
 
 class MissingDependencyError(UserError):
-    """Something that has to be installed first."""
+    """A package that has to be installed first."""
 
 
 class CorruptFile(UserError):
-    """A file of ours that is cut short, changed, or of another version."""
+    """A file of this package that is cut short, changed, or of another version."""
 
 
 MOST_LISTED = 12  # names; more are no help in a line
 
 
 def unknown(kind: str, name: object, choices: Iterable[str], where: str = "", see: str = "") -> UserError:
-    """The error for a name that is not in a list, with the nearest three names, and all of them where they are few.
+    """Return the error for a name that is not in a list, with the nearest three names, or all where they are few.
 
     Args:
-        where: what list it is.
-        see: the command that shows all of them, where they are many.
+        kind: of the thing.
+        name: that is unknown.
+        choices: all names.
+        where: the list in words.
+        see: the command that shows all of them, if they are many.
     """
     names = sorted(set(choices))
-    lower = {choice.lower(): choice for choice in reversed(names)}  # whoever writes LR+A means lr+a
+    lower = {choice.lower(): choice for choice in reversed(names)}  # LR+A means lr+a
     near = [lower[choice] for choice in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
     near = near[:1] if near and near[0].lower() == str(name).lower() else near
     shown = repr(name[:80] if isinstance(name, str) else name)
@@ -91,11 +94,13 @@ def unknown(kind: str, name: object, choices: Iterable[str], where: str = "", se
 
 
 def where(error: BaseException, file: str = "", among: str = "") -> str:
-    """ "line 3: ", the place in ``file`` that an exception came from; or "x.py line 3: ", in the innermost file.
+    """Return the place of an exception: "line 3: " in ``file``, or "x.py line 3: " in the innermost file.
 
     Args:
-        among: a file; where the exception went through it or those beside it, their innermost place is said, and not
-            that in a library which they have called.
+        error: the exception.
+        file: whose line is sought; "" for any.
+        among: a file; where the exception went through its folder, the innermost place there is returned, not one in a
+            library that was called.
     """
     if isinstance(error, SyntaxError) and error.filename == file and error.lineno:
         return f"line {error.lineno}: "

@@ -1,4 +1,4 @@
-"""Limits on files from strangers, each with its error, and its reason above it.
+"""Limits on untrusted files, each with its error, and its reason above it.
 
 A limit is far above what honest files hold, and low enough that reading up to it takes seconds and well under 1 GB.
 """
@@ -16,29 +16,30 @@ IMAGE_SETTING = "IFSL_BENCH_LARGEST_IMAGE"  # environment variable; in MB (10^6 
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound and what is said of that which goes beyond it."""
+    """A largest value, and the message for what exceeds it."""
 
     most: int  # the largest value that passes
-    error: str  # what follows the name of the thing; `{value}` and `{most}` are filled in
+    error: str  # the text behind the name of the thing; `{value}` and `{most}` are filled in
 
     def check(self, value: int, where: str, kind: type[Exception] = UserError) -> None:
-        """Raises :class:`UserError` where a value is beyond the limit.
+        """Raise an error if a value is beyond the limit.
 
         Args:
-            where: how the error calls the thing.
-            kind: of the error.
+            value: the value.
+            where: the name of the thing in the error.
+            kind: the class of the error.
         """
         if value > self.most:
             raise kind(f"{where} {self.error.format(value=_grouped(value), most=_grouped(self.most))}")
 
 
 def _grouped(number: int) -> str:
-    """A number with commas; one that is no number of anything real, by its power of two."""
+    """Return a number with commas; one beyond any real size by its power of two."""
     return f"{number:,}" if number < 1 << 64 else f"2^{number.bit_length() - 1} or more"
 
 
 def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
-    """A text file as long as a limit in characters at most.
+    """Return a text file that is at most as long as a limit in characters.
 
     Raises:
         UserError: it is longer.
@@ -130,7 +131,7 @@ SIDE = Limit(1 << 16, "has a side of {value} pixels, too many to decode (more th
 
 
 def image_bytes() -> Limit:
-    """The limit on an encoded image, and any other file that is read whole: 256 MB, or what the environment says.
+    """Return the limit on an encoded image and other files that are read whole: 256 MB, unless the environment sets it.
 
     Raises:
         UserError: the environment says what is no whole number of MB.

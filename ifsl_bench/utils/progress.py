@@ -17,12 +17,11 @@ NARROW = 6  # columns of the shortest bar
 
 
 class ConsumerDisconnected(BaseException):
-    """Raised where progress is told and nobody listens any more, so that the work ends, as at Ctrl-C. An error of the
-    work itself, whatever it is, is never this one."""
+    """Raised where the reader of the progress is gone, so that the work ends, as at Ctrl-C."""
 
 
 def figures_in_words(figures: Mapping[str, float]) -> list[str]:
-    """Figures as people read them; an accuracy is in percent, and says so."""
+    """Format figures for people; an accuracy is in percent."""
     return [
         f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}"
         for key, value in figures.items()
@@ -42,50 +41,53 @@ class ProgressTask:
     """
 
     def __init__(
-        self, title: str = "", total: int = 0, done: int = 0,
+        self,
+        title: str = "",
+        total: int = 0,
+        done: int = 0,
         hear: Callable[[int, Mapping[str, float]], None] = lambda amount, figures: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.title, self.total, self.done, self._hear = title, total, done, hear
         self.figures: dict[str, float] = {}
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """``amount`` units are done; ``figures`` are shown beside the bar."""
+        """Record that ``amount`` units are done; ``figures`` are shown next to the bar."""
         self.done += amount
         self.figures |= figures
         self._hear(amount, figures)
 
 
 class Reporter:
-    """The default of the library, and the interface of the others: says nothing, but warnings become Python's."""
+    """The default of the library, and the interface of the others: silent, but warnings become Python's."""
 
     def say(self, text: str) -> None:
-        """A remark on what is being done."""
+        """Report a remark on the work."""
 
     def warn(self, text: str) -> None:
-        """Something the person should know even in a quiet run."""
+        """Report what the user should know even in a quiet run."""
         warnings.warn(text, stacklevel=2)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
-        """A stage of ``total`` units of which ``done`` were finished by an earlier run."""
+        """Report a stage of ``total`` units of which ``done`` were finished by an earlier run."""
         yield ProgressTask()
 
 
 class NullReporter(Reporter):
-    """Says nothing at all: that of a process that another one speaks for."""
+    """A reporter without any output, for a process whose parent reports."""
 
     def warn(self, text: str) -> None:
         pass
 
 
 class LogReporter(Reporter):
-    """Plain lines, for logs and terminals that cannot redraw; a line a stage and one every ``every`` seconds."""
+    """Plain lines, for logs and terminals that cannot redraw: one a stage, and one every ``every`` seconds."""
 
     def __init__(self, out: IO[str] | None = None, every: float = 10.0, verbose: bool = True) -> None:
         self.out, self.every, self.verbose = out or sys.stderr, every, verbose
 
     def line(self, text: str) -> None:
-        """Writes a line; raises :class:`ConsumerDisconnected` where who reads it is gone."""
+        """Write a line; raise :class:`ConsumerDisconnected` if its reader is gone."""
         try:
             print(text, file=self.out, flush=True)
         except ConnectionError as error:
@@ -127,14 +129,13 @@ def _shown(stage: ProgressTask) -> str:
 
 
 def in_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 def progress_here() -> Reporter:
-    """Makes the reporter for where this process is: bars in a terminal, and in a notebook that can draw them; lines
-    elsewhere."""
+    """Return the reporter for this process: bars in a terminal or a notebook that can draw them, lines elsewhere."""
     from importlib.util import find_spec
 
     from rich.console import Console

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
-    """Whole numbers in order, each once; so many neighbours or more are a range: "0 to 4, 7, 9"."""
+    """Format whole numbers in order, each once; ``least`` neighbours or more are a range: "0 to 4, 7, 9"."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -18,22 +18,22 @@ def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
 
 
 def join_or(words: Iterable[str]) -> str:
-    """Each word once: "episodes", "episodes or orders"."""
+    """Join words, each once: "episodes", "episodes or orders"."""
     return " or ".join(sorted(set(words)))
 
 
 def seeds_in_words(seeds: Collection[int]) -> str:
-    """ "seed 0", "seeds 0, 1, 2", "seeds 0 to 4"."""
+    """Format seeds: "seed 0", "seeds 0, 1, 2", "seeds 0 to 4"."""
     return f"seed{'s' * (len(seeds) != 1)} {numbers_in_words(seeds)}"
 
 
 def format_options(point: Mapping[str, Any]) -> str:
-    """Spells a setting in words, ``a=1, b=2``."""
+    """Format options: ``a=1, b=2``."""
     return ", ".join(f"{key}={format_value(value)}" for key, value in point.items())
 
 
 def format_value(value: Any) -> str:
-    """A value in a label; different values never look alike."""
+    """Format a value for a label; different values never look alike."""
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

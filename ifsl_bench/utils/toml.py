@@ -1,4 +1,4 @@
-"""TOML from a stranger, held against a schema: what is wrong is told in one line. Imports no torch."""
+"""TOML files of users, checked against a schema; errors name the file and the key. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ T = TypeVar("T")
 
 
 def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE, encoding: str = "utf-8") -> str:
-    """A file's text.
+    """Return a file's text.
 
     Args:
-        what: how errors call such a file, "task file".
+        path: the file.
+        what: the kind of file in errors, "task file".
         limit: the most characters.
         encoding: UTF-8, or "utf-8-sig" where a byte order mark may come first.
 
     Raises:
-        UserError: it cannot be read, is no text, or is too long.
+        UserError: it cannot be read, is no UTF-8 text, or is too long.
     """
     try:
         return read_text(path, limit, encoding)
@@ -37,7 +38,7 @@ def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE, encoding: st
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The tables of a file.
+    """Return the tables of a TOML text.
 
     Raises:
         UserError: not TOML, or larger than is parsed; ``where`` names it.
@@ -53,9 +54,12 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def validate(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[str]) -> T:
-    """The tables as a ``msgspec.Struct``.
+    """Convert tables to a ``msgspec.Struct``.
 
     Args:
+        raw: the tables.
+        kind: the class to make.
+        where: the file's name in errors.
         keys: that such a file may have, of which the nearest ones to an unknown key are suggested.
 
     Raises:
@@ -76,7 +80,7 @@ def validate(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[s
 
 
 def _path(message: str, raw: Mapping[str, Any], kind: Any) -> list[str | int]:
-    """The keys that lead to what a message of msgspec's is about; it writes ``[...]`` for a key of a table of names."""
+    """Return the keys that lead to the place of a msgspec message, which has ``[...]`` for a key of a dict."""
     place = re.search(r" - at `\$(.*)`$", message)
     parts: list[str | int] = []
     for key, number, _ in re.findall(r"\.([\w-]+)|\[(\d+)\]|(\[\.\.\.\])", place[1] if place else ""):
@@ -103,7 +107,7 @@ def _at(raw: Any, path: Sequence[str | int]) -> Any:
 
 
 def _with(raw: Any, path: Sequence[str | int], value: Any) -> Any:
-    """A copy in which something else is at a path."""
+    """Return a copy with another value at a path."""
     if not path:
         return value
     copy: Any = list(raw) if isinstance(raw, list) else dict(raw)
@@ -112,7 +116,7 @@ def _with(raw: Any, path: Sequence[str | int], value: Any) -> Any:
 
 
 def _allowed(kind: Any, path: Sequence[str | int]) -> tuple[Any, ...]:
-    """The values that a key may have, where these are few."""
+    """Return the values that a key may have, if these are few."""
     described = msgspec.inspect.type_info(kind)
     for part in path:
         if isinstance(described, msgspec.inspect.StructType):

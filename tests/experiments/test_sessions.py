@@ -27,7 +27,7 @@ from ifsl_bench.plugin.episode_contract import each
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.plugin.session_contract import Learner, check_session_rules, check_sessions, sees_one_sequence
+from ifsl_bench.plugin.session_contract import SessionLearner, check_session_rules, check_sessions, sees_one_sequence
 from ifsl_bench.protocols import session_answers
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
@@ -546,7 +546,7 @@ def test_rounding_that_differs_between_batches_is_no_breach(base):
 
     loader, method = loader_of(base), make_method(Rounds, base.to(dtype=torch.float32), 2, {})
     supports, query = [each(x, single) for x in loader.batch(0, 4).supports], each(loader.episodes(4).query, single)
-    assert sees_one_sequence(Learner(method, supports[:2], query, False)), "in single precision"
+    assert sees_one_sequence(SessionLearner(method, supports[:2], query, False)), "in single precision"
     check_sessions("m", method, supports, query)
 
 

@@ -184,7 +184,7 @@ def test_the_command_line(here, call):
     options = ["--ways", "3", "--shots", "2", "--queries", "4", "--base-classes", "6", "--device", "cpu"]
     status, out, err = call("run", "--method", "protonet,imprint", "--task", task, *options, "--dry-run")
     assert status == 0, err
-    assert f"evaluating protonet on {name}, seed 0" in out
+    assert f"protonet on {name}, seed 0" in out
     status, out, err = call("run", "--method", "protonet,imprint", "--task", task, *options)
     assert status == 0, err
     assert f"\n{name}\n" in out

@@ -1,1 +1,1 @@
-"""The way from a name and a path to a prepared data set, and what commands say of data sets."""
+"""Preparation of a data set from a name and a path, and the descriptions that commands print."""

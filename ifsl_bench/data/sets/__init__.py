@@ -1,1 +1,1 @@
-"""The data sets: each says what its files should hold and which image goes into which pool."""
+"""Data sets: for each, the files that it expects and the pool that each image goes into."""

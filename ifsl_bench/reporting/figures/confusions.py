@@ -217,7 +217,7 @@ def class_accuracy(
     Example:
         >>> frame = ifsl_bench.class_accuracy("glyphs-5shot", "imprint", episodes=20)
         >>> sorted(frame.records()[0])[:3]
-        ['acc', 'as_base', 'as_novel']
+        ['acc', 'acc_interval', 'as_base']
     """
     of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
     return Frame([_table(of_method) for of_method in of_methods])
