@@ -59,7 +59,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     results: str | Path | None = None,
     work: Workspace | None = None,
 ) -> Result | Results:
-    """Runs methods on tasks, and returns the results, which are stored as files as well.
+    """Run methods on tasks, and returns the results, which are stored as files as well.
 
     One method on one task, without ``seeds``, gives one result; a list of either, or ``seeds``, gives
     :class:`ifsl_bench.reporting.frames.Results`. What is stored already is not repeated.
@@ -151,7 +151,10 @@ def _only(jobs: Sequence[Job]) -> Job:
 def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = CALL) -> Result:
     """Run one job in this process and return its result, which is on disk then.
 
-    See :func:`~ifsl_bench.experiments.runner.run_jobs`.
+    Args:
+        job: to run.
+        work: folders, device and reporter.
+        rerun, retrain, command: see :func:`~ifsl_bench.experiments.runner.run_jobs`.
     """
     run_jobs([job], work, rerun=rerun, retrain=retrain, command=command)
     return result_file.read(job.result_path(work.home))
@@ -167,7 +170,7 @@ def evaluate_checkpoint(
     work: Workspace | None = None,
     command: str = "",
 ) -> Result:
-    """Evaluates a stored meta-trained model; nothing is trained, and the result is returned, not stored.
+    """Evaluate a stored meta-trained model; nothing is trained, and the result is returned, not stored.
 
     Args:
         checkpoint: a folder under ``trained`` in the cache, or its name.

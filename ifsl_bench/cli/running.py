@@ -54,7 +54,13 @@ def read_workers(config: RunConfig) -> ClusterSpec | None:
 
 
 def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> None:
-    """Raise :class:`UserError` for what does not go with ``--checkpoint``."""
+    """Raise :class:`UserError` for what does not go with ``--checkpoint``.
+
+    Args:
+        campaign: that is named.
+        config: of the command line.
+        dry_run: whether nothing shall be run.
+    """
     if campaign or dry_run or config.rerun or config.retrain or config.own_weights or config.data:
         raise UserError("--checkpoint evaluates a model and stores nothing: leave out a campaign, --dry-run, "
                         "--rerun, --retrain, --pretrain and --data")  # fmt: skip
@@ -216,7 +222,13 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
 
 
 def tell(summary: RunSummary, jobs: int, lacking: Mapping[str, int]) -> int:
-    """Says which jobs failed or could not be run here, and why; returns the exit status."""
+    """Print which jobs failed or could not be run here, and why; return the exit status.
+
+    Args:
+        summary: of the run.
+        jobs: how many there were.
+        lacking: why others cannot be run here -> how many.
+    """
     print_missing(lacking)
     if summary.failed:
         click.echo(f"ifsl-bench: {len(summary.failed)} of {jobs} jobs failed:", err=True)

@@ -34,7 +34,7 @@ import torch
 from ifsl_bench.backbones.device import keep_freed_memory
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import Log, log_path, progress
-from ifsl_bench.experiments.runner import FAILED, LOST, Backend, ItemOutcome, WorkItem, run_item
+from ifsl_bench.experiments.runner import FAILED, LOST, Backend, WorkItem, WorkOutcome, run_item
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils import threads
 from ifsl_bench.utils.errors import UserError, format_error
@@ -134,7 +134,7 @@ def check_sendable(jobs: Iterable[Job]) -> None:
 
 def run_packed(
     content: bytes, packed_work: bytes, cores: int, share: int, reporter: Reporter | None = None
-) -> ItemOutcome:
+) -> WorkOutcome:
     """Run a pickled work item in this process.
 
     Args:
@@ -147,7 +147,7 @@ def run_packed(
     try:
         item: WorkItem = pickle.loads(content)
     except Exception as error:  # a method that is not there, or not as it was
-        return ItemOutcome(FAILED, f"a worker cannot load it: {format_error(error)}")
+        return WorkOutcome(FAILED, f"a worker cannot load it: {format_error(error)}")
     threads.limit(cores, share)
     work, log = _opened(packed_work)
     log.to = reporter or NullReporter()
@@ -251,13 +251,13 @@ class WorkerPool(Backend):
         """Start an item on a worker; returns a future of its outcome."""
 
     @abstractmethod
-    def _lost(self, worker: Worker, error: Exception) -> ItemOutcome:
+    def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
         """The outcome of an item whose future has an error in place of one."""
 
     def look(self) -> None:
         """Find out which workers there are; called every second or so."""
 
-    def run(self, items: Iterator[WorkItem], work: Workspace) -> Iterator[tuple[WorkItem, ItemOutcome]]:
+    def run(self, items: Iterator[WorkItem], work: Workspace) -> Iterator[tuple[WorkItem, WorkOutcome]]:
         packed_work = pickle.dumps((replace(work, reporter=NullReporter()), self.run_id))
         pending: deque[WorkItem] = deque()
         attempts: dict[str, _Attempts] = {}
@@ -284,7 +284,7 @@ class WorkerPool(Backend):
                     self.reporter.warn(f"{item.title}: {outcome.text}; it is run again, from its last checkpoint")
                     pending.append(item)
                 else:
-                    yield item, ItemOutcome(FAILED, f"{outcome.text}, {TRIES} times")
+                    yield item, WorkOutcome(FAILED, f"{outcome.text}, {TRIES} times")
 
     def _busy(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.item]
@@ -302,7 +302,7 @@ class WorkerPool(Backend):
             worker.future = Future()
             worker.future.set_exception(error)
 
-    def _end(self, worker: Worker) -> tuple[WorkItem, ItemOutcome]:
+    def _end(self, worker: Worker) -> tuple[WorkItem, WorkOutcome]:
         item, future = worker.item, worker.future
         assert item is not None
         worker.item = worker.future = None
@@ -337,7 +337,7 @@ class LokyPool(WorkerPool):
         self._executors: dict[str, loky.ProcessPoolExecutor] = {}
         self._theirs, self._ours = Pipe(duplex=False)  # says nothing, and closes where this process ends
 
-    def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Future[ItemOutcome]:
+    def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Future[WorkOutcome]:
         with _no_interrupts():  # nor are they heard by what is started meanwhile
             if worker.name not in self._executors:
                 self._executors[worker.name] = self._start(worker, pickle.loads(packed_work)[0].home)
@@ -354,12 +354,12 @@ class LokyPool(WorkerPool):
         about = self._theirs, home, worker.name
         return loky.ProcessPoolExecutor(1, initializer=_begin_worker, initargs=about, env=environment)
 
-    def _lost(self, worker: Worker, error: Exception) -> ItemOutcome:
+    def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
         if (executor := self._executors.pop(worker.name, None)) is not None:
             executor.shutdown(wait=False, kill_workers=True)
         if isinstance(error, BrokenExecutor):
-            return ItemOutcome(LOST, f"its worker {_how_ended(str(error))}")
-        return ItemOutcome(LOST, f"its worker cannot be started ({format_error(error)})")
+            return WorkOutcome(LOST, f"its worker {_how_ended(str(error))}")
+        return WorkOutcome(LOST, f"its worker cannot be started ({format_error(error)})")
 
     def close(self) -> None:
         with _no_interrupts():  # who presses Ctrl-C twice shall not leave workers behind

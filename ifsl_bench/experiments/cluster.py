@@ -67,7 +67,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def dask(module: str = "distributed") -> ModuleType:
-    """A module of the extra; raises :class:`UserError` where it is not installed."""
+    """Import a module of the extra; raises :class:`UserError` where it is not installed."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return import_module(module)
@@ -81,7 +81,7 @@ def dask(module: str = "distributed") -> ModuleType:
 
 
 def read_cluster(name: str) -> ClusterSpec:
-    """Reads what follows ``--cluster``.
+    """Read what follows ``--cluster``.
 
     Args:
         name: ``tcp://host:port``, ``tls://host:port``, or the path of a TOML file.
@@ -126,7 +126,7 @@ def _problem(spec: ClusterSpec) -> str:
 
 
 def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
-    """Connects to the scheduler of a description; a cluster that is started for it ends with the stack.
+    """Connect to the scheduler of a description; a cluster that is started for it ends with the stack.
 
     Args:
         failures: gets why the queueing system refuses jobs, in its own words.
@@ -191,7 +191,7 @@ def _start(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -
 def _job_class(job: Any, failures: list[str]) -> type[Any]:
     """A class of jobs that remembers why one could not be submitted; Dask would only log it."""
 
-    class SubmittedJob(job):
+    class ReportingJob(job):
         async def start(self) -> None:
             try:
                 await super().start()
@@ -201,7 +201,7 @@ def _job_class(job: Any, failures: list[str]) -> type[Any]:
                 failures.append(f"{command} refuses a job: {lines[-1] if lines else type(error).__name__}")
                 raise
 
-    return SubmittedJob
+    return ReportingJob
 
 
 def _end(started: Any) -> None:
@@ -223,5 +223,5 @@ def _end(started: Any) -> None:
 
 
 def is_open(address: str) -> bool:
-    """Tells whether other machines could send work to a scheduler, which runs whatever it is sent."""
+    """Return whether other machines could send work to a scheduler, which runs whatever it is sent."""
     return re.match(r"tls:|tcp://(127\.|\[::1\]|localhost:)", address) is None

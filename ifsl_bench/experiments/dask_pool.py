@@ -23,7 +23,7 @@ from ifsl_bench.backbones.device import choose_device, keep_freed_memory
 from ifsl_bench.experiments.backends import Worker, WorkerPool, print_to, run_packed
 from ifsl_bench.experiments.cluster import LOCAL, ClusterSpec, connect, dask, is_open
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.runner import FAILED, LOST, ItemOutcome
+from ifsl_bench.experiments.runner import FAILED, LOST, WorkOutcome
 from ifsl_bench.experiments.worker_check import ACCELERATOR, MustHave, unfit, wanted
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
@@ -138,12 +138,12 @@ class DaskPool(WorkerPool):
             key=f"ifsl_bench-{uuid.uuid4().hex}", resources={ACCELERATOR: 1} if self.accelerated else None,
         )  # fmt: skip
 
-    def _lost(self, worker: Worker, error: Exception) -> ItemOutcome:
+    def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
         if not isinstance(error, (dask().CancelledError, dask("distributed").scheduler.KilledWorker)):
-            return ItemOutcome(FAILED, f"on worker {worker.name}: {type(error).__name__}: {error}")
+            return WorkOutcome(FAILED, f"on worker {worker.name}: {type(error).__name__}: {error}")
         self.workers.remove(worker)  # where it is alive after all, it is found again
         self._there()  # all futures are cancelled, once the scheduler is gone
-        return ItemOutcome(LOST, f"its worker {worker.name} died")
+        return WorkOutcome(LOST, f"its worker {worker.name} died")
 
     def _there(self) -> Mapping[str, Any]:
         """The workers that the scheduler knows, by address."""
@@ -209,7 +209,7 @@ class _WhileWanted(NullReporter):
         yield ProgressTask(title, total, done, lambda amount, figures: self.say())
 
 
-def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) -> ItemOutcome:
+def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) -> WorkOutcome:
     """Run a pickled item, as :func:`ifsl_bench.experiments.backends.run_packed` does.
 
     Args:
@@ -230,4 +230,4 @@ def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) ->
         finally:
             ALONE.release()
     except ConsumerDisconnected:
-        return ItemOutcome(LOST, "nobody waits for it")
+        return WorkOutcome(LOST, "nobody waits for it")

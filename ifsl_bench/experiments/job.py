@@ -70,7 +70,7 @@ class Job:
         return self.told(f", seed {self.seed}")
 
     def told(self, seeds: str) -> str:
-        """Names the job for people; ``seeds`` ends the name."""
+        """Return the name of the job for people; ``seeds`` ends it."""
         return f"{self.label} on {self.task.name}{seeds}"
 
     @property
@@ -136,7 +136,7 @@ class Job:
         }
 
     def has_made(self, recorded: Mapping[str, Any]) -> bool:
-        """Tells whether a recorded :attr:`identity` is that of the job's method."""
+        """Return whether a recorded :attr:`identity` is that of the job's method."""
         return same_method(self.identity, recorded)
 
     def result_path(self, home: Paths) -> Path:
@@ -144,7 +144,7 @@ class Job:
 
 
 def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
-    """The jobs of a config, by task, then seed, then method; every name and option is checked before any work.
+    """Make the jobs of a config, by task, then seed, then method; every name and option is checked before any work.
 
     Args:
         config: without globs and sets.
@@ -205,7 +205,12 @@ def _check_task(task: Task, training: Training, episodes: int, config: RunConfig
 
 
 def trained_in_vain(jobs: Sequence[Job], train: Mapping[str, Any]) -> str:
-    """Says what is wrong where options of training are given and nothing is meta-trained; "" elsewhere."""
+    """Return what is wrong where options of training are given and nothing is meta-trained; "" elsewhere.
+
+    Args:
+        jobs: of the run.
+        train: the options of training that the user gave.
+    """
     if not train or any(job.trains for job in jobs):
         return ""
     labels = " and ".join(dict.fromkeys(job.label for job in jobs))
@@ -213,7 +218,7 @@ def trained_in_vain(jobs: Sequence[Job], train: Mapping[str, Any]) -> str:
 
 
 def each_once(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs without those that are there twice.
+    """Return the jobs without those that are there twice.
 
     Raises:
         UserError: the results of two different ones would replace each other.

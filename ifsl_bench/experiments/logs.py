@@ -63,7 +63,12 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 def log_path(home: Paths, key: str) -> Path:
-    """Return the log of the work of that key."""
+    """Return the path of a log.
+
+    Args:
+        home: with the folder of logs.
+        key: of the work.
+    """
     return home.logs / f"{key}.log"
 
 

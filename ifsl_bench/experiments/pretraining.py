@@ -92,7 +92,7 @@ def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
 def export_weights(
     task: str, head: str, seed: int, home: Paths, to: Path | None = None
 ) -> tuple[Path, weights.Weights]:
-    """Writes the weights that runs on a task begin with into one file, and returns its path and what it says.
+    """Write the weights that runs on a task begin with into one file, and returns its path and what it says.
 
     Args:
         task, head, seed: as of :func:`pretrain_for`.
@@ -124,14 +124,19 @@ def export_weights(
 
 
 def head_kind(head: str) -> HeadKind:
-    """A kind of base classifier; raises :class:`UserError` for what is none."""
+    """Return a kind of base classifier; raises :class:`UserError` for what is none."""
     if head not in get_args(HeadKind):
         raise unknown("head", head, get_args(HeadKind))
     return "cosine" if head == "cosine" else "linear"
 
 
 def one_task(tasks: list[Task], file: str) -> Task:
-    """The first of tasks that all start from one pretraining."""
+    """Return the first of tasks that all start from one pretraining.
+
+    Args:
+        tasks: of a file.
+        file: its name, for errors.
+    """
     made_of = {(task.dataset.name, str(task.pretraining), task.base_classes, task.base_order) for task in tasks}
     if len(made_of) > 1:
         names = ", ".join(task.name for task in tasks)

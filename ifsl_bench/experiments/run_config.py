@@ -172,7 +172,7 @@ def is_glob(name: str) -> bool:
 
 
 def method_names(words: Iterable[str], warn: Warn) -> list[str]:
-    """Names of methods as they are, globs and sets as the names that they stand for.
+    """Return names of methods as they are, globs and sets as the names that they stand for.
 
     A glob is held against registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
     without any, of the methods that can be used here; ``warn`` is told of the others.
@@ -205,7 +205,7 @@ def _usable(warn: Warn) -> list[str]:
 
 
 def task_names(words: Iterable[str], home: Paths) -> list[str]:
-    """Names of tasks as they are, globs and sets as the names that they stand for; changes stay behind each.
+    """Return names of tasks as they are, globs and sets as the names that they stand for; changes stay behind each.
 
     A glob is held against the packaged tasks and the user's own, or in ``FILE.toml:GLOB`` against those of the file.
     ``all`` are the tasks whose data are prepared here, or made when they are first used.

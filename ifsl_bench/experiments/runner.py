@@ -54,7 +54,7 @@ class WorkItem:
 
 
 @dataclass(frozen=True)
-class ItemOutcome:
+class WorkOutcome:
     """How a work item ended.
 
     Attributes:
@@ -105,7 +105,7 @@ class Backend:
         """Return the workspace with the device that items are computed on."""
         return work
 
-    def run(self, items: Iterator[WorkItem], work: Workspace) -> Iterator[tuple[WorkItem, ItemOutcome]]:
+    def run(self, items: Iterator[WorkItem], work: Workspace) -> Iterator[tuple[WorkItem, WorkOutcome]]:
         """Run items, and yield each with its outcome.
 
         Args:
@@ -121,7 +121,7 @@ class Backend:
         """End all other processes, and what they run."""
 
 
-def run_item(item: WorkItem, work: Workspace, log: Log) -> ItemOutcome:
+def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
     """Compute the stages of an item, and store the result if one of them makes it.
 
     Args:
@@ -140,11 +140,11 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> ItemOutcome:
         except Exception as error:
             log.end(error)
             kind = stage.kind if stage else ""
-            return ItemOutcome(FAILED, format_error(error), kind, tuple(log.warnings), log.seconds, error)
+            return WorkOutcome(FAILED, format_error(error), kind, tuple(log.warnings), log.seconds, error)
         finally:
             give_back_freed_memory()
         log.end()
-    return ItemOutcome(DONE, "", "", tuple(log.warnings), log.seconds)
+    return WorkOutcome(DONE, "", "", tuple(log.warnings), log.seconds)
 
 
 def training_stage(job: Job) -> Stage | None:
@@ -163,7 +163,12 @@ def stages_of(job: Job) -> list[Stage]:
 
 
 def result_key(job: Job, home: Paths) -> str:
-    """Return the key of the work item that makes a job's result."""
+    """Return the key of the work item that makes a result.
+
+    Args:
+        job: of the result.
+        home: with the folder of results.
+    """
     return f"result/{job.task.name}-{job.task.hash[:12]}/{job.result_path(home).stem}"
 
 

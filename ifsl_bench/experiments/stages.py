@@ -141,7 +141,12 @@ class Pretrain(Stage):
         return f"pretraining {self.task.pretraining.backbone}, {self.head} head, seed {seed}"
 
     def key(self, home: Paths, fingerprint: str = "?") -> str:
-        """Name the pretraining; ``fingerprint`` is that of data that are neither prepared nor pinned."""
+        """Name the pretraining.
+
+        Args:
+            home: where data are.
+            fingerprint: of data that are neither prepared nor pinned.
+        """
         return pretraining_key(self.task, fingerprint_of(self.task.dataset, home) or fingerprint, self.head, self.seed)
 
     def features_key(self, home: Paths) -> str:
@@ -161,7 +166,12 @@ class Pretrain(Stage):
         return self.weights(home) is not None
 
     def check(self, data: DatasetMetadata, home: Paths) -> None:
-        """Raise :class:`NotIncluded` where the backbone has features of other data alone."""
+        """Raise :class:`NotIncluded` where the backbone has features of other data alone.
+
+        Args:
+            data: of the task.
+            home: where weights are.
+        """
         included = self.task.pretraining.backbone == INCLUDED and bool(data.shape and data.fingerprint)
         if included and not (self.linear or packaged_file(self.key(home))):
             raise NotIncluded(self.task)
@@ -232,7 +242,12 @@ def backbone_stages(job: Job) -> list[Stage]:
 
 
 def key_of(job: Job, home: Paths) -> str:
-    """Return a name that differs wherever the parameters could, between jobs of one method."""
+    """Return a name that differs wherever the parameters could, between jobs of one method.
+
+    Args:
+        job: to train.
+        home: where data are.
+    """
     training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
     plan, backbone = msgspec.to_builtins(job.schedule), backbone_of(job).key(home)
     made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
@@ -242,7 +257,13 @@ def key_of(job: Job, home: Paths) -> str:
 
 
 def fresh(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
-    """Make the method with initial parameters, which depend on its name and the seed, not on the device."""
+    """Make the method with initial parameters, which depend on its name and the seed, not on the device.
+
+    Args:
+        job: of the method.
+        work: where its backbone is.
+        device: of the method.
+    """
     base = backbone_of(job).prepared(work).base
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("method", job.name, job.seed))
@@ -250,7 +271,13 @@ def fresh(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
 
 
 def moved(method: Method, base: Base, device: torch.device) -> Method:
-    """Return the method on a device: constructed there, since not all of its state need be parameters."""
+    """Return the method on a device: constructed there, since not all of its state need be parameters.
+
+    Args:
+        method: to move.
+        base: its base classifier.
+        device: of the result.
+    """
     if method.base.weight.device == device:
         return method
     copy = remade(method, base.to(device), method.ways)
@@ -259,12 +286,24 @@ def moved(method: Method, base: Base, device: torch.device) -> Method:
 
 
 def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
-    """Return the method on the device where episodes are evaluated."""
+    """Return the method on the device where episodes are evaluated.
+
+    Args:
+        job: of the method.
+        work: with the device.
+        method: on any device.
+    """
     return moved(method, backbone_of(job).prepared(work).base, work.place("evaluation").device)
 
 
 def say_place(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
-    """Report the device of a stage, where there is a choice."""
+    """Report the device of a stage, where there is a choice.
+
+    Args:
+        work: with the reporter.
+        stage: that begins.
+        place: its device.
+    """
     if work.device != HOST:
         work.reporter.say(f"{stage}, on {place}")
 

@@ -31,7 +31,12 @@ class MustHave:
 
 @contextmanager
 def wanted(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[MustHave]:
-    """Yields what workers must have; while the block runs, files in the folders let them check these."""
+    """Yield what workers must have; while the block runs, files in the folders let them check these.
+
+    Args:
+        home: the folders.
+        methods: name, pickled description and identity of the code of each method.
+    """
     tokens = {}
     try:
         for folder in (home.cache, home.results):
@@ -58,7 +63,12 @@ def versions() -> dict[str, str]:
 
 
 def unfit(must_have: MustHave, dask_worker: Any = None) -> str:
-    """Says in one line why this process cannot work for a campaign; "" where it can."""
+    """Return in one line why this process cannot work for a campaign; "" where it can.
+
+    Args:
+        must_have: folders, versions and methods.
+        dask_worker: of this process, set by Dask.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
     mine, theirs = versions(), must_have.versions
     if differing := [f"{name} {mine[name]} (the command: {theirs[name]})" for name in theirs

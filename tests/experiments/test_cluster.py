@@ -32,7 +32,7 @@ from ifsl_bench.experiments.backends import backend_for
 from ifsl_bench.experiments.cluster import ClusterSpec, read_cluster
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.runner import DONE, ItemOutcome, run_jobs
+from ifsl_bench.experiments.runner import DONE, WorkOutcome, run_jobs
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError
@@ -280,7 +280,7 @@ def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home
         most.append(len(inside))
         time.sleep(0.3)
         inside.remove(content)
-        return ItemOutcome(DONE, content.decode())
+        return WorkOutcome(DONE, content.decode())
 
     monkeypatch.setattr(dask_pool, "run_packed", run_packed)
     how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
