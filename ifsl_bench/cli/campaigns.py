@@ -21,7 +21,7 @@ from ifsl_bench.cli.options import (
     style_option,
 )
 from ifsl_bench.cli.output import print_missing, say, show_tables
-from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, load_configs
+from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def load(campaign: str | None, config: RunConfig) -> tuple[list[RunConfig], list
         The configs, their tasks, and the methods that the command line chooses of a file's.
     """
     if campaign is None:
-        return *find_tasks(load_configs(None, config)), []
-    from ifsl_bench.experiments.campaign_file import absolute_names
+        return *find_tasks([config]), []
+    from ifsl_bench.experiments.campaign_file import absolute_names, load_configs
 
     configs = load_configs(campaign, config)
     chosen = absolute_names(config.tasks, "--task", ".toml")

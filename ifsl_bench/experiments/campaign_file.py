@@ -195,3 +195,18 @@ def _printable(text: str, where: str) -> str:
     if not text or not is_printable(text):
         raise UserError(f"{where}: {text[:80]!r} is no name that can be printed")
     return text
+
+
+def load_configs(file: str | None, config: RunConfig) -> list[RunConfig]:
+    """Return the configs of a command: those of the campaign file that it names, or its own.
+
+    Args:
+        file: a path that ends in ``.toml``, the name of a campaign that comes with the package, or None.
+        config: of the command line. Its values replace the file's.
+
+    Raises:
+        UserError: see :func:`read_campaign`.
+    """
+    if file is None:
+        return [config]
+    return [config.override(run) for run in read_campaign(file)]

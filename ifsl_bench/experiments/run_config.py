@@ -17,7 +17,6 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, own, packaged
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split
-from ifsl_bench.store.published import published_sets
 from ifsl_bench.utils.errors import MOST_LISTED, MissingDependencyError, UserError, unknown
 from ifsl_bench.utils.files import Paths
 
@@ -150,23 +149,6 @@ class RunConfig:
         return replace(work, curves=curve_logs(self.log, self.log_dir, work.home))
 
 
-def load_configs(file: str | None, config: RunConfig) -> list[RunConfig]:
-    """Return the configs of a command: those of the campaign file that it names, or its own.
-
-    Args:
-        file: a path that ends in ``.toml``, the name of a campaign that comes with the package, or None.
-        config: of the command line. Its values replace the file's.
-
-    Raises:
-        UserError: see :func:`ifsl_bench.experiments.campaign_file.read_campaign`.
-    """
-    if file is None:
-        return [config]
-    from ifsl_bench.experiments.campaign_file import read_campaign
-
-    return [config.override(run) for run in read_campaign(file)]
-
-
 def is_glob(name: str) -> bool:
     return any(mark in name for mark in "*?[")
 
@@ -180,6 +162,8 @@ def method_names(words: Iterable[str], warn: Warn) -> list[str]:
     Raises:
         UserError: a glob that fits nothing.
     """
+    from ifsl_bench.store.published import published_sets
+
     sets = published_sets()
     names: list[str] = []
     for name in words:
@@ -213,6 +197,8 @@ def task_names(words: Iterable[str], home: Paths) -> list[str]:
     Raises:
         UserError: a glob that fits nothing, or a file that is wrong.
     """
+    from ifsl_bench.store.published import published_sets
+
     sets = published_sets()
     expanded: list[str] = []
     for name in words:

@@ -153,7 +153,7 @@ def method(name: str) -> type[Method]:
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
-    from ifsl_bench.plugin.find_method import check_method
+    from ifsl_bench.plugin.class_contract import check_method
 
     kind: type[Method] = get(METHODS, "method", name)
     check_method(kind, f"method {name!r} is {kind!r}, which")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.experiments import campaign_file
-from ifsl_bench.experiments.campaign_file import parse
-from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, load_configs, method_names, task_names
+from ifsl_bench.experiments.campaign_file import load_configs, parse
+from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, method_names, task_names
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import find as task_of
 from ifsl_bench.protocols.tasks.task_files import packaged
