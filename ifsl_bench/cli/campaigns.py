@@ -21,7 +21,7 @@ from ifsl_bench.cli.options import (
     style_option,
 )
 from ifsl_bench.cli.output import print_missing, say, show_tables
-from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks
+from ifsl_bench.experiments.run_config import RunConfig, find_tasks
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def _expanded(campaign: str | None, config: RunConfig) -> tuple[list[Job], Works
         raise UserError(f"say which campaign, e.g.: {command} campaign.toml, or which rows: --method and --task")
     configs, _, methods = load(campaign, config)
     work = configs[0].workspace(reporter_for(quiet=True))
+    from ifsl_bench.experiments.job import expand
+
     jobs, lacking = expand(configs, work.reporter, methods)
     print_missing(lacking)
     return jobs, work, configs[0].files

@@ -122,7 +122,7 @@ def run(
     if checkpoint:
         check_checkpoint(campaign, config, dry_run)
         return _evaluate(Path(checkpoint), config, work, style)
-    from ifsl_bench.experiments.run_config import expand
+    from ifsl_bench.experiments.job import expand
     from ifsl_bench.experiments.runner import check_data
 
     jobs, lacking = expand(configs, work.reporter, methods)

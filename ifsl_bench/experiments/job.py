@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ifsl_bench.backbones.contract import check_backbone
-from ifsl_bench.experiments.run_config import RunConfig
+from ifsl_bench.experiments.run_config import MOST_JOBS, RunConfig, method_names, narrow
 from ifsl_bench.plugin.display_names import Label
 from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
@@ -24,8 +24,9 @@ from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.store.schema import file_name
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.text_format import format_value
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
@@ -241,3 +242,62 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
 def _apart(values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """Spells the values that the other mapping does not have."""
     return ", ".join(f"{key} {value!r}" for key, value in values.items() if key not in others or others[key] != value)
+
+
+def expand(
+    configs: Sequence[RunConfig], reporter: Reporter, only: Sequence[str] = ()
+) -> tuple[list[Job], Mapping[str, int]]:
+    """Make the jobs of configs that can be run here, in the file's order, each once.
+
+    A method of a file that lacks an extra takes its own jobs with it, and no others.
+
+    Args:
+        configs: as :func:`find_tasks` returns them.
+        reporter: receives warnings of methods that ``all`` leaves out, and remarks on options that change nothing.
+        only: names, globs and sets that choose among the methods; all of them where it is empty.
+
+    Returns:
+        The jobs, and how many others there are of each method that something has to be installed for first, by what
+        to do.
+
+    Raises:
+        UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
+    """
+    say, home = reporter.say, configs[0].paths
+    configs = narrow(configs, only, "methods", lambda names: method_names(names, reporter.warn), "method")
+    many = sum(len(run.methods) * len(run.tasks) * len(run.all_seeds) for run in configs)
+    if many > MOST_JOBS:
+        raise UserError(f"these are {many:,} jobs, {MOST_JOBS:,} at most; divide them")
+    jobs: list[Job] = []
+    lacking: dict[str, int] = {}
+    for run in configs:
+        with run.named_in_errors():
+            usable = replace(run, methods=_not_lacking(run, lacking)) if run.where else run
+            of_request = make_jobs(usable, home) if usable.methods or not run.where else []
+        for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):
+            say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
+                "docs/writing-a-method.md")  # fmt: skip
+        if not run.where and (remark := trained_in_vain(of_request, run.train)):  # a file may be for more methods
+            raise UserError(remark)
+        for label in dict.fromkeys(job.label for job in of_request if run.train and not run.where and not job.trains):
+            say(f"{label}: nothing is meta-trained, so --train changes nothing")
+        for name, label in dict.fromkeys((job.name, job.label) for job in of_request if job.name in run.methods):
+            if label.partition(".")[0] != name:
+                say(f"{name} with these options is called {label}")
+        jobs += of_request
+    if lacking and not jobs:
+        raise MissingDependencyError(next(iter(lacking)))
+    return each_once(jobs), lacking
+
+
+def _not_lacking(config: RunConfig, lacking: dict[str, int]) -> list[Any]:
+    """The methods that nothing has to be installed for first; the jobs of the others are counted in ``lacking``."""
+    usable = []
+    for name in config.methods:
+        try:
+            find_method(name)
+        except MissingDependencyError as error:
+            lacking[str(error)] = lacking.get(str(error), 0) + len(config.tasks) * len(config.all_seeds)
+            continue
+        usable.append(name)
+    return usable

@@ -29,7 +29,8 @@ from ifsl_bench.plugin.method import (
     masked_logits,
     returned,
 )
-from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader, predict
+from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
+from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.training_options import Training
 from ifsl_bench.utils.checkpoint import CheckpointFolder

@@ -17,11 +17,10 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, own, packaged
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split
-from ifsl_bench.utils.errors import MOST_LISTED, MissingDependencyError, UserError, unknown
+from ifsl_bench.utils.errors import MOST_LISTED, UserError, unknown
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
-    from ifsl_bench.experiments.job import Job
     from ifsl_bench.experiments.workspace import Workspace
     from ifsl_bench.plugin.method import Method
     from ifsl_bench.utils.progress import Reporter
@@ -254,7 +253,7 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
         UserError: no such task or file, an impossible change of one, or chosen tasks that the configs do not have.
     """
     home = configs[0].paths
-    configs = _narrowed(configs, only, "tasks", lambda names: task_names(names, home), "task")
+    configs = narrow(configs, only, "tasks", lambda names: task_names(names, home), "task")
     tasks: dict[Task, None] = {}
     for config in configs:
         with config.named_in_errors():
@@ -262,70 +261,7 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
     return configs, list(tasks)
 
 
-def expand(
-    configs: Sequence[RunConfig], reporter: Reporter, only: Sequence[str] = ()
-) -> tuple[list[Job], Mapping[str, int]]:
-    """Make the jobs of configs that can be run here, in the file's order, each once.
-
-    A method of a file that lacks an extra takes its own jobs with it, and no others.
-
-    Args:
-        configs: as :func:`find_tasks` returns them.
-        reporter: receives warnings of methods that ``all`` leaves out, and remarks on options that change nothing.
-        only: names, globs and sets that choose among the methods; all of them where it is empty.
-
-    Returns:
-        The jobs, and how many others there are of each method that something has to be installed for first, by what
-        to do.
-
-    Raises:
-        UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
-    """
-    from ifsl_bench.experiments.job import each_once, make_jobs, trained_in_vain
-
-    say, home = reporter.say, configs[0].paths
-    configs = _narrowed(configs, only, "methods", lambda names: method_names(names, reporter.warn), "method")
-    many = sum(len(run.methods) * len(run.tasks) * len(run.all_seeds) for run in configs)
-    if many > MOST_JOBS:
-        raise UserError(f"these are {many:,} jobs, {MOST_JOBS:,} at most; divide them")
-    jobs: list[Job] = []
-    lacking: dict[str, int] = {}
-    for run in configs:
-        with run.named_in_errors():
-            usable = replace(run, methods=_not_lacking(run, lacking)) if run.where else run
-            of_request = make_jobs(usable, home) if usable.methods or not run.where else []
-        for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):
-            say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
-                "docs/writing-a-method.md")  # fmt: skip
-        if not run.where and (remark := trained_in_vain(of_request, run.train)):  # a file may be for more methods
-            raise UserError(remark)
-        for label in dict.fromkeys(job.label for job in of_request if run.train and not run.where and not job.trains):
-            say(f"{label}: nothing is meta-trained, so --train changes nothing")
-        for name, label in dict.fromkeys((job.name, job.label) for job in of_request if job.name in run.methods):
-            if label.partition(".")[0] != name:
-                say(f"{name} with these options is called {label}")
-        jobs += of_request
-    if lacking and not jobs:
-        raise MissingDependencyError(next(iter(lacking)))
-    return each_once(jobs), lacking
-
-
-def _not_lacking(config: RunConfig, lacking: dict[str, int]) -> list[Any]:
-    """The methods that nothing has to be installed for first; the jobs of the others are counted in ``lacking``."""
-    from ifsl_bench.plugin.find_method import find_method
-
-    usable = []
-    for name in config.methods:
-        try:
-            find_method(name)
-        except MissingDependencyError as error:
-            lacking[str(error)] = lacking.get(str(error), 0) + len(config.tasks) * len(config.all_seeds)
-            continue
-        usable.append(name)
-    return usable
-
-
-def _narrowed(
+def narrow(
     configs: Sequence[RunConfig], only: Sequence[str], field: Literal["methods", "tasks"],
     expanded: Callable[[Sequence[Any]], list[str]], kind: str,
 ) -> list[RunConfig]:  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -26,46 +26,10 @@ from ifsl_bench.plugin.method import (
     masked_logits,
 )
 from ifsl_bench.protocols.calibration import Bias, Margins
-from ifsl_bench.protocols.loader import Evaluated, Evaluator, Loader
+from ifsl_bench.protocols.loader import Batch, Evaluated, Evaluator, Loader
 from ifsl_bench.protocols.metrics import COUNTS, Counts
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
 from ifsl_bench.solvers import numba_backend as compiled
-
-
-@dataclass(frozen=True)
-class Batch:
-    """E episodes: the method sees ``support`` and ``query``; the labels stay with the harness.
-
-    Attributes:
-        labels: [E, Q] joint labels.
-        novel: [E, Q] bool, which queries are of a novel class.
-        joint: whether base classes are in the softmax; not in regular few-shot learning.
-    """
-
-    support: Support
-    query: Query
-    labels: Tensor
-    novel: Tensor
-    joint: bool = True
-
-    @property
-    def masked(self) -> Tensor:
-        """[E, K] bool, base classes that have no logit: the hidden ones, or all."""
-        return self.support.hidden if self.joint else torch.ones_like(self.support.hidden)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def part(self, start: int, stop: int) -> Batch:
-        """Episodes ``start`` to ``stop - 1`` of the batch."""
-        s, q, at = self.support, self.query, slice(start, stop)
-        return Batch(
-            Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at]),
-            Query(q.features[at], q.base_logits[at]),
-            self.labels[at],
-            self.novel[at],
-            self.joint,
-        )
 
 
 def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocols import calibration
 from ifsl_bench.protocols.calibration import Bias, Calibrated, Margins
 from ifsl_bench.protocols.metrics import HitCounts, estimate
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
-    from ifsl_bench.protocols.episode_loader import Batch
 
 CPU_BYTES = 1 << 25  # on the CPU, where more at once are no faster: features and logits of a block
 SEQUENCE_BYTES = 51 << 20  # likewise, of sequences: they take more small steps
@@ -93,6 +94,42 @@ def joined(parts: Sequence[Evaluated]) -> Evaluated:
 
 
 Evaluator = Callable[["Method", Any, slice], Evaluated]  # of those episodes of a batch that are asked for
+
+
+@dataclass(frozen=True)
+class Batch:
+    """E episodes: the method sees ``support`` and ``query``; the labels stay with the harness.
+
+    Attributes:
+        labels: [E, Q] joint labels.
+        novel: [E, Q] bool, which queries are of a novel class.
+        joint: whether base classes are in the softmax; not in regular few-shot learning.
+    """
+
+    support: Support
+    query: Query
+    labels: Tensor
+    novel: Tensor
+    joint: bool = True
+
+    @property
+    def masked(self) -> Tensor:
+        """[E, K] bool, base classes that have no logit: the hidden ones, or all."""
+        return self.support.hidden if self.joint else torch.ones_like(self.support.hidden)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Episodes ``start`` to ``stop - 1`` of the batch."""
+        s, q, at = self.support, self.query, slice(start, stop)
+        return Batch(
+            Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at]),
+            Query(q.features[at], q.base_logits[at]),
+            self.labels[at],
+            self.novel[at],
+            self.joint,
+        )
 
 
 class Loader(ABC):

@@ -13,8 +13,8 @@ from torch import Tensor
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import Method, Query, Support
 from ifsl_bench.protocols.calibration import Bias
-from ifsl_bench.protocols.episode_loader import Batch, take_images
-from ifsl_bench.protocols.loader import SEQUENCE_BYTES, Evaluator, Loader
+from ifsl_bench.protocols.episode_loader import take_images
+from ifsl_bench.protocols.loader import SEQUENCE_BYTES, Batch, Evaluator, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 BASE_QUERIES, NOVEL_QUERIES = 25, 5  # of the episodes that stand for session 1: in all, and of each class

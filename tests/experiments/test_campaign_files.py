@@ -11,7 +11,8 @@ import pytest
 
 from ifsl_bench.experiments import campaign_file
 from ifsl_bench.experiments.campaign_file import load_configs, parse
-from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks, method_names, task_names
+from ifsl_bench.experiments.job import expand
+from ifsl_bench.experiments.run_config import RunConfig, find_tasks, method_names, task_names
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import find as task_of
 from ifsl_bench.protocols.tasks.task_files import packaged
@@ -163,7 +164,7 @@ def test_a_file_that_is_wrong_is_refused_in_one_line_that_names_file_and_key(tex
 
 def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
     monkeypatch.setattr(campaign_file, "MOST_JOBS", 10)
-    monkeypatch.setattr("ifsl_bench.experiments.run_config.MOST_JOBS", 10)
+    monkeypatch.setattr("ifsl_bench.experiments.job.MOST_JOBS", 10)
     assert "18 jobs, 10 at most" in refused(run(methods='"paper"', tasks='["glyphs-1shot", "glyphs-5shot"]'))
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.campaign_file import load_configs
+from ifsl_bench.experiments.job import expand
 from ifsl_bench.experiments.logs import Event, log_path
-from ifsl_bench.experiments.run_config import RunConfig, expand, find_tasks
+from ifsl_bench.experiments.run_config import RunConfig, find_tasks
 from ifsl_bench.experiments.runner import result_key, work_items
 from ifsl_bench.experiments.status import SILENT, read_log
 from ifsl_bench.store.result_folder import packaged_root

@@ -16,7 +16,8 @@ from numba import njit
 from ifsl_bench import solvers
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
-from ifsl_bench.protocols.episode_loader import Batch, EpisodeLoader, hits
+from ifsl_bench.protocols.episode_loader import EpisodeLoader, hits
+from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, minimise

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import ask
-from ifsl_bench.protocols.episode_loader import Batch
+from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
 from ifsl_bench.reporting.figures.models import novel_names
 from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, plain_text, styled

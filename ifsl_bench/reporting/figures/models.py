@@ -19,7 +19,8 @@ from ifsl_bench.experiments.search import kept_choice
 from ifsl_bench.experiments.stages import MetaTrain, backbone_of, data_stage_of
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import masked_logits
-from ifsl_bench.protocols.episode_loader import Batch, predict
+from ifsl_bench.protocols.episode_loader import predict
+from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Task
 from ifsl_bench.protocols.tasks.task_files import find_one
