@@ -26,7 +26,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import overall
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, setting_of
 from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
-from ifsl_bench.protocols.protocol import titles
+from ifsl_bench.protocols.registry import titles
 from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.utils.errors import UserError, unknown

@@ -25,7 +25,7 @@ from ifsl_bench.analysis.comparison import overall as difference_of_rows
 from ifsl_bench.analysis.ranking import Difference, Prior, difference
 from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.utils.errors import UserError, unknown
 
 TAIL = 0.025  # of a 95% interval, on each side

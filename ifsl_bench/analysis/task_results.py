@@ -14,7 +14,7 @@ from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, PARTIAL, STORED, S
 from ifsl_bench.analysis.ranking import Ranked, Ranking
 from ifsl_bench.plugin.display_names import LAZY, parse_label
 from ifsl_bench.plugin.registry import names_file
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, find_one, own, packaged
 from ifsl_bench.protocols.tasks.variants import changed, split

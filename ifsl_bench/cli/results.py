@@ -98,7 +98,7 @@ def table(
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
         if not (tables_beside := published_comparison_tables(boards)):
-            from ifsl_bench.protocols.protocol import protocol_of
+            from ifsl_bench.protocols.registry import protocol_of
 
             if boards and all(protocol_of(board.task).published_apart for board in boards):
                 raise UserError("--beside is for tasks in episodes; printed rows in sessions are of other backbones: "

@@ -26,7 +26,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.loader import Evaluated, Loader
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
 from ifsl_bench.store.schema import SCHEMA, Calibration, Result, summary_entry
 from ifsl_bench.utils.errors import UserError, one_line

@@ -38,7 +38,7 @@ from ifsl_bench.plugin.options import accepts, defaults, grid_of, space_of, with
 from ifsl_bench.plugin.space import RATE, Space
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.metrics import HitCounts
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import is_locked, locked

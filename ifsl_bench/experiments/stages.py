@@ -40,7 +40,7 @@ from ifsl_bench.experiments.trained_models import Model, folders, holds, load_tr
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method, remade
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
 from ifsl_bench.utils.checkpoint import finished_info

@@ -9,8 +9,7 @@ import numpy as np
 
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS, Counts, harmonic
-from ifsl_bench.protocols.protocol import Feature, MetricColumn, Protocol, odd_classes
-from ifsl_bench.protocols.stored_counts import Hits, StoredCounts
+from ifsl_bench.protocols.protocol import Feature, Hits, MetricColumn, Protocol, StoredCounts, odd_classes
 from ifsl_bench.protocols.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -1,22 +1,28 @@
 """The interface of a protocol: what a task draws, how answers are counted, and how counts are stored and shown.
 
 :class:`~ifsl_bench.protocols.episode_protocol.Episodes` and :class:`~ifsl_bench.protocols.session_protocol.Sessions`
-implement it. Another one is a subclass of either or of :class:`Protocol`, made known with :func:`register`; a task file
+implement it. Another one is a subclass of either or of :class:`Protocol`, made known with
+:func:`~ifsl_bench.protocols.registry.register`; a task file
 chooses it by name, ``protocol = "NAME"`` under ``[evaluation]``. Imports no torch, so that tables come at once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from ifsl_bench.protocols.calibration import Bias, Margins, find_bias
+from ifsl_bench.protocols.sampling.draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.protocols.tasks.task_limits import EPISODES
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +33,118 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.metrics import HitCounts
     from ifsl_bench.protocols.sampling.episodes import Sampler
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
-    from ifsl_bench.protocols.stored_counts import StoredCounts
+
+Hits = Annotated[int, Meta(ge=0, lt=1 << 31)]  # products of two fit into 64 bits
+READABLE = 5_000  # numbers of a file that stay numbers; more are packed
+MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
+Form = TypeVar("Form", bound="StoredCounts")
+
+
+class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Integer counts of each episode or sequence; a protocol has a subclass of its own.
+
+    Each column is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.utils.serialization`; the
+    column ``classes``, which every subclass has, then says how novel classes are drawn (:class:`.ClassDraws`).
+
+    Attributes:
+        COLUMNS: names of the columns.
+        SHAPE: fields that say what all episodes have in common.
+        DRAWN: columns that are the same for all methods.
+        LONG: columns that have several numbers for each episode.
+        MARK: the column by which a file is told from those of other protocols.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    SHAPE: ClassVar[tuple[str, ...]] = ()
+    DRAWN: ClassVar[tuple[str, ...]] = ("classes",)
+    LONG: ClassVar[tuple[str, ...]] = ("classes",)
+    MARK: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def protocol(self) -> Protocol:
+        """The protocol that these are counts of."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of episodes or sequences."""
+
+    @property
+    def images_kept(self) -> str:
+        """The images of all sessions that the method was asked with: "supports", "all images", or ""."""
+        return ""
+
+    @abstractmethod
+    def counts(self) -> HitCounts:
+        """Return the counts as arrays; raises :class:`ValueError` where a column has other than equally many."""
+
+    @classmethod
+    def of(
+        cls: type[Form], counts: HitCounts, classes: ClassDraws | np.ndarray, more: dict[str, Any] | None = None
+    ) -> Form:
+        """Return the form of counts in a result file, short beyond :data:`READABLE` numbers.
+
+        Args:
+            counts: as arrays.
+            classes: the novel classes of each episode or order, [n, N], or how they are drawn.
+            more: further fields.
+        """
+        drawn = classes.array() if isinstance(classes, ClassDraws) else classes
+        columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
+        many = sum(map(len, columns.values())) > READABLE
+        entries: dict[str, Any] = {
+            name: pack_array(values) if many else values.tolist() for name, values in columns.items()
+        }
+        if many and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
+            entries["classes"] = str(classes)
+        return cls(**{name: getattr(counts, name) for name in cls.SHAPE}, **entries, **(more or {}))
+
+    def length(self, name: str) -> int:
+        """Return the number of numbers in a column."""
+        column = getattr(self, name)
+        if isinstance(column, str):
+            return len(ClassDraws.parse(column)) if _is_drawn(name, column) else packed_length(column)
+        return len(column)
+
+    def column(self, name: str) -> np.ndarray:
+        """Return the numbers of a column, int64.
+
+        Raises:
+            ValueError: a text that holds no such numbers.
+            OverflowError: a number that 64 bits do not hold.
+        """
+        column = getattr(self, name)
+        if isinstance(column, str):
+            if _is_drawn(name, column):
+                return ClassDraws.parse(column).array().reshape(-1)
+            return unpack_array(column, MOST_NUMBERS if name in self.LONG else EPISODES, COUNT_KINDS)
+        return np.asarray(column, dtype=np.int64)
+
+    def classes_drawn(self) -> np.ndarray:
+        """Return the novel classes of each episode or order, int64 [n, N]."""
+        return self.column("classes").reshape(self.counts().unit_count, -1)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """What all episodes have in common."""
+        return {name: getattr(self, name) for name in self.SHAPE}
+
+    def same(self, columns: StoredCounts, names: Iterable[str]) -> bool:
+        """Return whether columns hold the same numbers, however they are written.
+
+        Args:
+            columns: of another result.
+            names: of the columns.
+        """
+        return all(
+            getattr(self, name) == getattr(columns, name) or np.array_equal(self.column(name), columns.column(name))
+            for name in names
+        )
+
+
+def _is_drawn(name: str, column: str) -> bool:
+    return name == "classes" and column.startswith("drawn")
+
 
 Feature = Literal["tradeoff", "sessions", "forgetting", "variance", "episode", "lazy", "choices"]
 
@@ -54,7 +171,7 @@ class MetricColumn:
 
 
 class Protocol(ABC):
-    """A way to measure methods on a task; every task has one, see :func:`protocol_of`.
+    """A way to measure methods on a task; every task has one, see :func:`~ifsl_bench.protocols.registry.protocol_of`.
 
     Every protocol has a metric called ``acc``, which rows are ranked by and options are chosen by.
 
@@ -293,61 +410,3 @@ def odd_classes(classes: np.ndarray, episodes: int) -> Iterator[str]:
         yield "episodes.classes has classes below 0"
     if (np.diff(ordered) == 0).any():
         yield "episodes.classes has an episode with a class twice"
-
-
-_registered: dict[str, Protocol] = {}
-
-
-def register(protocol: Protocol) -> None:
-    """Make a protocol known to all commands of this process; one of the same name is replaced."""
-    protocols()
-    _registered[protocol.name] = protocol
-
-
-def protocols() -> tuple[Protocol, ...]:
-    """Return all protocols, those of the package first."""
-    if not _registered:
-        from ifsl_bench.protocols.episode_protocol import EPISODES, REGULAR
-        from ifsl_bench.protocols.session_protocol import SESSIONS
-
-        _registered.update({"episodes": EPISODES, "regular": REGULAR, "sessions": SESSIONS})
-    return tuple(_registered.values())
-
-
-def protocol_of(task: Task) -> Protocol:
-    """Return the protocol of a task: the one it names; else sessions, or episodes with or without base classes.
-
-    Raises:
-        UserError: it names one that is not registered.
-    """
-    protocols()
-    name = task.evaluation.protocol
-    if name is None:
-        name = "sessions" if task.sessions else "episodes" if task.has_base else "regular"
-    if name not in _registered:
-        raise unknown("protocol", name, _registered, where=f"of task {task.name}")
-    return _registered[name]
-
-
-def stored_form(fields: object) -> type[StoredCounts]:
-    """Return the form of the counts that a result file has, by the names of their fields.
-
-    Args:
-        fields: the content of ``episodes``; anything, if the file is damaged.
-    """
-    names = fields.keys() if isinstance(fields, Mapping) else ()
-    forms = [protocol.stored for protocol in protocols()]
-    return next((form for form in reversed(forms) if form.MARK in names), forms[0])
-
-
-def titles() -> dict[str, str]:
-    """Return the heading of each metric of any protocol; of one of several protocols, that of the first."""
-    columns = [column for protocol in reversed(protocols()) for column in protocol.columns]
-    return {column.name: column.title for column in columns}
-
-
-def metric_names() -> tuple[str, ...]:
-    """Return the metrics of all protocols, each once."""
-    return tuple(
-        dict.fromkeys(name for protocol in protocols() for name in (*protocol.metrics, *protocol.more_metrics))
-    )

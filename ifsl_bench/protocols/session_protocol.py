@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ifsl_bench.protocols.calibration import RESAMPLES, Bias, Margins, find_bias
-from ifsl_bench.protocols.protocol import Feature, MetricColumn, Protocol, odd_classes
+from ifsl_bench.protocols.protocol import Feature, Hits, MetricColumn, Protocol, StoredCounts, odd_classes
 from ifsl_bench.protocols.session_metrics import CALIBRATED, OF_SESSIONS, SEQUENCE_COUNTS, SessionCounts, triangle_rows
-from ifsl_bench.protocols.stored_counts import Hits, StoredCounts
 from ifsl_bench.protocols.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from ifsl_bench.analysis.ranking import Difference, Ranked
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.protocols.metrics import METRICS, Estimate, Paired
-from ifsl_bench.protocols.protocol import Protocol, protocol_of
+from ifsl_bench.protocols.protocol import Protocol
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.table import Column

@@ -21,7 +21,7 @@ from ifsl_bench.analysis.session_variance import (
 )
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.metrics import Estimate, Paired
-from ifsl_bench.protocols.protocol import protocol_of, titles
+from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.text_format import seeds_in_words

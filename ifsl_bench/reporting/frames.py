@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.protocols.protocol import titles
+from ifsl_bench.protocols.registry import titles
 from ifsl_bench.reporting.render import render
 from ifsl_bench.reporting.table import Table, plain_table
 from ifsl_bench.store.data_frames import (

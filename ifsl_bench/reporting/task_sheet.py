@@ -8,7 +8,7 @@ from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.contract import corpora_of, is_frozen
 from ifsl_bench.data.preparing.catalogue import state_of
 from ifsl_bench.data.preparing.metadata import metadata_of
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS, seen
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN

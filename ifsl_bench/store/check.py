@@ -17,7 +17,7 @@ import numpy as np
 
 from ifsl_bench._version import __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find, is_plain

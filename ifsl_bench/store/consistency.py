@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from ifsl_bench.protocols.metrics import HitCounts
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task_limits import most_of
 
 if TYPE_CHECKING:

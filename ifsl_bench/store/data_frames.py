@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
-from ifsl_bench.protocols.protocol import metric_names
+from ifsl_bench.protocols.registry import metric_names
 from ifsl_bench.utils.errors import MissingDependencyError, one_line
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A file is of one run, ``<results>/<task>/<label>.seed-<n>.json``, and complete enough to recompute every number of it:
 docs/result-file.md explains each field. The form of the counts in :class:`Result` is its protocol's, see
-:mod:`ifsl_bench.protocols.stored_counts`. Reading checks the types and limits that stand here;
+:mod:`ifsl_bench.protocols.protocol`. Reading checks the types and limits that stand here;
 :mod:`ifsl_bench.store.consistency` finds files that contradict themselves. Imports no torch: tables come at once.
 """
 
@@ -26,8 +26,8 @@ from msgspec import Meta
 
 from ifsl_bench.protocols.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocols.metrics import Estimate, HitCounts
-from ifsl_bench.protocols.protocol import Protocol, stored_form
-from ifsl_bench.protocols.stored_counts import Hits, StoredCounts
+from ifsl_bench.protocols.protocol import Hits, Protocol, StoredCounts
+from ifsl_bench.protocols.registry import stored_form
 from ifsl_bench.protocols.tasks.contamination import SEEN
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.store.consistency import contradiction

@@ -104,7 +104,7 @@ def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, 
 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.protocols.stored_counts.READABLE", 100)
+    monkeypatch.setattr("ifsl_bench.protocols.protocol.READABLE", 100)
     monkeypatch.setattr("ifsl_bench.experiments.evaluate_stage.commit", lambda: "")
     result = api.run("imprint", task, episodes=100, work=work)
     assert result.label.endswith(".episodes=100")

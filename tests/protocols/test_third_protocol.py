@@ -17,8 +17,8 @@ from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
 from ifsl_bench.protocols.loader import Evaluated
 from ifsl_bench.protocols.metrics import HitCounts
-from ifsl_bench.protocols.protocol import MetricColumn, Protocol, protocol_of, register
-from ifsl_bench.protocols.stored_counts import Hits, StoredCounts
+from ifsl_bench.protocols.protocol import Hits, MetricColumn, Protocol, StoredCounts
+from ifsl_bench.protocols.registry import protocol_of, register
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import CorruptFile, UserError

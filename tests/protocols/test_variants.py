@@ -18,7 +18,7 @@ from ifsl_bench.data.views import chosen_classes, some_base_classes
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
 from ifsl_bench.protocols.episode_protocol import REGULAR
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS
 from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
 from ifsl_bench.protocols.tasks.variants import Change, changed

@@ -8,7 +8,8 @@ import pytest
 
 from ifsl_bench.protocols.episode_protocol import COLUMNS, EPISODES
 from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
-from ifsl_bench.protocols.protocol import MetricColumn, metric_names, protocols, titles
+from ifsl_bench.protocols.protocol import MetricColumn
+from ifsl_bench.protocols.registry import metric_names, protocols, titles
 from ifsl_bench.protocols.session_protocol import SESSIONS
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.columns import TableRow, paper_columns, plus_minus, task_columns

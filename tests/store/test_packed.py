@@ -16,7 +16,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols import stored_counts
+from ifsl_bench.protocols import protocol as stored_counts
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, Counts
 from ifsl_bench.protocols.sampling.draws import ClassDraws

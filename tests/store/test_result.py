@@ -16,7 +16,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate, rows_of
 from ifsl_bench.analysis.comparison import compare, over_classes
 from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
 from ifsl_bench.protocols.metrics import METRICS, Counts
-from ifsl_bench.protocols.protocol import protocol_of, titles
+from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import standing

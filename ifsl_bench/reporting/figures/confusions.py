@@ -16,7 +16,7 @@ from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.evaluation import batch_size
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import plus_minus, rounded
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import (

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
 from ifsl_bench.analysis.session_variance import ONE, PARTS, splits_of_differences, splits_of_rows
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,

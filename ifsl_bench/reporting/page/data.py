@@ -27,7 +27,7 @@ from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.session_variance import split_of
 from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_board, load_variants, nothing_stored
 from ifsl_bench.protocols.metrics import BALANCE, METRICS
-from ifsl_bench.protocols.protocol import protocol_of, titles
+from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import TableRow, entries_of, published_entries, rounded
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table

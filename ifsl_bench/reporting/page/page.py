@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
 from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER
-from ifsl_bench.protocols.protocol import protocol_of
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.reporting.columns import TableRow

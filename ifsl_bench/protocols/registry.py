@@ -1,0 +1,61 @@
+"""The protocols that there are: which one a task has, and how another one is made known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ifsl_bench.protocols.episode_protocol import EPISODES, REGULAR
+from ifsl_bench.protocols.protocol import Protocol, StoredCounts
+from ifsl_bench.protocols.session_protocol import SESSIONS
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.utils.errors import unknown
+
+_registered: dict[str, Protocol] = {"episodes": EPISODES, "regular": REGULAR, "sessions": SESSIONS}
+
+
+def register(protocol: Protocol) -> None:
+    """Make a protocol known to all commands of this process; one of the same name is replaced."""
+    _registered[protocol.name] = protocol
+
+
+def protocols() -> tuple[Protocol, ...]:
+    """Return all protocols, those of the package first."""
+    return tuple(_registered.values())
+
+
+def protocol_of(task: Task) -> Protocol:
+    """Return the protocol of a task: the one it names; else sessions, or episodes with or without base classes.
+
+    Raises:
+        UserError: it names one that is not registered.
+    """
+    name = task.evaluation.protocol
+    if name is None:
+        name = "sessions" if task.sessions else "episodes" if task.has_base else "regular"
+    if name not in _registered:
+        raise unknown("protocol", name, _registered, where=f"of task {task.name}")
+    return _registered[name]
+
+
+def stored_form(fields: object) -> type[StoredCounts]:
+    """Return the form of the counts that a result file has, by the names of their fields.
+
+    Args:
+        fields: the content of ``episodes``; anything, if the file is damaged.
+    """
+    names = fields.keys() if isinstance(fields, Mapping) else ()
+    forms = [protocol.stored for protocol in protocols()]
+    return next((form for form in reversed(forms) if form.MARK in names), forms[0])
+
+
+def titles() -> dict[str, str]:
+    """Return the heading of each metric of any protocol; of one of several protocols, that of the first."""
+    columns = [column for protocol in reversed(protocols()) for column in protocol.columns]
+    return {column.name: column.title for column in columns}
+
+
+def metric_names() -> tuple[str, ...]:
+    """Return the metrics of all protocols, each once."""
+    return tuple(
+        dict.fromkeys(name for protocol in protocols() for name in (*protocol.metrics, *protocol.more_metrics))
+    )
