@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar
+from operator import itemgetter
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.features import FeaturePool
-from ifsl_bench.plugin.method import Method, Query, Support
-from ifsl_bench.protocols.calibration import Bias
-from ifsl_bench.protocols.episode_loader import take_images
-from ifsl_bench.protocols.loader import SEQUENCE_BYTES, Batch, Evaluator, Loader
+from ifsl_bench.plugin.method import (
+    AdditiveClassifier,
+    Method,
+    Prediction,
+    Query,
+    SessionOutput,
+    State,
+    Support,
+    answering,
+    check_form,
+    check_numbers,
+    masked_logits,
+    returned,
+)
+from ifsl_bench.plugin.options import with_ways
+from ifsl_bench.protocols.calibration import Bias, Margins
+from ifsl_bench.protocols.episode_loader import take_images, take_rows
+from ifsl_bench.protocols.loader import SEQUENCE_BYTES, Batch, Evaluated, Evaluator, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
+from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_rows
+from ifsl_bench.solvers.tree import leaves, rebuild, side_by_side, tree_map
 
 BASE_QUERIES, NOVEL_QUERIES = 25, 5  # of the episodes that stand for session 1: in all, and of each class
 
@@ -144,15 +162,11 @@ class SequenceLoader(Loader):
         return method.keeps_supports(method.__dict__.get("_made_with", {}))
 
     def evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> Evaluator:
-        from ifsl_bench.protocols.session_answers import SessionEvaluator
-
         return partial(SessionEvaluator(method, name, self).evaluate, bias=bias, keep_margins=keep_margins)
 
     def joint_answers(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[Tensor, ...]]:
-        from ifsl_bench.protocols.session_answers import SessionEvaluator
-
         evaluator, spec = SessionEvaluator(method, name, self), self.sampler.shape
         for block in blocks:
             batch, drawn = self.batch(*block), self.sampler.sample(*block)
@@ -199,3 +213,357 @@ class SequenceLoader(Loader):
         ways = torch.arange(self.ways, device=novel.device).repeat_interleave(of_class) + self.classes
         labels = torch.cat([batch.base_labels[base], ways]).expand(count, -1)
         return Batch(batch.supports[0], query, labels, labels >= self.classes)
+
+
+FAILED = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
+FEW = 400  # base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
+
+
+class Answers(NamedTuple):
+    """Answers to the queries of E sequences, whatever is added to novel logits.
+
+    The *margin* of a query after a session is its best base logit less its best logit among the novel classes met so
+    far. Novel queries are by the session g that brings their class, M of each; after a session t < g they do not count.
+
+    Attributes:
+        first: [E, B] bool, base queries that are right in session 0.
+        base: [E, T, B] margins of base queries after sessions 1 to T.
+        base_right: [E, T, B] or [E, 1, B] bool, whether they are right among the base classes.
+        base_there: [E, B] bool; base queries of hidden classes do not count.
+        novel: [E, T, T, M] margins of novel queries, by t and g.
+        novel_right: [E, T, T, M] bool, whether they are right among the novel classes met so far.
+        novel_there: [E, T, M] bool; false beyond the last query of a class that has fewer than others.
+    """
+
+    first: Tensor
+    base: Tensor
+    base_right: Tensor
+    base_there: Tensor
+    novel: Tensor
+    novel_right: Tensor
+    novel_there: Tensor
+
+    def margins(self) -> Margins:
+        """Margins that a bias on novel logits may move, after sessions 1 to T: [E, T B] and [E, T T M]."""
+        base = self.base.masked_fill(~(self.base_right & self.base_there.unsqueeze(1)), torch.nan)
+        counted = self.novel_right & self.novel_there.unsqueeze(1) & _met(self.novel).unsqueeze(-1)
+        novel = self.novel.masked_fill(~counted, torch.nan)
+        return Margins(*(part.flatten(1).cpu().numpy() for part in (base, novel)))
+
+
+def _met(novel: Tensor) -> Tensor:
+    """Tells which sessions' classes have been met, [t, g] bool, of margins [E, t, g, M]."""
+    return torch.ones(novel.shape[1:3], dtype=torch.bool, device=novel.device).tril()
+
+
+def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> SessionCounts:
+    """The counts with a bias on all novel logits; of equal logits the base class is the answer."""
+    limit = _single(bias)
+    base_taken = (answers.base >= limit) & answers.base_there.unsqueeze(1)  # [E, t, B], answered with a base class
+    novel_there = answers.novel_there.unsqueeze(1)
+    novel_taken = (answers.novel >= limit) & novel_there  # [E, t, g, M]
+    right = (answers.novel < limit) & answers.novel_right & novel_there
+    sessions = answers.novel.shape[1]
+    square = answers.base.new_zeros(len(answers.base), sessions + 1, sessions + 1, dtype=torch.int64)  # [E, t, g]
+    square[:, 0, 0] = (answers.first & answers.base_there).sum(1)
+    square[:, 1:, 0] = (base_taken & answers.base_right).sum(2)
+    square[:, 1:, 1:] = right.sum(3)
+    there = [answers.base_there.sum(1, keepdim=True), answers.novel_there.sum(2)]
+    queries = torch.cat(there, 1)  # [E, T + 1]
+
+    def array(part: Tensor) -> np.ndarray:
+        return part.cpu().numpy()
+
+    return SessionCounts(
+        hits=array(square[:, *triangle_rows(sessions)]),
+        novel_as_base=array((novel_taken.sum(3) * _met(answers.novel)).sum(2)),
+        base_as_novel=array(queries[:, :1] - base_taken.sum(2)),
+        queries=array(queries),
+        base_classes=base_classes,
+        ways=ways,
+    ).compact()
+
+
+def _single(bias: float) -> float:
+    """The least single-precision number that is no less: single-precision margins are on the same side of both."""
+    rounded = np.float32(bias)
+    return float(rounded if rounded >= bias else np.nextafter(rounded, np.float32(np.inf)))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers to E sequences.
+
+    Attributes:
+        statistics: the method's own numbers, name -> [E].
+        state_bytes: of the state after the last session, of one sequence.
+    """
+
+    answers: Answers
+    statistics: dict[str, Tensor]
+    state_bytes: int
+
+
+class SessionEvaluator:
+    """Has a method learn the sessions of a loader's sequences, and answer.
+
+    Args:
+        method: that learns, or a copy of it.
+        name: what errors call the method.
+        loader: of the sequences.
+        supports_kept: whether each session is learned from the supports of all sessions so far; None: as the method
+            declares.
+    """
+
+    def __init__(self, method: Method, name: str, loader: SequenceLoader, supports_kept: bool | None = None) -> None:
+        self.name, self.loader = name, loader
+        self.supports_kept = loader.keeps_supports(method) if supports_kept is None else supports_kept
+        self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
+        with answering(name, method):
+            self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
+            self._base = method.base_logits(loader.base)[0]  # [B, K]
+            pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
+            self._novel = method.base_logits(pool)[0]  # [images, K]
+            if isinstance(method, AdditiveClassifier):
+                self._queries, self._pool = method.transform_query(loader.base), method.transform_query(pool)
+        self._best = self._novel.max(-1).values
+        self._cpu = self._best.device.type == "cpu"
+
+    def evaluate(
+        self, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None, keep_margins: bool
+    ) -> Evaluated:
+        """Evaluate those sequences of a block that are asked for.
+
+        Args:
+            method: that answers.
+            batch: of sequences.
+            asked: which of them.
+            bias: on the novel logits, to count hits with it too.
+            keep_margins: of the queries, where there is no bias.
+        """
+        answered = self.answered(method, batch)
+        answers = Answers(*(part[asked] for part in answered.answers))
+        statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
+        supports = self.loader.sampler.shape.supports
+        counts = count(answers, self.classes, self.ways)
+        counts = replace(counts, state_bytes=answered.state_bytes, supports=supports)
+        if bias is None:
+            return Evaluated(counts, statistics, answers.margins() if keep_margins else None)
+        counts = counts.with_bias(count(answers, self.classes, self.ways, bias.value))
+        return Evaluated(counts, statistics, None, bias.applied_to_sequences(answers.margins(), self.sessions))
+
+    def answered(self, method: Method, batch: SequenceBatch) -> Answered:
+        """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""
+        if isinstance(method, AdditiveClassifier) and not self.supports_kept and not method.uses_all_images:
+            return self._grown(method, batch)
+        return self._by_session(method, batch)
+
+    def last(self, method: Method, batch: SequenceBatch) -> Tensor:
+        """The joint labels that are answered after the last session, [E, B + T N q]: base queries first.
+
+        Raises:
+            UserError, NonFinite: as :meth:`answered`.
+        """
+        ((prediction, _),) = self._after_each(method, batch, self.sessions)
+        self._check((prediction.logits,), len(batch))
+        return masked_logits(prediction, batch.hidden).argmax(-1)
+
+    def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Best base logits [E, B] before any session, and whether they are those of the queries' classes."""
+        if not self.loader.sampler.hide:
+            value, at = self._base.max(-1)
+            return value.expand(len(batch), -1), (at == batch.base_labels).expand(len(batch), -1)
+        value, at = self._base.expand(len(batch), -1, -1).masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
+        return value, at == batch.base_labels
+
+    def _novel_base(self, batch: SequenceBatch) -> Tensor:
+        """Best base logits of the novel queries, [E, T N q]."""
+        if not self.loader.sampler.hide:
+            return self._best[batch.novel_rows]
+        logits = take_rows(self._novel, batch.novel_rows)
+        return logits.masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
+
+    def _grown(self, method: AdditiveClassifier, batch: SequenceBatch) -> Answered:
+        count, sessions = len(batch), self.sessions
+        with answering(self.name, method):
+            learned = _learned(method, batch)
+            states = [session.state for session in learned]
+            logits, base = self._of_novel_classes(method, states, batch)
+        own = torch.arange(self.ways, device=logits.device).repeat_interleave(self.loader.sampler.queries)
+        place = torch.arange(sessions, device=logits.device)
+        value, at = logits.unflatten(-1, (sessions, -1))[:, place, :, place].max(2)  # of the own session
+        highest = _best_so_far(logits.amax(2)).unflatten(-1, (sessions, -1))  # [E, T, T, N q]
+        before = torch.cat([torch.full_like(value[:1], -torch.inf), highest[:, place[:-1], place[1:]].movedim(0, 1)])
+        right = ((at == own) & (value > before)).movedim(0, 1).unsqueeze(1)  # [E, 1, T, N q]
+        first, base_right = self._base_queries(batch)
+        novel_base = self._novel_base(batch).unflatten(1, (sessions, -1))
+        base = _best_so_far(base)
+        self._check((base[:, -1], highest[:, -1], first, novel_base), count)  # the best so far keep a NaN
+        answers = Answers(
+            base_right,
+            _margin(first.unsqueeze(1), base),
+            base_right.unsqueeze(1),
+            batch.base_there,
+            _margin(novel_base.unsqueeze(1), highest),
+            right & (value.movedim(0, 1).unsqueeze(1) == highest),
+            batch.novel_there.unflatten(1, (sessions, -1)),
+        )
+        return Answered(answers, _statistics([session.statistics for session in learned]), _bytes(states, count))
+
+    def _of_novel_classes(
+        self, method: AdditiveClassifier, states: Sequence[State], batch: SequenceBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of novel queries [E, T, N, T N q]; the best of each session's classes of base queries [E, T, B]."""
+        count, classes = len(batch), (self.sessions, self.ways)
+        if not method.per_class_state:
+            parts = (self._queries.features, self._queries.base_logits)
+            base, novel = Query(*(part.expand(count, -1, -1) for part in parts)), self._compared(batch.novel_rows)
+            best = torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
+            return torch.stack([method.class_logits(state, novel).mT for state in states], 1), best
+        every = side_by_side(states)
+        flat = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), every)
+        few, each = (FEW, 1) if self._cpu else (len(self._base), count)  # base queries, sequences
+        best_of_base, of_novel = [], []
+        for parts in zip(self._queries.features.split(few, 1), self._queries.base_logits.split(few, 1), strict=True):
+            of_base = method.class_logits(flat, Query(*parts))[0].mT  # [E T N, few]
+            best_of_base.append(of_base.unflatten(0, (count, *classes)).amax(2))
+        for part in (slice(at, at + each) for at in range(0, count, each)):
+            state, novel = tree_map(itemgetter(part), every), self._compared(batch.novel_rows[part])
+            of_novel.append(method.class_logits(state, novel).mT)
+        return torch.cat(of_novel).unflatten(1, classes), torch.cat(best_of_base, -1)
+
+    def _compared(self, rows: Tensor) -> Query:
+        """The novel queries [E, R] of a method, compared."""
+        return Query(take_rows(self._pool.features[0], rows), take_rows(self._pool.base_logits[0], rows))
+
+    def _after_each(self, method: Method, batch: SequenceBatch, first: int = 1) -> Iterator[tuple[Prediction, State]]:
+        """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
+        whole = self._of_every_image(method, batch) if method.uses_all_images else None
+        step_by_step = whole is None and not self.supports_kept
+        state: State = None
+        for t in range(1, self.sessions + 1):
+            with answering(self.name, method):
+                if step_by_step:
+                    learned = returned(SessionOutput, method.learn, batch.supports[t - 1], state)
+                    state = learned.state
+                if t < first:
+                    continue
+                query = batch.queries(t)
+                queries, classes = query.features.shape[1], self.classes + t * self.ways
+                if whole is not None:
+                    prediction = Prediction(whole.logits[:, :queries, :classes], whole.statistics)
+                elif self.supports_kept:
+                    prediction = with_ways(method, t * self.ways)(batch.together(t), query)
+                else:
+                    answer = returned(Prediction, method.answer, state, query)
+                    prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
+            yield check_form(self.name, prediction, len(batch), queries, classes), state
+
+    def _by_session(self, method: Method, batch: SequenceBatch) -> Answered:
+        count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
+        base, base_right, novel, novel_right = [], [], [], []
+        statistics: list[Mapping[str, Tensor]] = []
+        own = torch.arange(sessions * self.ways, device=batch.hidden.device)
+        own = own.repeat_interleave(self.loader.sampler.queries)
+        for t, answered in enumerate(self._after_each(method, batch), 1):
+            prediction, state = answered
+            logits = prediction.logits
+            statistics.append(prediction.statistics)
+            best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
+            best_novel, novel_at = logits[..., self.classes :].max(-1)
+            self._check((best, best_novel), count, f" after session {t}")
+            margin, split = _margin(best, best_novel), self._base.shape[0]
+            base.append(margin[:, :split])
+            base_right.append(at[:, :split] == batch.base_labels)
+            later = (0, (sessions - t) * each)
+            novel.append(torch.nn.functional.pad(margin[:, split:], later))
+            novel_right.append(torch.nn.functional.pad(novel_at[:, split:] == own[: t * each], later))
+        # Session 0 is the classifier that is carried on, not one that the method never uses.
+        says = type(method).base_logits is not Method.base_logits
+        answers = Answers(
+            self._base_queries(batch)[1] if says else base_right[0],
+            torch.stack(base, 1),
+            torch.stack(base_right, 1),
+            batch.base_there,
+            torch.stack(novel, 1).unflatten(-1, (sessions, -1)),
+            torch.stack(novel_right, 1).unflatten(-1, (sessions, -1)),
+            batch.novel_there.unflatten(1, (sessions, -1)),
+        )
+        if method.uses_all_images:
+            return Answered(answers, _statistics(statistics), _bytes(_of_supports(batch.every_image(0)), 1))
+        if self.supports_kept:
+            state = _of_supports(batch.together(sessions))
+        return Answered(answers, _statistics(statistics), _bytes(state, count))
+
+    def _of_every_image(self, method: Method, batch: SequenceBatch) -> Prediction:
+        """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
+        query, every = batch.queries(self.sessions), []
+        with answering(self.name, method):
+            for at in range(len(batch)):
+                of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
+                every.append(self._whole(batch.every_image(at), of_one))
+        numbers = {name: torch.cat([answer.statistics[name] for answer in every]) for name in every[0].statistics}
+        return Prediction(torch.cat([answer.logits for answer in every]), numbers)
+
+    def _check(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
+        """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""
+        bad = torch.stack([~(part < torch.inf).flatten(1).all(1) for part in logits]).any(0)
+        check_numbers(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
+
+
+def _best_so_far(best: Tensor) -> Tensor:
+    """The running maximum over sessions of [E, T, Q], in place; a NaN stays one."""
+    for t in range(1, best.shape[1]):
+        torch.maximum(best[:, t - 1], best[:, t], out=best[:, t])
+    return best
+
+
+def _margin(base: Tensor, novel: Tensor) -> Tensor:
+    """Margins in single precision; +inf where all novel classes are at -inf, whatever the base classes are at."""
+    return torch.where(novel == -torch.inf, torch.inf, base - novel).float()
+
+
+def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The statistics of sequences, from those of their sessions."""
+    columns: dict[str, list[Tensor]] = {}
+    for session in sessions:
+        for name, value in session.items():
+            columns.setdefault(name, []).append(value)
+    stacked = {name: torch.stack(values) for name, values in columns.items()}
+    return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
+
+
+def _learned(method: AdditiveClassifier, batch: SequenceBatch) -> list[SessionOutput]:
+    """Learns each session of the batch."""
+    if not method.uses_earlier_logits:
+        whole, shape = (
+            returned(SessionOutput, method.learn_classes, batch.at_once(), None),
+            batch.support_rows.shape[:2],
+        )
+        columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
+        statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
+        return [
+            SessionOutput(
+                rebuild(whole.state, [None if x is None else x[t] for x in columns]),
+                {name: value[t] for name, value in statistics.items()},
+            )
+            for t in range(shape[1])
+        ]
+    learned: list[SessionOutput] = []
+    for support in batch.supports:
+        query = method.transform_query(Query(support.features, support.base_logits))
+        states = [session.state for session in learned]
+        parts = [side_by_side(states)] if states and method.per_class_state else states
+        earlier = [method.class_logits(state, query) for state in parts]
+        before = torch.cat(earlier, -1) if earlier else None
+        learned.append(returned(SessionOutput, method.learn_classes, support, before))
+    return learned
+
+
+def _of_supports(support: Support) -> State:
+    return support.features, support.labels
+
+
+def _bytes(state: State, sequences: int) -> int:
+    """The bytes of one sequence's state."""
+    return sum(x.numel() * x.element_size() for x in leaves(state) if x is not None) // sequences

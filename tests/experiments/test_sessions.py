@@ -28,11 +28,10 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.session_contract import SessionLearner, check_session_rules, check_sessions, sees_one_sequence
-from ifsl_bench.protocols import session_answers
+from ifsl_bench.protocols import sequence_loader as session_answers
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
-from ifsl_bench.protocols.sequence_loader import SequenceLoader
-from ifsl_bench.protocols.session_answers import Answers, SessionEvaluator, count
+from ifsl_bench.protocols.sequence_loader import Answers, SequenceLoader, SessionEvaluator, count
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.solvers import minimise

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from ifsl_bench.protocols.session_answers import Answers, count
+from ifsl_bench.protocols.sequence_loader import Answers, count
 from ifsl_bench.protocols.session_metrics import AFTER, SUMMARY, SessionCounts
 
 K, N, T, E = 7, 2, 3, 5
