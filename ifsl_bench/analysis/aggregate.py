@@ -16,9 +16,9 @@ from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, HitCounts, estimate
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN
-from ifsl_bench.store.consistency import SOLVES_OF, mismatch
+from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.store.result_folder import LEFT_OUT
-from ifsl_bench.store.schema import Result
+from ifsl_bench.store.schema import SOLVES_OF, Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows

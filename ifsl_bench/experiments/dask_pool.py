@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from ifsl_bench.backbones.device import choose_device, keep_freed_memory
-from ifsl_bench.experiments.backends import Worker, WorkerPool, print_to, run_packed
 from ifsl_bench.experiments.cluster import LOCAL, ClusterSpec, connect, dask, is_open
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.runner import FAILED, LOST, WorkOutcome
 from ifsl_bench.experiments.worker_check import ACCELERATOR, MustHave, unfit, wanted
+from ifsl_bench.experiments.worker_pools import Worker, WorkerPool, print_to, run_packed
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError, one_line

@@ -5,81 +5,13 @@ Checks of one file yield reasons, of which the first one counts: later checks re
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
 
-import msgspec
-from msgspec import Meta
-
-from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import most_of
-
-if TYPE_CHECKING:
-    from ifsl_bench.protocols.tasks.task import Task
-    from ifsl_bench.store.schema import Result
-
-SOLVES_OF = {  # failures of inner solves -> the solves that they are among, under training.solves
-    "adjoint_diverged": "adjoint_episodes",
-    "adjoint_indefinite": "adjoint_episodes",
-    "adjoint_failed": "adjoint_episodes",
-    "unconverged": "episodes",
-}
-
-
-class _ReadableTraining(msgspec.Struct):
-    """The part of ``training`` that tables and figures read."""
-
-    validation: dict[Annotated[str, Meta(pattern="^[0-9]{1,18}$")], Annotated[float, Meta(ge=0, le=100)]] = {}
-    kept_step: int = 0
-    solves: dict[str, Annotated[int, Meta(ge=0, lt=1 << 31)]] = {}
-
-
-def contradiction(result: Result) -> str | None:
-    """Return why a result contradicts itself; None where it does not."""
-    try:
-        return next(_contradictions(result), None)
-    except OverflowError:
-        return "a count is beyond all bounds"
-
-
-def _contradictions(result: Result) -> Iterator[str]:
-    try:
-        counts = result.counts()
-        result.episodes.column("classes")
-    except ValueError:
-        yield "columns differ in length"
-        return
-    try:
-        parts = {name: result.training[name] for name in _ReadableTraining.__struct_fields__ if name in result.training}
-        solves = msgspec.convert(parts, _ReadableTraining, strict=True).solves
-    except (msgspec.ValidationError, UnicodeError) as error:
-        yield f"training: {error}"
-        return
-    for kind, total in SOLVES_OF.items():
-        if solves.get(kind, 0) > solves.get(total, 0):
-            yield f"training.solves has {kind} in more episodes than the {total}"
-    yield from result.protocol.contradictions(counts, result)
-    yield from _odd_summary(result, counts)
-
-
-def _odd_summary(result: Result, counts: HitCounts) -> Iterator[str]:
-    summary = {name: asdict(value) for name, value in counts.summary().items()}
-    expected = {
-        name: {part: round(value, 6) for part, value in parts.items() if math.isfinite(value)}
-        for name, parts in summary.items()
-    }
-    for name in dict.fromkeys((*expected, *result.summary)):
-        of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
-        for part in dict.fromkeys((*of_counts, *of_file)):
-            stored = of_file.get(part, math.nan)
-            if part not in of_counts:
-                yield f"summary.{name}.{part} does not follow from the counts"
-            elif not math.isclose(stored, of_counts[part], rel_tol=0, abs_tol=2e-6):
-                yield f"summary.{name}.{part} is {stored}, the counts give {of_counts[part]}"
+from ifsl_bench.store.schema import Result
 
 
 def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:

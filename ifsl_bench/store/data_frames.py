@@ -15,7 +15,8 @@ from ifsl_bench.utils.errors import MissingDependencyError, one_line
 if TYPE_CHECKING:
     import pandas
 
-    from ifsl_bench.store.schema import Result
+Result = Any  # of ifsl_bench.store.schema, which imports this module
+
 
 # The columns of a row for each episode.
 EPISODE = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")

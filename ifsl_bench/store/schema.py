@@ -12,7 +12,7 @@ import contextlib
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from html import escape
@@ -30,7 +30,6 @@ from ifsl_bench.protocols.protocol import Hits, Protocol, StoredCounts
 from ifsl_bench.protocols.registry import stored_form
 from ifsl_bench.protocols.tasks.contamination import SEEN
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
-from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
@@ -405,6 +404,66 @@ def keep_old(root: Path, result: Result) -> Path | None:
         if old.shape == new.shape and old.same(new, new.COLUMNS):
             return None
     return quarantine(path, "old")
+
+
+SOLVES_OF = {  # failures of inner solves -> the solves that they are among, under training.solves
+    "adjoint_diverged": "adjoint_episodes",
+    "adjoint_indefinite": "adjoint_episodes",
+    "adjoint_failed": "adjoint_episodes",
+    "unconverged": "episodes",
+}
+
+
+class _ReadableTraining(msgspec.Struct):
+    """The part of ``training`` that tables and figures read."""
+
+    validation: dict[Annotated[str, Meta(pattern="^[0-9]{1,18}$")], Annotated[float, Meta(ge=0, le=100)]] = {}
+    kept_step: int = 0
+    solves: dict[str, Annotated[int, Meta(ge=0, lt=1 << 31)]] = {}
+
+
+def contradiction(result: Result) -> str | None:
+    """Return why a result contradicts itself; None where it does not."""
+    try:
+        return next(_contradictions(result), None)
+    except OverflowError:
+        return "a count is beyond all bounds"
+
+
+def _contradictions(result: Result) -> Iterator[str]:
+    try:
+        counts = result.counts()
+        result.episodes.column("classes")
+    except ValueError:
+        yield "columns differ in length"
+        return
+    try:
+        parts = {name: result.training[name] for name in _ReadableTraining.__struct_fields__ if name in result.training}
+        solves = msgspec.convert(parts, _ReadableTraining, strict=True).solves
+    except (msgspec.ValidationError, UnicodeError) as error:
+        yield f"training: {error}"
+        return
+    for kind, total in SOLVES_OF.items():
+        if solves.get(kind, 0) > solves.get(total, 0):
+            yield f"training.solves has {kind} in more episodes than the {total}"
+    yield from result.protocol.contradictions(counts, result)
+    yield from _odd_summary(result, counts)
+
+
+def _odd_summary(result: Result, counts: HitCounts) -> Iterator[str]:
+    summary = {name: asdict(value) for name, value in counts.summary().items()}
+    expected = {
+        name: {part: round(value, 6) for part, value in parts.items() if math.isfinite(value)}
+        for name, parts in summary.items()
+    }
+    for name in dict.fromkeys((*expected, *result.summary)):
+        of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
+        for part in dict.fromkeys((*of_counts, *of_file)):
+            stored = of_file.get(part, math.nan)
+            if part not in of_counts:
+                yield f"summary.{name}.{part} does not follow from the counts"
+            elif not math.isclose(stored, of_counts[part], rel_tol=0, abs_tol=2e-6):
+                yield f"summary.{name}.{part} is {stored}, the counts give {of_counts[part]}"
 
 
 def read(path: Path) -> Result:

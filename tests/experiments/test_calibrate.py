@@ -20,8 +20,7 @@ from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
 from ifsl_bench.protocols.metrics import BALANCE
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables
-from ifsl_bench.store.consistency import contradiction
-from ifsl_bench.store.schema import read
+from ifsl_bench.store.schema import contradiction, read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import LogReporter
 from tests.store.result_fields import altered

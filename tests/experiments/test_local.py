@@ -18,12 +18,13 @@ import psutil
 import pytest
 from loky.backend import resource_tracker
 
-from ifsl_bench.experiments.backends import LokyPool, backend_for, check_sendable, numbers_in
+from ifsl_bench.experiments.backends import backend_for, numbers_in
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.logs import Log, log_path
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import WorkItem, run_jobs
 from ifsl_bench.experiments.status import read_log
+from ifsl_bench.experiments.worker_pools import LokyPool, check_sendable
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths

@@ -23,9 +23,8 @@ from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_limits import EPISODES, OTHERS, most_episodes
-from ifsl_bench.store.consistency import contradiction
 from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import Result, keep_old, parse, read, write
+from ifsl_bench.store.schema import Result, contradiction, keep_old, parse, read, write
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.limits import RESULT_FILE
