@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench import api, evaluation
+from ifsl_bench import api
+from ifsl_bench.experiments import evaluation
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.evaluation import evaluate

@@ -20,8 +20,9 @@ import scipy.linalg.cython_blas  # noqa: F401  # the BLAS that kernels call: lim
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ifsl_bench import api, evaluation
+from ifsl_bench import api
 from ifsl_bench.backbones.trainer import Trainer
+from ifsl_bench.experiments import evaluation
 from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import make_jobs

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ifsl_bench import api, stages
+from ifsl_bench import api
+from ifsl_bench.experiments import stages
 from ifsl_bench.experiments import stages as preparation
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.meta_training import Adam

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench import Method, Prediction, api, evaluate_stage, search, stages
+from ifsl_bench import Method, Prediction, api
 from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.experiments import evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs

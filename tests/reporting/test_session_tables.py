@@ -285,7 +285,6 @@ def test_what_is_said_of_sessions_names_orders_and_sequences(call):
         (("compare", "ncm", "teen", "--task", task), "no interval over classes: 100 orders with 45 novel classes"),
         (("table", task, "--format", "latex"), "confidence for all rows at once, over orders and training seeds."),
         (("leaderboard", task), "Differences vary over orders and over training seeds"),
-        (("run", "--method", "ncm", "--task", task, "--rerun", "--dry-run"), "seed 0: 400 sequences"),
     ):
         status, out, err = call(*command)
         assert status == 0, err

@@ -84,7 +84,6 @@ def test_the_list_has_every_byte_once_by_task_and_method(call, root):
     for word in (*MADE, "tiny-images-1shot", "lwof", "tiny-images-resnet-small-cosine"):
         assert word in out
     items = listed(Paths.locate(home))
-    assert {item.path.name for item in items if item.kind == "rates"} == {"rates.json"}
     inside = [path for path in home.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
     results = [path for path in inside if home / "results" in path.parents]
     assert sum(item.bytes for item in items) == sum(path.stat().st_size for path in inside if path not in results)
@@ -104,7 +103,7 @@ def test_what_is_used_says_so_without_access_times(root):
     assert unused <= spared, "the model of another setting, and features that only training needs, may be spared"
 
 
-EVERYTHING = ("data", "pretrained", "features", "trained", "trials", "logs", "rates")
+EVERYTHING = ("data", "pretrained", "features", "trained", "trials", "logs")
 
 
 def test_all_kinds_go_but_data_that_only_their_user_can_make(prune, root):

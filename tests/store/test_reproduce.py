@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ifsl_bench import api, reproduce
+from ifsl_bench import api
 from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.experiments import reproduce
 from ifsl_bench.protocols.metrics import summarise
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
