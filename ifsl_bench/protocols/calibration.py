@@ -18,7 +18,7 @@ RESAMPLES = 100  # of the validation episodes: the standard deviation over so ma
 
 
 def resamples(episodes: int) -> np.ndarray:
-    """The times that each of n validation episodes is in each of :data:`RESAMPLES` bootstrap resamples, [RESAMPLES, n].
+    """Return how often each validation episode is in each of :data:`RESAMPLES` bootstrap resamples, [RESAMPLES, n].
 
     They are the same for all rows of a task, whose validation episodes are the same, so that what the choices of two
     rows have in common cancels in their difference. RandomState's numbers, unlike a Generator's, never change with the
@@ -36,21 +36,24 @@ class Margins:
     novel: np.ndarray  # [n, Qn] of the novel queries
 
     def joint_hits(self, bias: float) -> tuple[np.ndarray, np.ndarray]:
-        """Base and novel queries that are right among all classes, [n] and [n], with a bias on the novel logits."""
+        """Return the base and novel queries right among all classes, [n] each, with a bias on the novel logits."""
         exact = np.array(
             [bias]
         )  # a number would be rounded to the margins' own precision; before NumPy 2 a float64, too
         return (self.base >= exact).sum(1), (self.novel < exact).sum(1)
 
     def pairs(self) -> np.ndarray:
-        """Twice the pairs of a base and a novel query with the larger margin at the base query, ties half, [n]."""
+        """Return twice the pairs of a base and a novel query with the larger margin at the base query, [n].
+
+        Ties count half.
+        """
         base, novel = self.base[:, :, None], self.novel[:, None, :]
         return (base > novel).sum((1, 2)) + (base >= novel).sum((1, 2))
 
     def hits(self, biases: np.ndarray) -> np.ndarray:
-        """Base and novel queries that are right among all classes with each of [m] ascending biases, over all: [m, 2].
+        """Return the base and novel queries that are right among all classes with each of [m] ascending biases, [m, 2].
 
-        The same as sums of :meth:`joint_hits`, in one pass.
+        Counts are over all episodes: the same as sums of :meth:`joint_hits`, in one pass.
         """
         if not len(biases):
             return np.empty((0, 2), dtype=np.int64)
@@ -65,27 +68,28 @@ class Margins:
         return np.stack([base, novel], 1)
 
     def finite(self) -> np.ndarray:
-        """All margins that a bias can reach."""
+        """Return all margins that a bias can reach."""
         values = np.concatenate([self.base.ravel(), self.novel.ravel()])
         return values[np.isfinite(values)]
 
 
 def best_bias(margins: Margins) -> float:
-    """The one bias on the novel logits with the most joint hits over all queries; exact over all biases.
+    """Return the one bias on the novel logits with the most joint hits over all queries; exact over all biases.
 
     Hits change at the margins alone, so that all biases between two neighbours are as good as one another; neighbouring
     intervals that are equally good are one plateau. Taken is the middle of the best plateau, of several the widest, and
-    of equally wide ones that of the lowest bias. A plateau without an end, where it is best to answer with base classes
-    always or with novel classes always, counts up to the lowest or the highest margin: the bias is never further out
-    than is needed. Without any margin it is 0.
+    of equally wide ones the one with the lowest bias. A plateau without an end, where it is best to answer with base
+    classes always or with novel classes always, counts up to the lowest or the highest margin: the bias is never
+    further out than is needed. Without any margin it is 0.
     """
     return float(best_biases(margins, np.ones((1, len(margins.base)), dtype=int))[0])
 
 
 def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
-    """The bias that :func:`best_bias` finds in each of m samples of n episodes, [m].
+    """Return the bias that :func:`best_bias` finds in each of m samples of n episodes, [m].
 
     Args:
+        margins: of the n episodes.
         times: [m, n] how often an episode is in a sample.
     """
     at, inverse = np.unique(margins.finite(), return_inverse=True)  # [M]
@@ -101,7 +105,14 @@ def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
 
 
 def grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
-    """Does as :func:`best_biases` among :data:`GRID` quantiles of the margins, in less time where these are many."""
+    """Return the best bias of each of m samples among :data:`GRID` quantiles of the margins, [m].
+
+    It works as :func:`best_biases`, in less time where margins are many.
+
+    Args:
+        margins: of the n episodes.
+        times: [m, n] how often an episode is in a sample.
+    """
     at = np.unique(np.quantile(margins.finite().astype(np.float64), np.linspace(0, 1, GRID)))
     episodes, intervals = len(margins.base), len(at) + 1
     sides = []
@@ -115,11 +126,13 @@ def grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
 
 
 def _middle_of_best(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int) -> float:
-    """The middle of the best plateau.
+    """Return the middle of the best plateau.
 
     Args:
-        at: [M] ascending margins, those of the sample from ``lowest`` to ``highest``.
-        hits: [M + 1] in the interval before each and after the last, beside a constant.
+        at: [M] ascending margins, the sample's own from ``lowest`` to ``highest``.
+        hits: [M + 1] in the interval before each and after the last, up to a constant.
+        lowest: the place of the sample's lowest margin.
+        highest: the place of its highest margin.
     """
     edges = np.diff((hits == hits.max()).astype(int), prepend=0, append=0)
     first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1  # intervals of each best plateau
@@ -132,7 +145,10 @@ def _middle_of_best(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int)
 
 
 def curve_biases(margins: Margins) -> np.ndarray:
-    """Biases for the base-novel curve, ascending, at most :data:`POINTS`: quantiles of the margins, to six digits."""
+    """Return biases for the base-novel curve, ascending, at most :data:`POINTS`.
+
+    They are quantiles of the margins, to six digits.
+    """
     at = margins.finite().astype(np.float64)
     quantiles = np.quantile(at, np.linspace(0, 1, POINTS)) if len(at) else at
     return np.unique([float(f"{bias:.6g}") for bias in quantiles])
@@ -172,20 +188,25 @@ class Bias:
     resampled: np.ndarray  # [RESAMPLES] the biases that are best on each resample of these episodes
 
     def applied(self, test: Margins) -> Calibrated:
-        """Counts the hits of test episodes with it."""
+        """Count the hits of test episodes with this bias."""
         curve = np.concatenate([self.points[:, None], test.hits(self.points)], 1)
         joint = test.joint_hits(self.value)
         return Calibrated(self.value, self.validation_episodes, *joint, curve, self.resampled_hits(test))
 
     def applied_to_sequences(self, test: Margins, sessions: int) -> Calibrated:
-        """The resampled hits of sequences with margins [n, T ...] after each session; others are counted elsewhere."""
+        """Return the resampled hits of sequences after each session; other hits are counted elsewhere.
+
+        Args:
+            test: margins [n, T ...] of the test sequences, session by session.
+            sessions: T.
+        """
         none = np.empty(0, np.int64)
         parts = [part.reshape(len(part), sessions, -1) for part in (test.base, test.novel)]
         after = [self.resampled_hits(Margins(*(part[:, t] for part in parts))) for t in range(sessions)]
         return Calibrated(self.value, self.validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
 
     def resampled_hits(self, test: Margins) -> np.ndarray:
-        """The base and the novel queries that are right with each of ``resampled``, over all test episodes, [m, 2]."""
+        """Return the base and novel queries right with each of ``resampled``, over all test episodes, [m, 2]."""
         order = np.argsort(self.resampled)
         hits = np.empty((len(order), 2), dtype=np.int64)
         hits[order] = test.hits(self.resampled[order])
@@ -193,9 +214,10 @@ class Bias:
 
 
 def find_bias(validation: Margins, sequences: bool = False) -> Bias:
-    """The bias that is best on validation episodes.
+    """Return the bias that is best on validation episodes.
 
     Args:
+        validation: margins of the validation episodes.
         sequences: whether these are sequences of sessions, which have no curve.
     """
     episodes = len(validation.base)
@@ -207,7 +229,7 @@ def find_bias(validation: Margins, sequences: bool = False) -> Bias:
 
 
 def joined(parts: Sequence[Calibrated]) -> Calibrated:
-    """Joins test episodes in several parts, with one bias."""
+    """Join test episodes in several parts, with one bias."""
     base, novel = (np.concatenate([getattr(part, name) for part in parts]) for name in ("base_joint", "novel_joint"))
     curve = parts[0].curve.copy()
     curve[:, 1:] = sum(part.curve[:, 1:] for part in parts)

@@ -63,7 +63,7 @@ class EpisodeLoader(Loader):
         self.ways, self.classes = sampler.shape.ways, sampler.base_classes
 
     def drawn_by(self, sampler: Sampler) -> EpisodeLoader:
-        """The same pools with another sampler."""
+        """Return a loader of the same pools with another sampler."""
         return EpisodeLoader(sampler, self.novel, self.base if self.joint else None)
 
     @property
@@ -112,7 +112,12 @@ class EpisodeLoader(Loader):
             yield drawn.index.unsqueeze(1), batch.labels, answer, drawn.classes, torch.ones_like(batch.novel)
 
     def batch(self, start: int, count: int) -> Batch:
-        """Episodes ``start`` to ``start + count - 1``."""
+        """Return episodes ``start`` to ``start + count - 1``.
+
+        Args:
+            start: the first episode.
+            count: how many episodes.
+        """
         drawn = self.sampler.sample(start, count)
         support, query = self._views(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
@@ -140,7 +145,7 @@ class EpisodeLoader(Loader):
         )
 
     def _views(self, drawn: EpisodeIndices) -> tuple[Tensor, Tensor]:
-        """Rows of the banks: each image in one of its augmented views, drawn anew in each episode."""
+        """Return rows of the banks: each image in an augmented view, drawn for each episode."""
         views = self.novel.views
         if views == 1:
             return drawn.support, drawn.query
@@ -187,12 +192,22 @@ class EpisodeLoader(Loader):
 
 
 def take_images(pool: FeaturePool, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Features and base logits of images [E, R] of a pool."""
+    """Return features [E, R, D] and base logits [E, R, K] of images of a pool.
+
+    Args:
+        pool: of the images.
+        rows: [E, R] rows of the images in the pool.
+    """
     return take_rows(pool.features, rows), take_rows(pool.base_logits, rows)
 
 
 def take_rows(bank: Tensor, rows: Tensor) -> Tensor:
-    """bank[rows [E, R]], [E, R, ...]."""
+    """Return ``bank[rows]``, [E, R, ...].
+
+    Args:
+        bank: [images, ...] features or logits of a pool.
+        rows: [E, R] rows of the bank.
+    """
     return bank.index_select(0, rows.flatten()).view(*rows.shape, -1)
 
 
@@ -216,9 +231,12 @@ class Hits(NamedTuple):
 
 
 def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> Hits:
-    """The hits of a checked form of answer; ``name`` is what errors call the method.
+    """Return the hits of an answer whose form has been checked.
 
     Args:
+        name: what errors call the method.
+        prediction: its answer to the batch.
+        batch: of E episodes.
         base_queries: in each episode.
 
     Raises:

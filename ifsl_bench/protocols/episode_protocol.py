@@ -117,6 +117,11 @@ class Episodes(Protocol):
         """Return a result's hits over all test episodes with what each resample would have chosen.
 
         Pairs are multiplied by the number of episodes, as their share of all pairs is made of two sums.
+
+        Args:
+            counts: of the result, as arrays.
+            calibration: its record in the result, or None.
+            choice: the record of the choice of options, or None.
         """
         resampled = {
             "calibrated_base": calibration.resampled_base if calibration else [],
@@ -138,7 +143,7 @@ class Episodes(Protocol):
         return Counts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)
 
     def combine(self, by_seed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return each metric averaged over seeds, [n]; the harmonic mean is that of the averages."""
+        """Return each metric averaged over seeds, [n]; the harmonic mean is taken of the averages."""
         values = super().combine(by_seed)
         if "base_joint" in values and "harmonic" in values:
             values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])

@@ -29,7 +29,7 @@ class Evaluated:
     """Counts, statistics and margins of n episodes.
 
     Attributes:
-        counts: hits; with those of a bias, where one was given.
+        counts: hits; with the hits of a bias, where one was given.
         statistics: the method's own numbers, name -> [n].
         margins: of the queries, four bytes each; None in regular few-shot learning, where a bias was given, and where
             they are not kept.
@@ -121,7 +121,12 @@ class Batch:
         return len(self.labels)
 
     def part(self, start: int, stop: int) -> Batch:
-        """Episodes ``start`` to ``stop - 1`` of the batch."""
+        """Return episodes ``start`` to ``stop - 1`` of the batch.
+
+        Args:
+            start: the first episode.
+            stop: the end, not included.
+        """
         s, q, at = self.support, self.query, slice(start, stop)
         return Batch(
             Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at]),
@@ -166,7 +171,12 @@ class Loader(ABC):
 
     @abstractmethod
     def batch(self, start: int, count: int) -> Any:
-        """Return episodes or sequences ``start`` to ``start + count - 1``."""
+        """Return episodes or sequences ``start`` to ``start + count - 1``.
+
+        Args:
+            start: the first episode or sequence.
+            count: how many.
+        """
 
     @abstractmethod
     def episodes(self, count: int) -> Batch:

@@ -146,7 +146,7 @@ class Counts(HitCounts):
         return (*METRICS, *(name for name in BALANCE if there[name]))
 
     def value(self, metric: str) -> np.ndarray:
-        """One of :attr:`metrics` in each episode, [n], in percent.
+        """Return one of :attr:`metrics` in each episode, [n], in percent.
 
         ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel alone, Delta their
         mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts. ``harmonic`` is as :func:`harmonic`
@@ -209,11 +209,15 @@ class Counts(HitCounts):
 
 
 def harmonic(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
-    """The harmonic mean of the means of [n] and [n] values, spread over the episodes: [n], in the values' unit.
+    """Return the harmonic mean of two means, spread over the episodes: [n], in the values' unit.
 
     An episode's own harmonic mean may be 0/0. So it is made linear at the means B and N (the delta method): an
     episode's value is H + dH/dB (b - B) + dH/dN (n - N). The mean of these is H = 2 B N / (B + N), and their standard
     deviation makes its interval, with the covariance of base and novel values in it.
+
+    Args:
+        base: [n] values of the base queries.
+        novel: [n] values of the novel queries.
     """
     b, n = float(base.mean()), float(novel.mean())
     if b + n == 0:
@@ -231,9 +235,10 @@ class Estimate:
 
 
 def estimate(values: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Estimate:
-    """Mean of [n] values and 1.96 sqrt(s^2 / n + choices), s with n - 1.
+    """Return the mean of [n] values and the half-width 1.96 sqrt(s^2 / n + choices), s with n - 1.
 
     Args:
+        values: [n], in percent.
         choices: the variance that choices on validation episodes give the mean.
         quantile: in place of 1.96.
     """
@@ -242,7 +247,12 @@ def estimate(values: np.ndarray, choices: float = 0.0, quantile: float = Z95) ->
 
 
 def summarise(per_episode: Mapping[str, np.ndarray], quantile: float = Z95) -> dict[str, Estimate]:
-    """Every metric's mean and interval over episodes, or over the orders of sequences."""
+    """Return every metric's mean and interval over episodes, or over the orders of sequences.
+
+    Args:
+        per_episode: metric -> [n] values, in percent.
+        quantile: in place of 1.96.
+    """
     return {name: estimate(values, quantile=quantile) for name, values in per_episode.items()}
 
 
@@ -256,9 +266,15 @@ class Paired:
 
 
 def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Paired:
-    """Paired comparison of [n] and [n] per-episode values; for ``choices`` and ``quantile`` see :func:`estimate`.
+    """Compare [n] and [n] values of the same episodes, in pairs.
 
     One episode has neither interval nor p-value: NaN.
+
+    Args:
+        a: [n] values of one method, in percent.
+        b: [n] values of the other.
+        choices: the variance that choices on validation episodes give the mean difference.
+        quantile: in place of 1.96.
     """
     from scipy.special import stdtr
 

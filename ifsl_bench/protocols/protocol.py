@@ -44,14 +44,14 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Integer counts of each episode or sequence; a protocol has a subclass of its own.
 
     Each column is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.utils.serialization`; the
-    column ``classes``, which every subclass has, then says how novel classes are drawn (:class:`.ClassDraws`).
+    column ``classes``, which every subclass has, is then a text on how novel classes are drawn (:class:`.ClassDraws`).
 
     Attributes:
         COLUMNS: names of the columns.
-        SHAPE: fields that say what all episodes have in common.
+        SHAPE: fields for what all episodes have in common.
         DRAWN: columns that are the same for all methods.
         LONG: columns that have several numbers for each episode.
-        MARK: the column by which a file is told from those of other protocols.
+        MARK: the column that distinguishes a file from the files of other protocols.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()
@@ -262,7 +262,17 @@ class Protocol(ABC):
         classes: Callable[[str], Sequence[str]] = lambda pool: (),
         order: np.ndarray | None = None,
     ) -> Sampler | SequenceSampler:
-        """Return the sampler of a task's side; arguments as of :func:`.sampling.episodes.task_stream`."""
+        """Return the sampler of a task's side, see :func:`.sampling.episodes.task_stream`.
+
+        Args:
+            task: of this protocol.
+            side: "train", "val" or "test".
+            seed: of training; the other sides have the task's own.
+            starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+            device: where the indices are made.
+            classes: of a pool by name, what errors call its classes.
+            order: [T N] labels of novel/test, as a published list orders them.
+        """
         from ifsl_bench.protocols.sampling.episodes import task_stream
 
         return task_stream(task, side, seed, starts, device, classes, order)
@@ -346,7 +356,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def shape_of(self, task: Task, count: int) -> tuple[dict[str, int], int]:
-        """Return what the stored counts of a result on a task must say.
+        """Return the fields that the stored counts of a result on a task must have.
 
         Args:
             task: of this protocol.

@@ -19,7 +19,7 @@ def register(protocol: Protocol) -> None:
 
 
 def protocols() -> tuple[Protocol, ...]:
-    """Return all protocols, those of the package first."""
+    """Return all protocols, the package's own first."""
     return tuple(_registered.values())
 
 
@@ -49,7 +49,7 @@ def stored_form(fields: object) -> type[StoredCounts]:
 
 
 def titles() -> dict[str, str]:
-    """Return the heading of each metric of any protocol; of one of several protocols, that of the first."""
+    """Return the heading of each metric of any protocol; of one of several protocols, the heading of the first."""
     columns = [column for protocol in reversed(protocols()) for column in protocol.columns]
     return {column.name: column.title for column in columns}
 

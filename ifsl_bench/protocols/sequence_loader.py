@@ -45,12 +45,12 @@ class SequenceBatch:
     Attributes:
         pool: of the novel queries.
         support_pool: of the supports.
-        support_rows: [E, T, S], those of each session's supports in their pool.
+        support_rows: [E, T, S] rows of each session's supports in their pool.
         labels: [S], of a session's supports.
-        base: base queries, [1, B, D]: those of all sequences.
+        base: base queries, [1, B, D], the same for all sequences.
         base_labels: [B].
         base_there: [E, B] bool; queries of hidden classes do not count.
-        novel_rows: [E, T N q], those of the queries of the novel classes, in the order of the classes.
+        novel_rows: [E, T N q] rows of the queries of the novel classes, in the order of the classes.
         novel_there: [E, T N q] bool; false beyond the last query of a class that has fewer than others.
         hidden: [E, K] bool.
     """
@@ -77,7 +77,7 @@ class SequenceBatch:
         return [self._supports(rows, self.hidden) for rows in self.support_rows.unbind(1)]
 
     def at_once(self) -> Support:
-        """The sessions of all sequences as E T episodes, those of a sequence behind one another."""
+        """Return the sessions of all sequences as E T episodes, the sessions of a sequence one after the other."""
         sessions = self.support_rows.shape[1]
         return self._supports(self.support_rows.flatten(0, 1), self.hidden.repeat_interleave(sessions, 0))
 
@@ -89,7 +89,7 @@ class SequenceBatch:
         return len(self.hidden)
 
     def together(self, sessions: int) -> Support:
-        """The supports of the first so many sessions, as those of one episode of all their classes."""
+        """Return the supports of the first ``sessions`` sessions, as one episode of all their classes."""
         parts = self.supports[:sessions]
         labels = [part.labels + index * (int(part.labels.max()) + 1) for index, part in enumerate(parts)]
         columns = [[p.features for p in parts], labels, [p.base_logits for p in parts]]
@@ -97,9 +97,10 @@ class SequenceBatch:
         return Support(features, joint, self.hidden, base_logits)
 
     def every_image(self, at: int) -> Support:
-        """All training images of the novel classes of one sequence, as the supports of one episode.
+        """Return all training images of the novel classes of one sequence, as the supports of one episode.
 
-        They are those of the pool of supports, but for the sequence's queries where these are of the same pool.
+        They are all images of these classes in the pool of supports, but for the sequence's queries where these are of
+        the same pool.
         """
         starts = torch.from_numpy(self.support_pool.starts).to(self.support_rows.device)
         shots = int((self.labels == 0).sum())
@@ -116,14 +117,14 @@ class SequenceBatch:
         return Support(features, labels[None], self.hidden[at : at + 1], base_logits)
 
     def queries(self, sessions: int) -> Query:
-        """Base queries, and those of the novel classes of the first so many sessions: [E, B + t N q, D]."""
+        """Return the base queries, then the queries of the novel classes of the first t sessions: [E, B + t N q, D]."""
         base, novel = self.base.features.shape[1], self.novel_rows.shape[1]
         count = base + novel * sessions // self.support_rows.shape[1]
         return Query(self._queries.features[:, :count], self._queries.base_logits[:, :count])
 
     @cached_property
     def _queries(self) -> Query:
-        """Those of all sessions; a session's are the first of them, so that none is copied twice."""
+        """Queries of all sessions; a session's are the first of them, so that none is copied twice."""
         pairs = ((self.base.features, self.novel.features), (self.base.base_logits, self.novel.base_logits))
         return Query(*(torch.cat([b.expand(len(self), -1, -1), n], 1) for b, n in pairs))
 
@@ -184,7 +185,12 @@ class SequenceLoader(Loader):
         return 4 * (novel * (width + 2 * self.classes) + 2 * (novel + len(self.sampler.base_query)) * shape.classes)
 
     def batch(self, start: int, count: int) -> SequenceBatch:
-        """Sequences ``start`` to ``start + count - 1``."""
+        """Return sequences ``start`` to ``start + count - 1``.
+
+        Args:
+            start: the first sequence.
+            count: how many sequences.
+        """
         drawn, shape = self.sampler.sample(start, count), self.sampler.shape
         device = drawn.classes.device
         query = drawn.query.flatten(1)
@@ -202,7 +208,7 @@ class SequenceLoader(Loader):
         )
 
     def episodes(self, count: int) -> Batch:
-        """Session 1 of the first sequences as episodes, with a few of its queries."""
+        """Return session 1 of the first sequences as episodes, with a few of its queries."""
         batch = self.batch(0, count)
         of_class = min(NOVEL_QUERIES, self.sampler.queries)
         novel = torch.arange(self.ways * self.sampler.queries, device=batch.hidden.device)
@@ -244,7 +250,7 @@ class Answers(NamedTuple):
     novel_there: Tensor
 
     def margins(self) -> Margins:
-        """Margins that a bias on novel logits may move, after sessions 1 to T: [E, T B] and [E, T T M]."""
+        """Return margins that a bias on novel logits may move, after sessions 1 to T: [E, T B] and [E, T T M]."""
         base = self.base.masked_fill(~(self.base_right & self.base_there.unsqueeze(1)), torch.nan)
         counted = self.novel_right & self.novel_there.unsqueeze(1) & _met(self.novel).unsqueeze(-1)
         novel = self.novel.masked_fill(~counted, torch.nan)
@@ -257,7 +263,14 @@ def _met(novel: Tensor) -> Tensor:
 
 
 def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> SessionCounts:
-    """The counts with a bias on all novel logits; of equal logits the base class is the answer."""
+    """Count hits with a bias on all novel logits; of equal logits the base class is the answer.
+
+    Args:
+        answers: to the queries of E sequences.
+        base_classes: K.
+        ways: novel classes of a session.
+        bias: added to all novel logits.
+    """
     limit = _single(bias)
     base_taken = (answers.base >= limit) & answers.base_there.unsqueeze(1)  # [E, t, B], answered with a base class
     novel_there = answers.novel_there.unsqueeze(1)
@@ -353,13 +366,26 @@ class SessionEvaluator:
         return Evaluated(counts, statistics, None, bias.applied_to_sequences(answers.margins(), self.sessions))
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
-        """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""
+        """Return the method's answers after all sessions of a batch of sequences.
+
+        Args:
+            method: that answers.
+            batch: of sequences.
+
+        Raises:
+            UserError: the method breaks its contract.
+            NonFinite: logits that are NaN or +inf.
+        """
         if isinstance(method, AdditiveClassifier) and not self.supports_kept and not method.uses_all_images:
             return self._grown(method, batch)
         return self._by_session(method, batch)
 
     def last(self, method: Method, batch: SequenceBatch) -> Tensor:
-        """The joint labels that are answered after the last session, [E, B + T N q]: base queries first.
+        """Return the joint labels that are answered after the last session, [E, B + T N q]: base queries first.
+
+        Args:
+            method: that answers.
+            batch: of sequences.
 
         Raises:
             UserError, NonFinite: as :meth:`answered`.
@@ -369,7 +395,7 @@ class SessionEvaluator:
         return masked_logits(prediction, batch.hidden).argmax(-1)
 
     def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Best base logits [E, B] before any session, and whether they are those of the queries' classes."""
+        """Best base logits [E, B] before any session, and whether they are of the queries' own classes."""
         if not self.loader.sampler.hide:
             value, at = self._base.max(-1)
             return value.expand(len(batch), -1), (at == batch.base_labels).expand(len(batch), -1)
@@ -524,7 +550,7 @@ def _margin(base: Tensor, novel: Tensor) -> Tensor:
 
 
 def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The statistics of sequences, from those of their sessions."""
+    """The statistics of sequences, from the statistics of their sessions."""
     columns: dict[str, list[Tensor]] = {}
     for session in sessions:
         for name, value in session.items():

@@ -31,13 +31,13 @@ SUMMARY = ("first", "last", "pd", "gain", *AFTER)
 
 
 def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
-    """(t, g) of each column of :attr:`SessionCounts.hits`, for T sessions after session 0: t = 0..T, g = 0..t."""
+    """Return (t, g) of each column of :attr:`SessionCounts.hits`, of T sessions: t = 0..T, g = 0..t."""
     return np.tril_indices(sessions + 1)
 
 
 @dataclass(frozen=True)
 class SessionCounts(HitCounts):
-    """Hits in each of n sequences, for each session and each group of classes: those that one session brings.
+    """Hits in each of n sequences, for each session and each group of classes that one session brings.
 
     Attributes:
         hits: [n, (T + 1) (T + 2) / 2] right queries after session t of the classes of session g <= t, in the order of
@@ -47,7 +47,7 @@ class SessionCounts(HitCounts):
         queries: [n, T + 1] queries of the classes of each session.
         base_classes: K.
         ways: N.
-        state_bytes: what the method carries on after session T, beside the base classifier; None where nobody says.
+        state_bytes: what the method carries on after session T, without the base classifier; None where not known.
         supports: support sets of each order of the classes; sequences of one order follow one another.
         calibrated_hits, calibrated_novel_as_base, calibrated_base_as_novel: the same with a bias on the novel logits
             that was chosen on validation sequences; None where none was.
@@ -106,7 +106,7 @@ class SessionCounts(HitCounts):
         return square
 
     def triangle(self) -> np.ndarray:
-        """[n, T + 1, T + 1] accuracy after session t on the classes of session g, in percent; NaN for g > t.
+        """Return accuracies after session t on the classes of session g, in percent, [n, T + 1, T + 1]; NaN for g > t.
 
         A column falls as its classes are forgotten; the diagonal has those just learned.
         """
@@ -115,7 +115,7 @@ class SessionCounts(HitCounts):
         return share
 
     def after(self, metric: str) -> np.ndarray:
-        """One of :data:`AFTER` in each sequence after each session, [n, T + 1], in percent."""
+        """Return one of :data:`AFTER` in each sequence after each session, [n, T + 1], in percent."""
         return _AFTER[metric](self)
 
     @cached_property
@@ -128,7 +128,7 @@ class SessionCounts(HitCounts):
         return ("acc", *OF_SESSIONS, *(("calibrated_acc",) if self.calibrated_hits is not None else ()))
 
     def value(self, metric: str) -> np.ndarray:
-        """One of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
+        """Return one of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
 
         Orders are the units that intervals are over: sequences of one order have their classes in common.
         """
@@ -137,17 +137,17 @@ class SessionCounts(HitCounts):
         return self._values[metric]
 
     def over_orders(self, values: np.ndarray) -> np.ndarray:
-        """The mean over the sequences of each order, [orders, ...], of values [n, ...]."""
+        """Return the mean over the sequences of each order, [orders, ...], of values [n, ...]."""
         first = np.arange(0, len(self), self.supports)
         sizes = np.diff(np.append(first, len(values)))
         return np.asarray(np.add.reduceat(values, first) / sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
     def of_sequence(self, metric: str) -> np.ndarray:
-        """One of :data:`SUMMARY`, or ``calibrated_acc``, in each sequence, [n], in percent.
+        """Return one of :data:`SUMMARY`, or ``calibrated_acc``, in each sequence, [n], in percent.
 
         ``first`` and ``last`` are A_0 and A_T, ``acc`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
         2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T. ``gain`` is the ``acc`` above
-        that of :meth:`lazy`.
+        the ``acc`` of :meth:`lazy`.
         """
         if metric == "calibrated_acc":
             return self.calibrated().of_sequence("acc")
@@ -162,22 +162,26 @@ class SessionCounts(HitCounts):
         return np.asarray(after[:, 1:].mean(1) if metric == "learned" else after[:, -1])
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Name of a count -> its values in each sequence, [n, ...], for all that there are."""
+        """Return the name of a count -> its values in each sequence, [n, ...], for all that there are."""
         names = (*SEQUENCE_COUNTS, *CALIBRATED)
         return {name: values for name in names if (values := getattr(self, name)) is not None}
 
     def calibrated(self) -> SessionCounts:
-        """The counts with the bias as the plain ones; raises :class:`KeyError` where no bias was chosen."""
+        """Return the counts with the bias in place of the plain ones.
+
+        Raises:
+            KeyError: no bias was chosen.
+        """
         if self.calibrated_hits is None:
             raise KeyError("calibrated_acc")
         return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED})
 
     def with_bias(self, biased: SessionCounts) -> SessionCounts:
-        """These counts, and as the calibrated ones those of ``biased``."""
+        """Return these counts, with the counts of ``biased`` as the calibrated ones."""
         return replace(self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED})
 
     def lazy(self) -> SessionCounts:
-        """The counts of a model that is the same in session 0 and never answers with a novel class."""
+        """Return the counts of a model that is the same in session 0 and never answers with a novel class."""
         first = self.hits[:, :1].astype(np.int64)
         novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
         none: dict[str, Any] = dict.fromkeys(CALIBRATED)

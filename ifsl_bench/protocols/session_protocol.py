@@ -155,7 +155,12 @@ class Sessions(Protocol):
         check_sessions(name, method, batch.supports, loader.episodes(count).query)
 
     def calibrates(self, task: Task, method: type[Method]) -> bool:
-        """Return whether a bias is looked for: not for a method that each validation sequence would fit again."""
+        """Return whether a bias is looked for: not for a method that each validation sequence would fit again.
+
+        Args:
+            task: of this protocol.
+            method: the class of the method.
+        """
         return not method.uses_all_images
 
     def find_bias(self, margins: Margins) -> Bias:
@@ -182,7 +187,12 @@ class Sessions(Protocol):
     def resampled(self, counts: SessionCounts, calibration: Any, choice: Any) -> SessionCounts | None:
         """Return hits over all test sequences with the bias of each resample; for :data:`OF_BIAS`.
 
-        All novel hits are those of session 1.
+        All novel hits are counted as hits of session 1.
+
+        Args:
+            counts: of the result, as arrays.
+            calibration: its record in the result, or None.
+            choice: the record of the choice of options, or None.
         """
         if calibration is None or not calibration.resampled_base:
             return None

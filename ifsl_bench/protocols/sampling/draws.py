@@ -31,7 +31,12 @@ _TEXT = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[
 
 
 def stream_key(*stream: str | int, of: str = "episodes") -> int:
-    """The number that all draws of a stream begin with, e.g. ``stream_key("glyphs-5shot", "test", 0)``."""
+    """Return the number that all draws of a stream begin with, e.g. ``stream_key("glyphs-5shot", "test", 0)``.
+
+    Args:
+        *stream: names the stream.
+        of: the kind of draws, "episodes" or "sequences"; each has its own numbers.
+    """
     return seed_of(of, *stream) - (1 << 62)
 
 
@@ -49,7 +54,11 @@ class ClassDraws:
 
     @classmethod
     def parse(cls, text: str) -> ClassDraws:
-        """Reads what ``str`` wrote; raises :class:`ValueError` for another text, or more ways than classes."""
+        """Read a text that ``str`` has written.
+
+        Raises:
+            ValueError: another text, more ways than classes, or draws that take too long.
+        """
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError("it does not say how classes are drawn, as in 'drawn 2000 x 5 of 108, key 1'")
@@ -69,7 +78,10 @@ class ClassDraws:
         return self.episodes * self.ways**2
 
     def array(self) -> np.ndarray:
-        """The classes, int64 [episodes, ways], which nobody may change: results of one task share them."""
+        """Return the classes, int64 [episodes, ways].
+
+        The array cannot be written to: results of one task share it.
+        """
         return _drawn(self)
 
 
@@ -121,7 +133,14 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
-    """[E, count] 64-bit words for the numbers ``index`` [E] of a stream; each purpose has its own."""
+    """Return [E, count] 64-bit words for some numbers of a stream; each purpose has its own.
+
+    Args:
+        key: of the stream, see :func:`stream_key`.
+        index: [E] the numbers, of episodes or sequences.
+        purpose: what the words are for.
+        count: words for each number.
+    """
     import torch
 
     stream = _mix(_mix(index * _GOLDEN + key) + purpose)  # [E]
@@ -130,7 +149,12 @@ def random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
 
 
 def below(words: Tensor, limit: int | Tensor) -> Tensor:
-    """A number in 0..limit-1 for each word; its bias is below limit / 2^32."""
+    """Return a number in 0..limit-1 for each word; its bias is below limit / 2^32.
+
+    Args:
+        words: [...] random words.
+        limit: one for all words, or a tensor that broadcasts with them.
+    """
     return (_shift(words, 32) * limit) >> 32
 
 
@@ -143,7 +167,7 @@ def _targets(words: Tensor, total: Tensor) -> Tensor:
 
 
 def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
-    """``count`` different numbers below ``total`` in random order: the first steps of a Fisher-Yates shuffle.
+    """Return ``count`` different numbers below ``total`` in random order: the first steps of a Fisher-Yates shuffle.
 
     The shuffled array is never made. Step i takes what lies at place t_i >= i and puts there what lies at place i,
     which no later step looks at. So only the places swapped so far differ from the identity. What lies at a place
@@ -153,6 +177,7 @@ def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
     Args:
         words: [..., count] random words.
         total: [...] the number of things to choose from.
+        count: how many numbers.
     """
     import torch
 
@@ -177,7 +202,7 @@ def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
 
 
 def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
-    """The numbers of :func:`distinct`, by shuffling: faster for many draws from totals that are not much larger.
+    """Return the numbers of :func:`distinct`, by shuffling: faster for many draws from totals that are not much larger.
 
     Args:
         words: [..., count] random words.
@@ -195,11 +220,11 @@ def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
 
 
 def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The images that base queries may be, and their labels, int64 [n] each, by class.
+    """Return the images that base queries may be, and their labels, int64 [n] each, by class.
 
     Args:
         base: int64 [K + 1], images of class k are ``base[k]:base[k + 1]``.
-        parity: those of "even" or "odd" index within their class; None for all.
+        parity: "even" or "odd" for images with such an index within their class; None for all.
     """
     labels = np.repeat(np.arange(len(base) - 1), np.diff(base))
     rows = np.arange(base[-1])
@@ -210,14 +235,19 @@ def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.nda
 
 
 def table(values: np.ndarray, device: torch.device | str) -> Tensor:
-    """Whole numbers as a tensor of 64-bit integers on a device."""
+    """Return whole numbers as a tensor of 64-bit integers on a device.
+
+    Args:
+        values: the numbers.
+        device: where the tensor is made.
+    """
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
 
 def digest_of(parts: Iterable[Tensor]) -> str:
-    """SHA-256 over the whole numbers of all parts, in their order."""
+    """Return the SHA-256 over the whole numbers of all parts, in their order."""
     import torch
 
     sha = hashlib.sha256()
@@ -227,5 +257,10 @@ def digest_of(parts: Iterable[Tensor]) -> str:
 
 
 def remedy(option: str, value: int) -> str:
-    """Names the option that these data would do with, where any value of it would."""
+    """Return the end of a message that names a value with which these data would suffice; empty where none would.
+
+    Args:
+        option: of the command line, without its dashes.
+        value: the largest that would do; 0 or less where none would.
+    """
     return f"; --{option} {value:,} would do here" if value > 0 else ""

@@ -67,7 +67,8 @@ class Sampler:
 
     Args:
         stream: names the stream, e.g. ("glyphs-5shot", "test", 0).
-        shape: ways and queries; ``shots`` beside it.
+        shape: ways and queries.
+        shots: support images of a novel class.
         novel: int64 [C + 1], images of novel class c are ``novel[c]:novel[c + 1]``.
         base: int64 [K + 1], the same for the pool of the base queries; of any base pool where there are none.
         hide: whether the novel classes are base classes and hidden as such (the two pools' labels agree).
@@ -126,11 +127,23 @@ class Sampler:
         return random_words(self.key, index, purpose, count)
 
     def integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
-        """[E, count] numbers in 0..limit-1 for the episodes ``index`` [E]; each purpose has its own."""
+        """Return [E, count] numbers in 0..limit-1 for some episodes; each purpose has its own.
+
+        Args:
+            index: [E] the episodes' numbers.
+            purpose: what the numbers are for.
+            count: numbers for each episode.
+            limit: above all numbers.
+        """
         return below(self._random(index, purpose, count), limit)
 
     def sample(self, start: int, count: int) -> EpisodeIndices:
-        """Episodes ``start`` to ``start + count - 1`` of the stream."""
+        """Draw episodes ``start`` to ``start + count - 1`` of the stream.
+
+        Args:
+            start: the first episode.
+            count: how many episodes.
+        """
         spec, shots = self.shape, self.shots
         ways, each = spec.ways, shots + spec.novel_queries
         index = torch.arange(start, start + count, device=self.device)
@@ -161,7 +174,7 @@ class Sampler:
         return distinct(self._random(index, OF_CLASSES, self.shape.ways), everything, self.shape.ways)
 
     def class_draws(self, count: int) -> ClassDraws:
-        """The draws of novel classes for the first ``count`` episodes."""
+        """Return the draws of novel classes for the first ``count`` episodes."""
         return ClassDraws(count, self.shape.ways, len(self.novel_counts), self.key)
 
     def _base_places(self, index: Tensor, classes: Tensor) -> Tensor:
@@ -179,7 +192,12 @@ class Sampler:
         return place
 
     def digest(self, count: int, batch: int = 500) -> str:
-        """SHA-256 over class and image ids of the first ``count`` episodes: equal digests, equal episodes."""
+        """Return the SHA-256 over class and image ids of the first episodes: equal digests, equal episodes.
+
+        Args:
+            count: how many episodes.
+            batch: episodes drawn at once, which does not change the digest.
+        """
 
         def rows() -> Iterator[Tensor]:
             for start in range(0, count, batch):
@@ -197,7 +215,19 @@ def task_sampler(
     device: torch.device | str,
     classes: Callable[[str], Sequence[str]],
 ) -> Sampler:
-    """The episodes of a task's side, as of :func:`task_stream`."""
+    """Return the sampler of a side's episodes, see :func:`task_stream`.
+
+    Args:
+        task: that is sampled.
+        side: "train", "val" or "test".
+        seed: of training; the other sides have the task's own.
+        starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+        device: where the indices are made.
+        classes: of a pool by name, what errors call its classes.
+
+    Raises:
+        UserError: the pools have too few classes or images.
+    """
     novel = task.pool(side, "novel")
     base = task.pool(side, "base") if task.has_base else "base/train"  # for the number of base classes
     return Sampler(
@@ -222,13 +252,18 @@ def training_sampler(
     device: torch.device | str = "cpu",
     classes: Callable[[str], Sequence[str]] = lambda pool: (),
 ) -> Sampler:
-    """The training episodes of a task, each with the novel classes and the base queries of so many.
+    """Return the sampler of training episodes, each with the novel classes and the base queries of several sessions.
 
     Args:
-        seed, starts, device, classes: as of :func:`task_stream`.
+        task: that is trained on.
+        sessions: of a training episode.
+        seed: of training.
+        starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+        device: where the indices are made.
+        classes: of a pool by name, what errors call its classes.
 
     Raises:
-        UserError: the pools have too few classes or images; says for how many sessions they have enough.
+        UserError: the pools have too few classes or images; it names the number of sessions they have enough for.
     """
     shape, novel, base = task.episode, task.pool("train", "novel"), task.pool("train", "base")
 
@@ -264,14 +299,18 @@ def task_stream(
     classes: Callable[[str], Sequence[str]] = lambda pool: (),
     order: np.ndarray | None = None,
 ) -> Sampler | SequenceSampler:
-    """The stream of a task's side: its episodes, or its sequences of sessions; training is on episodes always.
+    """Return the stream of a task's side: its episodes, or its sequences of sessions; training is on episodes always.
 
     Training episodes follow the training seed, the others are the task's own.
 
     Args:
+        task: that is sampled.
+        side: "train", "val" or "test".
+        seed: of training; the other sides have the task's own.
         starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+        device: where the indices are made.
         classes: of a pool by name, what errors call its classes.
-        order: [T N] labels of novel/test, that of a published list.
+        order: [T N] labels of novel/test, as a published list orders them.
 
     Raises:
         UserError: the pools have too few classes or images.

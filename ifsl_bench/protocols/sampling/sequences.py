@@ -49,7 +49,7 @@ class Pools:
 class SequenceIndices:
     """Indices of a batch of E sequences, each of C = T N novel classes: session t has N from (t - 1) N on.
 
-    Base queries are the same in all sequences, see :class:`SequenceSampler`, without those of hidden classes.
+    Base queries are the same in all sequences, see :class:`SequenceSampler`; queries of hidden classes do not count.
     """
 
     classes: Tensor  # [E, C] novel classes, as labels of the novel pool. The joint label of the c-th is K + c.
@@ -67,7 +67,9 @@ class SequenceSampler:
 
     Args:
         stream: names the stream, e.g. ("glyphs-sessions", "test", 0).
-        shape: sessions, ways, orders and support sets; ``shots`` beside it.
+        shape: sessions, ways, orders and support sets.
+        shots: support images of a novel class.
+        pools: the images to draw from.
         hide: whether the novel classes are base classes and hidden as such (the two pools' labels agree).
         parity: base queries take only images of even or odd index within their class.
         order: [C or more] labels of the novel pool, the one order of a published list, of which the first C are dealt.
@@ -75,7 +77,7 @@ class SequenceSampler:
         device: where the indices are made.
 
     Attributes:
-        base_query: [B] images of the base pool, those of all sequences.
+        base_query: [B] images of the base pool, the same for all sequences.
         base_labels: [B] their labels.
         queries: of a novel class; of the one with most where queries are all images of the novel pool.
 
@@ -159,7 +161,12 @@ class SequenceSampler:
         return queries
 
     def sample(self, start: int, count: int) -> SequenceIndices:
-        """Sequences ``start`` to ``start + count - 1`` of the stream."""
+        """Draw sequences ``start`` to ``start + count - 1`` of the stream.
+
+        Args:
+            start: the first sequence.
+            count: how many sequences.
+        """
         index = torch.arange(start, start + count, device=self.device)
         classes = self._classes(index)
         if self.apart:
@@ -201,14 +208,22 @@ class SequenceSampler:
         return torch.where(place < self.novel_counts[classes].unsqueeze(-1), rows, -1)
 
     def class_draws(self, count: int) -> ClassDraws | np.ndarray:
-        """The draws of novel classes for the orders of the first ``count`` sequences; or these, [1, C]."""
+        """Return the draws of novel classes for the orders of the first ``count`` sequences.
+
+        A published list has one order: then these are its classes, [1, C].
+        """
         if self.order is not None:
             return self.order.cpu().numpy()[None]
         orders = -(-count // self.shape.supports)
         return ClassDraws(orders, self.shape.classes, self.novel_classes, self.key)
 
     def digest(self, count: int, batch: int = 100) -> str:
-        """SHA-256 over base queries and the first ``count`` sequences: equal digests, equal sequences."""
+        """Return the SHA-256 over base queries and the first sequences: equal digests, equal sequences.
+
+        Args:
+            count: how many sequences.
+            batch: sequences drawn at once, which does not change the digest.
+        """
 
         def rows() -> Iterator[Tensor]:
             yield from (self.base_query, self.base_labels)
@@ -228,12 +243,21 @@ def task_sequences(
     classes: Callable[[str], Sequence[str]],
     order: np.ndarray | None,
 ) -> SequenceSampler:
-    """The sequences of a task's side; see :func:`ifsl_bench.protocols.sampling.episodes.task_stream`.
+    """Return the sampler of a side's sequences; see :func:`ifsl_bench.protocols.sampling.episodes.task_stream`.
 
     Validation has an order for each support set, of as many sessions as there are classes for.
 
     Args:
+        task: in sessions.
+        side: "val" or "test".
         shape: of the task.
+        starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+        device: where the indices are made.
+        classes: of a pool by name, what errors call its classes.
+        order: [T N] labels of novel/test, as a published list orders them; None where orders are drawn.
+
+    Raises:
+        UserError: the pools have too few classes or images.
     """
     names = (task.pool(side, "novel"), task.pool(side, "base"))
     novel, base = map(starts, names)

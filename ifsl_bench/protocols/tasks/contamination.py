@@ -1,6 +1,6 @@
 """A check whether a backbone that was pretrained elsewhere may have seen a data set's novel classes. No torch.
 
-``contamination.toml`` beside this module says what is known, with sources. What it does not say counts as "may have
+``contamination.toml`` next to this module lists what is known, with sources. What it does not list counts as "may have
 seen": nobody knows what is in most of the large sets.
 """
 
@@ -19,13 +19,13 @@ MARKS = {"no": "", "may": "novel classes perhaps seen in pretraining", "yes": "n
 
 @lru_cache(maxsize=1)
 def seen_facts() -> Mapping[str, Any]:
-    """The table: ``corpora``, by name, each with what it ``contains``; ``pairs`` of a corpus and a data set."""
+    """Return the table: ``corpora``, by name, each with what it ``contains``; ``pairs`` of a corpus and a data set."""
     text = resources.files("ifsl_bench.protocols.tasks").joinpath("contamination.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def seen(corpora: Iterable[str] | None, dataset: str, base_order: int | None = None) -> str:
-    """Tells whether images of a data set's novel classes were among those of a pretraining: one of :data:`SEEN`.
+    """Return whether images of a data set's novel classes were among the images of a pretraining: one of :data:`SEEN`.
 
     Args:
         corpora: what the backbone was pretrained on elsewhere; None for one that has seen the task's data alone.
@@ -39,7 +39,7 @@ def seen(corpora: Iterable[str] | None, dataset: str, base_order: int | None = N
 
 
 def _verdict(corpus: str, dataset: str) -> str:
-    """The worst that is known of one corpus and of what it contains; "may" where it says nothing itself."""
+    """The worst that is known of one corpus and of what it contains; "may" where it has no entry of its own."""
     if corpus == BASE:
         return "no"
     pairs = [pair for pair in seen_facts()["pairs"] if dataset in pair["datasets"]]

@@ -107,7 +107,7 @@ class Key:
 
 
 def keys() -> list[Key]:
-    """Every key that a task file may have, table by table."""
+    """Return every key that a task file may have, table by table."""
     return list(_keys(TaskFile, ""))
 
 
@@ -168,7 +168,7 @@ _OF_BACKBONES = {
 
 
 def _range(path: str, of: Any) -> str:
-    """Says in words what a key may be, from where it is checked."""
+    """The values of a key in words, from where it is checked."""
     if (name := path.rpartition(".")[2]) in _OF_BACKBONES:
         return _OF_BACKBONES[name]
     if isinstance(of, msgspec.inspect.LiteralType):
@@ -187,7 +187,7 @@ def _range(path: str, of: Any) -> str:
 
 
 def toml(value: object) -> str:
-    """A value as TOML: a text, a truth value, a number, or a list of these."""
+    """Return a value as TOML: a text, a truth value, a number, or a list of these."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(toml, value))}]"
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
@@ -230,10 +230,10 @@ TABLES = {
 
 
 def page(backbones: Mapping[str, str]) -> str:
-    """The reference, in Markdown.
+    """Return the reference, in Markdown.
 
     Args:
-        backbones: what ``pretraining.backbone`` may be -> what that is.
+        backbones: what ``pretraining.backbone`` may be -> its description.
     """
     schedule = MetaTraining().schedule
     parts = [PAGE]
@@ -261,11 +261,10 @@ HEAD = "# Above each key stands what it means. One with '#' in front of it is at
 
 
 def task_text(content: Mapping[str, Any], head: str = "") -> str:
-    """A task file with a comment on every key.
+    """Return a task file with a comment on every key.
 
     Args:
-        content: what it says, as tables in tables; a key that is left out stands there as a comment, if it has a
-            default.
+        content: its values, as tables in tables; a key that is left out stands there as a comment, if it has a default.
         head: lines above it, each a comment.
     """
     by_table: dict[str, list[Key]] = {}

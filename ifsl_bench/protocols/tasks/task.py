@@ -26,7 +26,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def _without_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The values but for those of these names that are None."""
+    """All values but for the named ones that are None."""
     return {name: part for name, part in value.items() if part is not None or name not in names}
 
 
@@ -55,7 +55,12 @@ class Schedule(Strict, frozen=True):
     warmup: int = 0
 
     def at(self, step: int, steps: int) -> float:
-        """The learning rate of a step counted from 0."""
+        """Return the learning rate of a step.
+
+        Args:
+            step: counted from 0.
+            steps: of the whole training.
+        """
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         if self.shape == "cosine":
@@ -63,7 +68,7 @@ class Schedule(Strict, frozen=True):
         return self.rate * 0.1 ** sum(step >= drop for drop in self.drops)
 
     def stretched(self, factor: float) -> Schedule:
-        """The schedule for ``factor`` times as many steps."""
+        """Return the schedule for ``factor`` times as many steps."""
         drops = tuple(sorted({max(1, round(drop * factor)) for drop in self.drops}))
         return msgspec.structs.replace(self, drops=drops, warmup=round(self.warmup * factor))
 
@@ -74,10 +79,11 @@ class Pretraining(Strict, frozen=True):
     A backbone with weights from elsewhere stays as it is; of the rest of this only ``weight_decay``, the penalty of the
     base classifier, and the augmentation of views concern it, and it is the same for every seed.
 
-    ``seed`` is that of the one pretraining that every training seed starts from; None: each has its own. ``weights``
-    begins the checksum of a file of weights that the user gave for the backbone, which are used as they are, and
-    ``pretrained_on`` is what that user says they have seen: sets of images, joined by ":". ``centre`` is "none" where
-    the features of such a backbone are left as they are; else the mean of those of base/train is subtracted.
+    ``seed`` is the seed of the one pretraining that every training seed starts from; None: each has its own.
+    ``weights`` begins the checksum of a file of weights that the user gave for the backbone, which are used as they
+    are, and ``pretrained_on`` is what they have seen, by the user's account: sets of images, joined by ":". ``centre``
+    is "none" where the features of such a backbone are left as they are; else the mean of the features of base/train
+    is subtracted.
     """
 
     backbone: str
@@ -95,18 +101,21 @@ class Pretraining(Strict, frozen=True):
     centre: Literal["mean", "none"] | None = None
 
     def definition(self) -> dict[str, Any]:
-        """Everything that changes the weights, beside the seed."""
+        """Return everything that changes the weights, but for the seed."""
         value = msgspec.to_builtins(self)
         del value["seed"], value["pretrained_on"]
         return _without_none(value, "weights", "centre")  # younger than the first pretrainings
 
     def epoch(self, images: int) -> tuple[int, int]:
-        """Images of a step and steps of an epoch, where base/train has so many images."""
+        """Return the images of a step and the steps of an epoch, where base/train has ``images`` images."""
         batch = min(self.batch, images)
         return batch, max(1, images // max(1, batch))
 
     def stretched(self, steps: int) -> Pretraining:
-        """The pretraining with so many steps; with few, running averages follow sooner, to forget where they began."""
+        """Return the pretraining with another number of steps.
+
+        With few steps, running averages follow sooner, to forget where they began.
+        """
         if steps == self.steps:
             return self
         schedule = self.schedule.stretched(steps / max(1, self.steps))
@@ -163,10 +172,10 @@ class SessionSpec(Strict, frozen=True):
     An *order* deals ``count * ways`` classes into sessions; there are ``orders`` of them, and ``supports`` support sets
     for each. Sequence ``i`` has order ``i // supports``.
 
-    ``queries`` are those of each novel class, from images that are not its supports. None: as many as a base class has
+    ``queries``: of each novel class, from images that are not its supports. None: as many as a base class has
     on average, rounded down. Where supports have a pool of their own, queries are all images of the other pool.
 
-    ``listed``: the classes are those of a published list. Supports come from a pool of their own, novel/support; no
+    ``listed``: the classes are of a published list. Supports come from a pool of their own, novel/support; no
     class is left for validation, so that its sequences are of base classes, hidden as such, and of base/val's images.
     ``published``: the list to the letter, its order and its supports.
     ``memory``: "none" refuses methods that keep the supports of earlier sessions.
@@ -191,14 +200,14 @@ class SessionSpec(Strict, frozen=True):
         return self.orders * self.supports
 
     def within(self, classes: int) -> SessionSpec:
-        """The specification with as many sessions as so many novel classes suffice for; for validation."""
+        """Return the specification with as many sessions as ``classes`` novel classes suffice for; for validation."""
         return msgspec.structs.replace(self, count=min(self.count, classes // self.ways))
 
     def hiding(self, base_classes: int) -> SessionSpec:
-        """The specification with so many sessions that novel classes, hidden as base classes, have their share of all.
+        """Return the specification with fewer sessions, where novel classes are base classes that are hidden.
 
-        For validation where every class is either a base class or one of the test: K base and C novel classes become
-        K - C' base and C' novel ones with C' at most K C / (K + C).
+        Novel classes then have their share of all. It is for validation where every class is either a base class or one
+        of the test: K base and C novel classes become K - C' base and C' novel ones with C' at most K C / (K + C).
         """
         return self.within(base_classes * self.classes // (base_classes + self.classes))
 
@@ -210,7 +219,7 @@ class Task(Strict, frozen=True):
     *is* base/train and an episode's classes are hidden from the base classifier (mini-ImageNet). ``base_classes`` is
     None for all of the data set's; ``base_order`` is the number of a draw of base classes among all that a published
     list has, None for the list's own. ``novel_from`` is the data set that the novel classes of validation and testing
-    come from, None for ``dataset``; images are normalised as ``dataset`` says all the same. ``variant_of`` names the
+    come from, None for ``dataset``; images are normalised as for ``dataset`` all the same. ``variant_of`` names the
     task whose protocol this one departs from: tables keep the two apart.
 
     Example:
@@ -262,7 +271,7 @@ class Task(Strict, frozen=True):
         return self.novel_from or self.dataset.name
 
     def definition(self) -> dict[str, Any]:
-        """Everything that changes a number, and nothing else."""
+        """Return everything that changes a number, and nothing else."""
         value = msgspec.to_builtins(self)
         del value["title"], value["digest"], value["variant_of"]
         del value["dataset"]["obtain"], value["dataset"]["fingerprint"], value["dataset"]["partial"]
@@ -281,11 +290,16 @@ class Task(Strict, frozen=True):
         return sha256_json(self.definition())[:16]
 
     def pretraining_seed(self, seed: int) -> int:
-        """The seed of the pretraining that a training seed starts from."""
+        """Return the seed of the pretraining that a training seed starts from."""
         return seed if self.pretraining.seed is None else self.pretraining.seed
 
     def pool(self, side: Side, part: Part) -> str:
-        """The pool that a side's base queries or novel classes come from (protocol of Ren et al. 2019, appendix)."""
+        """Return the pool of a side's base queries or novel classes (protocol of Ren et al. 2019, appendix).
+
+        Args:
+            side: "train", "val" or "test".
+            part: "base" or "novel".
+        """
         if self.hides(side):
             return "base/train" if side == "train" else "base/val"
         if side == "train":
@@ -293,22 +307,22 @@ class Task(Strict, frozen=True):
         return f"{part}/{side}"
 
     def pools(self, side: Side) -> tuple[str, ...]:
-        """The pools whose images are in a side's episodes."""
+        """Return the pools whose images are in a side's episodes."""
         pools = [self.pool(side, part) for part in self.parts]
         return tuple(dict.fromkeys([*pools, *([SUPPORT] if self.supports_apart(side) else [])]))
 
     def supports_apart(self, side: Side) -> bool:
-        """Returns whether a side's supports come from :data:`SUPPORT`, and all images of the other pool are queries."""
+        """Return whether a side's supports come from :data:`SUPPORT`, and all images of the other pool are queries."""
         return side == "test" and self.sessions is not None and self.sessions.listed
 
     def hides(self, side: Side) -> bool:
-        """Returns whether a side's novel classes are base classes, hidden as such for the episode."""
+        """Return whether a side's novel classes are base classes, hidden as such for the episode."""
         if side == "val" and self.sessions is not None and self.sessions.listed:
             return True
         return side == "train" and self.protocol == "shared"
 
     def base_parity(self, side: Side) -> Literal["even", "odd"] | None:
-        """The parity of the images, by index in each class, that a side's base queries may use.
+        """Return the parity of the images, by index in each class, that a side's base queries may use.
 
         Where meta-training and validation both draw on base/val, the former takes even and the latter odd indices, so
         that no image both trains and selects a model.

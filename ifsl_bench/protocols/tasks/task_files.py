@@ -67,7 +67,7 @@ def _keys() -> set[str]:
 
 
 def _read(text: str, where: str) -> TaskFile | _VariantFile:
-    """A file's content, held against the schema."""
+    """A file's content, checked against the schema."""
     raw = parse_toml(text, where)
     kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
     file = validate(raw, kind, where, _keys())
@@ -106,7 +106,7 @@ def _variants(file: TaskFile | _VariantFile, where: str, others: Mapping[str, Ta
 
 
 def parse(text: str, where: str) -> list[Task]:
-    """Reads the tasks of one TOML file.
+    """Read the tasks of one TOML file.
 
     Args:
         text: the file's content.
@@ -127,7 +127,7 @@ def parse(text: str, where: str) -> list[Task]:
 
 @lru_cache(maxsize=1)
 def packaged() -> dict[str, Task]:
-    """The tasks that come with the package, by name."""
+    """Return the tasks that come with the package, by name."""
     texts = {f.name: f.read_text(encoding="utf-8") for f in resources.files("ifsl_bench.tasks").iterdir()
              if f.name.endswith(".toml")}  # fmt: skip
     files = {f"tasks/{name}": _read(texts[name], f"tasks/{name}") for name in sorted(texts)}
@@ -142,7 +142,7 @@ def packaged() -> dict[str, Task]:
 
 
 def own(home: Paths) -> dict[str, Task]:
-    """The tasks on data sets that the user prepared from images of their own, by name.
+    """Return the tasks on data sets that the user prepared from images of their own, by name.
 
     Raises:
         UserError: a task file of theirs is wrong; it is named.
@@ -158,7 +158,7 @@ def own(home: Paths) -> dict[str, Task]:
 
 
 def _check_free(task: Task, where: str) -> None:
-    """Raises :class:`UserError` for a task of one's own with the name of another one that comes with the package."""
+    """Raise :class:`UserError` for a task of one's own with the name of another one that comes with the package."""
     namesake = packaged().get(task.name)
     if namesake is not None and namesake != task:
         raise UserError(
@@ -168,12 +168,12 @@ def _check_free(task: Task, where: str) -> None:
 
 
 def find(name: str, change: Change | None = None, home: Paths | None = None) -> list[Task]:
-    """The task of that name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``; each with a change.
+    """Return the task of a name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``; each with a change.
 
     Args:
-        name: may say changes itself, as ``glyphs-5shot+ways=10``.
+        name: may have changes itself, as ``glyphs-5shot+ways=10``.
         change: further ones.
-        home: where the user's own tasks are, beside the packaged ones; the usual place where None.
+        home: where the user's own tasks are, which are found as the packaged ones are; the usual place where None.
 
     Raises:
         UserError: no such task or file, and a name like it is suggested; or an impossible change.
@@ -186,7 +186,16 @@ def find(name: str, change: Change | None = None, home: Paths | None = None) -> 
 
 
 def find_one(name: str, home: Paths | None = None, change: Change | None = None) -> Task:
-    """The one task of that name; raises as :func:`find`, and for a file that defines several."""
+    """Return the one task of a name.
+
+    Args:
+        name: may have changes itself, as ``glyphs-5shot+ways=10``.
+        home: where the user's own tasks are; the usual place where None.
+        change: further changes.
+
+    Raises:
+        UserError: as :func:`find`, and for a file that defines several tasks.
+    """
     task, *more = find(name, change, home)
     if more:
         raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
@@ -194,13 +203,13 @@ def find_one(name: str, home: Paths | None = None, change: Change | None = None)
 
 
 def is_plain(name: str) -> bool:
-    """Returns whether this names a task, perhaps with changes, which :func:`find` looks up without opening a path."""
+    """Return whether this names a task, perhaps with changes, which :func:`find` looks up without opening a path."""
     plain = name.partition("+")[0]
     return bool(re.fullmatch(NAME, plain)) and not re.search(r"[/\\]", name) and not names_file(name)
 
 
 def names_file(name: str) -> bool:
-    """Returns whether a task is said by a file, ``path.toml`` or ``path.toml:name``, perhaps with changes."""
+    """Return whether a name is of a file, ``path.toml`` or ``path.toml:name``, perhaps with changes."""
     return bool(re.search(r"\.toml($|[:+])", name))
 
 

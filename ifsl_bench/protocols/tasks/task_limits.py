@@ -91,7 +91,7 @@ LISTS = {
 
 
 def most_episodes(shape: EpisodeSpec) -> int:
-    """The most test episodes there may be: as many as a result file holds, packed, and a million at most."""
+    """Return the most test episodes there may be: as many as fit into a result file, packed, and a million at most."""
     from ifsl_bench.utils.serialization import byte_width  # NumPy, which --help does without
 
     base, novel = shape.base_queries, shape.ways * shape.novel_queries  # joint, alone and calibrated hits, and pairs
@@ -103,18 +103,34 @@ def most_episodes(shape: EpisodeSpec) -> int:
 
 
 def most_of(task: Task) -> int:
-    """The most test episodes, or sequences of sessions, that a result of the task may have."""
+    """Return the most test episodes, or sequences of sessions, that a result of the task may have."""
     return SEQUENCES if task.sessions else most_episodes(task.episode)
 
 
 def check_name(name: str, where: str) -> None:
-    """Raises :class:`UserError` for what no task file may call a task; a ``+`` is for changes of a task."""
+    """Check that a task file may call a task by a name; a ``+`` is for changes of a task.
+
+    Args:
+        name: of the task.
+        where: how errors name the file.
+
+    Raises:
+        UserError: the name is not allowed.
+    """
     if not re.fullmatch(NAME, name):
         raise UserError(f"{where}: task {name!r}: {RULE}")
 
 
 def check_task(task: Task, where: str) -> None:
-    """Raises :class:`UserError` for an impossible value; it names the field, the task and ``where``."""
+    """Check that all values of a task are possible.
+
+    Args:
+        task: that is checked.
+        where: how errors name its file.
+
+    Raises:
+        UserError: an impossible value; it names the field, the task and ``where``.
+    """
 
     def need(ok: bool, message: str) -> None:
         if not ok:

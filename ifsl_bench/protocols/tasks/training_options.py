@@ -24,10 +24,10 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         episodes_per_step: episodes whose mean loss makes one step; the paper uses 1.
         select: "last" keeps the final parameters, as Ren et al. (2019); "best" those with the best validation accuracy.
-        rate: the learning rate to begin with; 0 for that of the schedule.
+        rate: the learning rate to begin with; 0 for the schedule's own.
         views: augmented views of each meta-training image; 1 means the plain images.
-        sessions: of a training episode. More than 1 make it a sequence: so many groups of as many novel classes as the
-            task's episodes have, learned one after the other; the loss is the mean of those after each.
+        sessions: of a training episode. More than 1 make it a sequence: this many groups of as many novel classes as
+            the task's episodes have, learned one after the other; the loss is the mean of the losses after each.
         steps: 0 for the schedule of the method or task; otherwise the schedule is stretched to this many steps.
     """
 
@@ -40,7 +40,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Training:
-        """Reads the changes from strings or values.
+        """Read the changes from strings or values.
 
         Raises:
             UserError: unknown name (with the nearest ones), or an impossible value.
@@ -69,13 +69,13 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         return training
 
     def changes(self) -> dict[str, Any]:
-        """The values that are not the default."""
+        """Return the values that are not the default."""
         return {
             f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default
         }
 
     def applied(self, spec: MetaTraining) -> MetaTraining:
-        """The schedule with ``rate`` and ``steps``."""
+        """Return the schedule with ``rate`` and ``steps``."""
         if self.rate:
             spec = msgspec.structs.replace(spec, schedule=msgspec.structs.replace(spec.schedule, rate=self.rate))
         if not self.steps:

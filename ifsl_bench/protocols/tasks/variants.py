@@ -1,9 +1,10 @@
-"""Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax),
-steps of pretraining, novel classes of another data set, or another backbone.
+"""Tasks made from other tasks by a change of their settings.
 
-A change is part of the task's name, ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of
-its hash, its episodes, their digest and its folder of results. A name says only what differs from the task before the
-first ``+``, in the order of :class:`Change`, so that one task has one name. Imports no torch.
+A change is another number of ways, shots, queries or base classes (or none of these in the softmax), of steps of
+pretraining, novel classes of another data set, or another backbone. It is part of the task's name,
+``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of its hash, its episodes, their digest
+and its folder of results. A name has only what differs from the task before the first ``+``, in the order of
+:class:`Change`, so that one task has one name. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Changes to a task; None leaves a part as it is.
 
     Attributes:
-        base_classes: so many of the data set's base classes, see :mod:`ifsl_bench.data.views`; the backbone is trained
-            on these alone.
+        base_classes: how many base classes of the data set, see :mod:`ifsl_bench.data.views`; the backbone is
+            trained on these alone.
         base_order: the number of a draw of the base classes, among all classes of a published list of sessions, see
             :mod:`ifsl_bench.data.views`; the backbone is trained on these alone.
         ways: novel classes of an episode.
         shots: support images of each.
-        queries: query images of each. Those of base classes change in proportion, so that the shares of base and novel
+        queries: query images of each. Base queries change in proportion, so that the shares of base and novel
             queries stay what they were.
         pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
         novel_from: a data set whose classes are the novel ones of validation and testing, see
@@ -38,8 +39,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         pretrained_on: what these weights have seen.
         centre: of a backbone with weights from elsewhere: "mean" subtracts the mean of the features of base/train from
             all, "none" leaves them as they are.
-        sessions: so many sessions after the base session, each of the task's ways; of a task in episodes it makes one
-            in sessions.
+        sessions: the number of sessions after the base session, each of the task's ways; of a task in episodes it
+            makes one in sessions.
     """
 
     base_classes: int | None = None
@@ -56,7 +57,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sessions: int | None = None
 
     def parts(self) -> dict[str, int | str]:
-        """The changes that are not None, as they are spelled in names: ``{"base-classes": 50}``."""
+        """Return the changes that are not None, as they are spelled in names: ``{"base-classes": 50}``."""
         fields = msgspec.structs.fields(self)
         return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
 
@@ -95,7 +96,7 @@ TEXTS = {
 
 
 def make_change(values: Mapping[str, int | str | None]) -> Change:
-    """A change from names as they are spelled, values checked.
+    """Return a change from names as they are spelled, values checked.
 
     Raises:
         UserError: an unknown name, a value that is no whole number from 1 to :data:`MOST`, or no text of its kind
@@ -117,7 +118,9 @@ def make_change(values: Mapping[str, int | str | None]) -> Change:
 
 
 def split(name: str) -> tuple[str, Change]:
-    """``("my.toml:mine-5shot", Change(ways=10))`` of ``my.toml:mine-5shot+ways=10``; a path may hold a ``+`` itself.
+    """Split the name of a task into the name without changes and the change.
+
+    ``my.toml:mine-5shot+ways=10`` gives ``("my.toml:mine-5shot", Change(ways=10))``; a path may hold a ``+`` itself.
 
     Raises:
         UserError: a part after ``+`` that is no change of a task, or one that is there twice.
@@ -147,10 +150,14 @@ def split(name: str) -> tuple[str, Change]:
 
 
 def merged(name: str, change: Change) -> tuple[str, Change]:
-    """A task's name without its changes, and these together with further ones.
+    """Return a task's name without its changes, and these together with further ones.
+
+    Args:
+        name: of the task, perhaps with changes.
+        change: the further ones.
 
     Raises:
-        UserError: both say something of the same thing.
+        UserError: the name and ``change`` both set the same value.
     """
     plain, own = split(name)
     for key in own.parts().keys() & change.parts().keys():
@@ -159,13 +166,17 @@ def merged(name: str, change: Change) -> tuple[str, Change]:
 
 
 def changed(task: Task, change: Change) -> Task:
-    """The task with a change, under a name that tells it; the task itself where nothing differs.
+    """Return the task with a change, under a name that has the change; the task itself where nothing differs.
 
-    Episodes are drawn anew for each name, so a digest pinned for the original does not hold.
+    Each name has its own episodes, so a digest pinned for the original does not apply.
+
+    Args:
+        task: that is changed.
+        change: of its settings.
 
     Raises:
         UserError: novel classes of another data set are asked for, and the task is on that one, or on a published list
-            of sessions; or other base classes of a task that has not those of such a list, or its order.
+            of sessions; or other base classes of a task whose classes are not of such a list, or that has its order.
     """
     if change.base_order and not (task.sessions and task.sessions.listed and not task.sessions.published):
         raise UserError(
@@ -228,7 +239,12 @@ VALIDATION_SEQUENCES = 100  # half of them for options and the bias, half for ch
 
 
 def in_sessions(task: Task, spec: SessionSpec) -> Task:
-    """The task, validated and tested on sequences of sessions."""
+    """Return the task, validated and tested on sequences of sessions.
+
+    Args:
+        task: in episodes or in sessions.
+        spec: of the sessions.
+    """
     return msgspec.structs.replace(
         task,
         sessions=spec,
@@ -251,8 +267,9 @@ def _sessions(task: Task, change: Change) -> SessionSpec | None:
 
 
 def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
-    """Another backbone, or other weights for it; weights are those of one backbone, and go with it, as what is said of
-    them does.
+    """Return another backbone, or other weights for it.
+
+    Weights belong to one backbone and are dropped with it, and with them the record of what they have seen.
 
     Raises:
         UserError: a backbone for data that are features.
@@ -268,7 +285,12 @@ def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
 
 
 def derived(task: Task, name: str, entry: Variant) -> Task:
-    """The task that a task file calls ``name`` and derives from ``task``.
+    """Return the task that a task file derives from another one.
+
+    Args:
+        task: that it is derived from.
+        name: what the file calls it.
+        entry: of the file.
 
     Raises:
         UserError: an impossible change.
