@@ -59,7 +59,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     results: str | Path | None = None,
     work: Workspace | None = None,
 ) -> Result | Results:
-    """Run methods on tasks, and returns the results, which are stored as files as well.
+    """Run methods on tasks and return the results, which are stored as files as well.
 
     One method on one task, without ``seeds``, gives one result; a list of either, or ``seeds``, gives
     :class:`ifsl_bench.reporting.frames.Results`. What is stored already is not repeated.
@@ -73,18 +73,21 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         options: the method's own, e.g. ``{"normalise": True}``.
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocols.tasks.training_options.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
-        episodes: the first so many test episodes; the task's own number by default, which may be exceeded.
+        episodes: the number of test episodes, from the first on; the task's own number by default, which may be
+            exceeded.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see
             :mod:`ifsl_bench.protocols.tasks.variants`.
-        tune: choose among so many settings of the method's space on validation episodes, its default among them; 0
-            for the method as published.
+        tune: the number of settings of the method's space, its default among them, to choose from on validation
+            episodes; 0 for the method as published.
         calibrate: add the bias to the novel logits that is best on validation episodes; a row of its own, such as
             ``imprint+cal``.
         rerun: evaluate again even if the same result is stored.
         retrain: train again even if the model is stored, which is kept under another name.
-        progress: show what is done, and how long it takes; None: in a notebook, unless ``work`` says where.
-        log: "csv" or "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
-        home, results: folders of caches and of results, as ``--home`` and ``--results``.
+        progress: show what is done, and how long it takes; None: in a notebook, unless ``work`` is given.
+        log: "csv" or "tensorboard" for the curves of trainings.
+        log_dir: the folder of these curves; among the logs of the home folder by default.
+        home: the folder of caches, as ``--home``.
+        results: the folder of results, as ``--results``.
         work: folders, device and progress display; see :func:`workspace`; not together with ``home`` or ``results``.
 
     Raises:
@@ -154,7 +157,9 @@ def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = F
     Args:
         job: to run.
         work: folders, device and reporter.
-        rerun, retrain, command: see :func:`~ifsl_bench.experiments.runner.run_jobs`.
+        rerun: evaluate again even if a result is stored.
+        retrain: train again even if a model is stored, which is kept under another name; rerun follows.
+        command: recorded with the result.
     """
     run_jobs([job], work, rerun=rerun, retrain=retrain, command=command)
     return result_file.read(job.result_path(work.home))
@@ -174,8 +179,12 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: a folder under ``trained`` in the cache, or its name.
+        task: a task's name or file, as in :func:`run`.
         select: "best" for the parameters that were best on validation, in place of the last ones.
-        task, episodes, change: as in :func:`run`.
+        episodes: the number of test episodes, from the first on; the task's own number by default.
+        change: of the task, as in :func:`run`.
+        work: folders, device and progress display; see :func:`workspace`.
+        command: recorded with the result.
 
     Raises:
         UserError: no such model, an unfinished one, other code or options of the method, or a backbone that is not in

@@ -15,6 +15,11 @@ from ifsl_bench.utils.errors import UserError
 
 
 def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    """Return the names of packaged tasks and of the user's own that complete a word.
+
+    Args:
+        word: the word as typed so far.
+    """
     from ifsl_bench.protocols.tasks.task_files import own, packaged
     from ifsl_bench.utils.files import Paths
 
@@ -22,6 +27,11 @@ def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str
 
 
 def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    """Return the rows and the registered methods that complete a word.
+
+    Args:
+        word: the word as typed so far.
+    """
     from ifsl_bench.plugin.display_names import rows
     from ifsl_bench.plugin.registry import METHODS, names
 
@@ -29,7 +39,13 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
 
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
-    """Return the methods and the labels of stored rows that complete a word."""
+    """Return the methods and the labels of stored rows that complete a word.
+
+    Args:
+        context: of the command, from click.
+        parameter: to complete, from click.
+        word: the word as typed so far.
+    """
     from ifsl_bench.utils.files import Paths
 
     folders = (resources.files("ifsl_bench.results"), Paths.locate(None, None).results)
@@ -46,10 +62,22 @@ def complete_rows(context: click.Context, parameter: click.Parameter, word: str)
 
 
 def complete_rows_and_tasks(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
+    """Return the methods, the labels of stored rows and the tasks that complete a word.
+
+    Args:
+        context: of the command, from click.
+        parameter: to complete, from click.
+        word: the word as typed so far.
+    """
     return [*complete_rows(context, parameter, word), *complete_tasks(context, parameter, word)]
 
 
 def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    """Return the prepared and the registered data sets that complete a word.
+
+    Args:
+        word: the word as typed so far.
+    """
     from ifsl_bench.plugin.registry import DATASETS, names
     from ifsl_bench.utils.files import Paths
 
@@ -58,7 +86,12 @@ def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]
 
 
 def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:
-    """Return the options of the methods that the command line has named so far; of all where it has named none."""
+    """Return the options of the methods that the command line has named so far; of all where it has named none.
+
+    Args:
+        context: of the command, with the methods named so far.
+        word: the word as typed so far.
+    """
     from ifsl_bench.plugin.display_names import rows
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.options import options_of

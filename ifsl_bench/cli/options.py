@@ -39,17 +39,34 @@ class Group(click.Group):
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help, of what follows ``ifsl-bench``; as it is, since click would fill its lines."""
+    """Return the examples at the end of a command's help, on lines that click does not refill.
+
+    Args:
+        lines: the examples, each without ``ifsl-bench``.
+    """
     commands = (f"ifsl-bench {line}" for line in lines)
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
 def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
-    """Repeated options and comma-separated lists alike."""
+    """Split repeated options and comma-separated lists alike into names.
+
+    Args:
+        values: of the option, each a name or a comma-separated list.
+    """
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
 def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """Return the values of an option that takes NAME=VALUE, by name.
+
+    Args:
+        parameter: the option, for errors.
+        values: of the option, each NAME=VALUE.
+
+    Raises:
+        UserError: a value without a name or ``=``, or a name that is given twice.
+    """
     pairs = {}
     for value in values:
         key, separator, text = value.partition("=")
@@ -62,6 +79,14 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
 
 
 def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
+    """Return the name of an output format if there is such a format.
+
+    Args:
+        value: the name as typed.
+
+    Raises:
+        UserError: there is no such format.
+    """
     from ifsl_bench.reporting.render import FORMATS
 
     if value not in FORMATS:
@@ -82,7 +107,7 @@ style_option = click.option(
 
 
 class Whole(click.ParamType):
-    """A whole number within a range; helps show it as N, and give a range in words where that says something."""
+    """A whole number within a range; helps show it as N, and give a range in words where that is informative."""
 
     name = "n"
 
@@ -98,7 +123,7 @@ class Whole(click.ParamType):
 
 
 class Seeds(Whole):
-    """A number of seeds; for a list, the error says what to write instead."""
+    """A number of seeds; for a list, the error explains what to write instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not value.strip().lstrip("-").isdigit():
@@ -110,7 +135,7 @@ class Seeds(Whole):
 
 
 def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str]) -> str | None:
-    """The one campaign that is named; methods and tasks without their options are told how to say them."""
+    """Return the one campaign that is named; for methods and tasks without their options, the error names these."""
     if len(values) > 1 or (values and not values[0].endswith(".toml") and _is_method(values[0])):
         method = values[0] if _is_method(values[0]) or len(values) > 1 else "NAME"
         task = values[1] if len(values) > 1 else "TASK"
@@ -208,13 +233,27 @@ device_option = click.option("--device", default="auto", help="auto, cpu, cuda o
 
 
 def folders_of(home: str | None, results_dir: str | None = None) -> Paths:
+    """Return the folders of a command; see :meth:`ifsl_bench.utils.files.Paths.locate` for the defaults.
+
+    Args:
+        home: value of ``--home``, or None.
+        results_dir: value of ``--results``, or None.
+    """
     from ifsl_bench.utils.files import Paths
 
     return Paths.locate(home, results_dir)
 
 
 def folders_to_read(home: str | None, results_dir: str | None) -> Paths:
-    """The folders; raises :class:`UserError` where the folder of results that somebody names is not there."""
+    """Return the folders of a command that reads results.
+
+    Args:
+        home: value of ``--home``, or None.
+        results_dir: value of ``--results``, or None.
+
+    Raises:
+        UserError: the folder of results that is named does not exist.
+    """
     folders = folders_of(home, results_dir)
     if results_dir and not folders.results.is_dir():
         raise UserError(f"--results: there is no folder {folders.results}")
@@ -222,7 +261,7 @@ def folders_to_read(home: str | None, results_dir: str | None) -> Paths:
 
 
 def folders_options(command: Any) -> Any:
-    """Gathers ``--home`` and ``--results`` into the argument ``folders``, see :func:`folders_to_read`."""
+    """Gather ``--home`` and ``--results`` into the argument ``folders``, see :func:`folders_to_read`."""
 
     @functools.wraps(command)
     def with_folders(home: str | None, results_dir: str | None, **arguments: Any) -> Any:
@@ -232,14 +271,15 @@ def folders_options(command: Any) -> Any:
 
 
 def agreed(question: str, yes: bool, more: str = "") -> bool:
-    """Asks whether what is listed shall be removed.
+    """Ask whether the listed items shall be removed.
 
     Args:
-        yes: whether that was said on the command line.
-        more: what else there is to do where nobody can be asked.
+        question: to print.
+        yes: whether the command line has agreed already.
+        more: an alternative to ``--yes``, for the error where there is no terminal.
 
     Raises:
-        UserError: nobody can be asked.
+        UserError: there is no terminal to ask at.
     """
     if yes:
         return True
@@ -249,6 +289,12 @@ def agreed(question: str, yes: bool, more: str = "") -> bool:
 
 
 def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:
+    """Return the reporter of a command: a live display in a terminal, else lines of a log.
+
+    Args:
+        quiet: whether only warnings are printed.
+        verbose: whether lines are printed in a terminal too, and more often.
+    """
     from ifsl_bench.utils.progress import LogReporter, RichReporter
 
     if quiet:

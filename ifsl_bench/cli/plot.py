@@ -27,6 +27,8 @@ from ifsl_bench.utils.errors import UserError
 
 
 class Kinds(Group):
+    """The commands of ``ifsl-bench plot``, one for each kind of figure."""
+
     what = "kind of figure"
 
 

@@ -41,7 +41,7 @@ FULL = "The joint and alone accuracies too; in sessions the accuracy after each,
 def _show_tasks(
     boards: Sequence[TaskResults], folders: Paths, style: str, full: bool, labels: Sequence[str], ranked: bool = True
 ) -> None:
-    """Print the tables of tasks; ranked ones with those of their variants."""
+    """Print the tables of tasks; ranked ones with the tables of their variants."""
     from ifsl_bench.analysis.task_results import nothing_stored
     from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables, with_variants
 
@@ -329,7 +329,7 @@ def reproduce(
 
 
 def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
-    """The files that are named; or those of a row, named by its label and task, perhaps of one seed alone."""
+    """Return the named files; or the files of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.analysis.aggregate import STORED
     from ifsl_bench.analysis.task_results import board_of, row_of
     from ifsl_bench.store.result_folder import packaged_root

@@ -185,7 +185,7 @@ def _run(
 
 
 def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, style: str, full: bool) -> None:
-    """Prints the rows of the tasks: for readers the new ones among those of usual settings, and where they stand."""
+    """Print the rows of the tasks: for readers the new ones among the rows of usual settings, and where they stand."""
     from ifsl_bench.analysis.task_results import load_board
     from ifsl_bench.reporting.leaderboard import task_table
     from ifsl_bench.reporting.render import PROGRAMS

@@ -1,4 +1,4 @@
-"""The choice of the back end that jobs run on: this process, workers of this machine, or those of a cluster."""
+"""The choice of the back end that jobs run on: this process, workers of this machine, or workers of a cluster."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def read_campaign(file: str) -> list[RunConfig]:
 
 
 def absolute_names(names: Sequence[object], option: str, ending: str) -> list[str]:
-    """Return names that choose among those of a file, with paths as they are in the file's.
+    """Return names that choose among the names of a file, with paths in the same form as in the file.
 
     Args:
         names: of the command line, with paths relative to the current folder.
@@ -132,7 +132,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
-    """Collects what multiplies beside methods, tasks and seeds: (table or "", key) -> values."""
+    """Collect what multiplies in addition to methods, tasks and seeds: (table or "", key) -> values."""
     choices = {("set", key): _listed(value) for key, value in run.set.items()}
     choices |= {("train", key): _listed(value) for key, value in run.train.items()}
     return choices | {("", key): _listed(getattr(run, key)) for key, *_ in PLAIN}
@@ -186,7 +186,16 @@ def _named(folder: Path, name: str, where: str, ending: str) -> str:
 
 
 def beside(folder: Path, path: str, where: str) -> str:
-    """A path that a file says, from the file's folder unless it is absolute or of a user's home."""
+    """Return a path of a campaign file: from the file's folder, unless it is absolute or in a user's home.
+
+    Args:
+        folder: of the campaign file.
+        path: as written in the file.
+        where: the place in the file, for errors.
+
+    Raises:
+        UserError: the path is empty or cannot be printed.
+    """
     path = _printable(path, where)
     return path if path.startswith("~") else str(folder / path)
 
@@ -198,7 +207,7 @@ def _printable(text: str, where: str) -> str:
 
 
 def load_configs(file: str | None, config: RunConfig) -> list[RunConfig]:
-    """Return the configs of a command: those of the campaign file that it names, or its own.
+    """Return the configs of the campaign file that a command names, or the command's own.
 
     Args:
         file: a path that ends in ``.toml``, the name of a campaign that comes with the package, or None.

@@ -40,7 +40,7 @@ def _distribution(result: Result) -> dict[str, str]:
 
 
 def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
-    """Return the packages that register the method here, and those of them that the file names."""
+    """Return the packages that register the method here, and which of them the file names."""
     owners = registry.owners(registry.METHODS, result.method)
     package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
@@ -217,7 +217,7 @@ def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
 def _odd_settings(
     result: Result, job: Job, point: Mapping[str, Any], best: str, edge: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Compare options, training and edge with those of the job that was chosen, at this point."""
+    """Compare options, training and edge with the job that was chosen, at this point."""
     options = {**job.options, **{key: value for key, value in point.items() if key != RATE}}
     why = f"the best of those tried, {best}, has" if best else "method and task make it"
     for name, recorded, expected in (

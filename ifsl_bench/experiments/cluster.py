@@ -129,7 +129,10 @@ def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str
     """Connect to the scheduler of a description; a cluster that is started for it ends with the stack.
 
     Args:
-        failures: gets why the queueing system refuses jobs, in its own words.
+        spec: the description of the cluster.
+        home: folders.
+        stack: closes the client and the cluster, and restores the settings of Dask and of logging.
+        failures: receives the messages with which the queueing system refuses jobs.
 
     Returns:
         Dask's client, and the cluster that was started, if any.

@@ -1,4 +1,4 @@
-"""The last stage of a job: its method is opened, held against the contract, calibrated and evaluated."""
+"""The last stage of a job: its method is opened, checked against the contract, calibrated and evaluated."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class EvaluationContext:
         return protocol.find_bias(margins) if margins else None
 
     def evaluate(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Evaluated:
-        """Evaluate some of the job's test episodes; margins are not kept, so that memory is that of the counts.
+        """Evaluate some of the job's test episodes; margins are not kept, so that memory is for the counts alone.
 
         Args:
             episodes: which of the test stream.
@@ -220,9 +220,11 @@ class Evaluate(Stage):
 
 
 def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, object]:
-    """Command, version, commit, device, library versions and time (UTC).
+    """Return command, version, commit, device, library versions and time (UTC).
 
     Args:
+        command: as the user typed it.
+        device: that the result was computed on.
         requires: further libraries that the number depends on; one that is no distribution of that name is left out.
     """
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
@@ -241,7 +243,7 @@ def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, 
 
 
 def commit() -> str:
-    """The commit of the checkout this package runs from, with "+changes" where its files differ; "" outside one.
+    """Return the commit of the checkout this package runs from, with "+changes" where its files differ; "" outside one.
 
     Stored results are left out: they differ after a run that replaces one.
     """

@@ -29,10 +29,14 @@ SHARE = 1 / 8  # of an accelerator's free memory: features and logits; the metho
 
 
 def batch_size(loader: Loader, method: Method) -> int:
-    """Episodes at once, a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
+    """Return the number of episodes in a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
 
-    A method's last digits may depend on how many episodes a product of matrices is of. So blocks are of few sizes,
-    which divide 10,000, and 2,000 where they are no more; on an accelerator the free memory says which.
+    A method's last digits may depend on the number of episodes in a product of matrices. So blocks are of few sizes,
+    which divide 10,000, and also 2,000 where they are at most 2,000; on an accelerator the free memory decides which.
+
+    Args:
+        loader: of the episodes or sequences.
+        method: to evaluate.
     """
     free = free_memory(loader.device)
     each = loader.each + method.class_bytes * loader.novel_classes
@@ -55,19 +59,24 @@ def evaluate(
     at_once: bool = True,
     called: str = "accuracy",
 ) -> Evaluated:
-    """Counts hits over these episodes of the loader's stream, or these sequences.
+    """Count hits over these episodes of the loader's stream, or these sequences.
 
     Episodes are computed in blocks, which begin at multiples of their size, so that what is found in an episode does
-    not depend on the range that it is asked for in. Those of a block that were not asked for are left out.
+    not depend on the range that it is asked for in. The episodes of a block that were not asked for are left out.
 
     Args:
-        title: what the reporter calls it.
-        whole: the end of the stream, where the last block is cut; that of the episodes by default.
+        method: to evaluate; it is put in evaluation mode.
+        name: of the method, for errors.
+        loader: of the episodes or sequences.
+        episodes: numbers in the stream.
+        reporter: receives the progress.
+        title: the name of this stage for the reporter.
+        whole: the end of the stream, where the last block is cut; the end of ``episodes`` by default.
         bias: on the novel logits, to count the hits with it too; then no margins are kept.
-        keep_margins: of the queries; those of many episodes would take most of the memory.
+        keep_margins: whether the margins of queries are kept; for many episodes they would take most of the memory.
         at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
             episodes are looked at often.
-        called: what the reporter calls the accuracy so far.
+        called: the name of the accuracy so far, for the reporter.
     """
     method.eval()
     whole, size = episodes.stop if whole is None else whole, batch_size(loader, method)
@@ -142,7 +151,7 @@ def _answers(
 
 
 def _with_copies(method: Method, count: int) -> list[Method]:
-    """Makes so many of the method; one, where it holds what cannot be copied, such as a lock or an open file."""
+    """Return the method and copies of it, ``count`` in all; it alone where it cannot be copied, as with a lock."""
     try:
         return [method, *(copy.deepcopy(method) for _ in range(count - 1))]
     except Exception:  # of anybody's code
@@ -150,10 +159,15 @@ def _with_copies(method: Method, count: int) -> list[Method]:
 
 
 def blocks_at_once(kind: type[Method]) -> int:
-    """The number of blocks of a method's episodes that a CPU computes at once, at most."""
+    """Return the number of blocks of a method's episodes that a CPU computes at once, at most."""
     return max(1, min(share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
 
 
 def block_bytes(kind: type[Method], in_sessions: bool) -> int:
-    """Bytes, roughly, that blocks of a method's episodes or sequences take on a CPU while they are evaluated."""
+    """Estimate the bytes that a method's blocks take on a CPU while they are evaluated.
+
+    Args:
+        kind: the method's class.
+        in_sessions: whether the blocks are of sequences of sessions, not of episodes.
+    """
     return blocks_at_once(kind) * PEAK * (SEQUENCE_BYTES if in_sessions else CPU_BYTES)

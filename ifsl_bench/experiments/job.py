@@ -120,7 +120,7 @@ class Job:
 
     @property
     def schedule(self) -> MetaTraining:
-        """The meta-training schedule: the method's or the task's, with what the user says of it."""
+        """The meta-training schedule: the method's or the task's, with the user's changes."""
         return self.training.applied(self.published_schedule)
 
     @property
@@ -137,7 +137,7 @@ class Job:
         }
 
     def has_made(self, recorded: Mapping[str, Any]) -> bool:
-        """Return whether a recorded :attr:`identity` is that of the job's method."""
+        """Return whether a recorded :attr:`identity` is of the job's method."""
         return same_method(self.identity, recorded)
 
     def result_path(self, home: Paths) -> Path:

@@ -32,12 +32,14 @@ def from_learn2learn(
     allow_partial: bool = False,
     work: Workspace | None = None,
 ) -> Dataset:
-    """Prepares a data set from data sets of learn2learn or of PyTorch, already loaded::
+    """Prepare a data set from data sets of learn2learn or of PyTorch that are already loaded.
+
+    For example::
 
         sides = [CIFARFS("data", mode=mode) for mode in ("train", "validation", "test")]
         dataset = ifsl_bench.from_learn2learn(sides, name="cifarfs")  # and tasks cifarfs-1shot, cifarfs-5shot
 
-    docs/learn2learn.md says which class and image comes into which pool, and what an image may be.
+    docs/learn2learn.md describes which class and image comes into which pool, and what an image may be.
 
     Args:
         datasets: a list [train, validation, test] of objects with ``len(data)`` and ``data[i]``, an image and a label.
@@ -62,7 +64,7 @@ def from_learn2learn(
 
 
 class Tasksets(NamedTuple):
-    """A task's episodes, as learn2learn's ``get_tasksets`` has those of its benchmarks: three ``Taskset`` objects."""
+    """A task's episodes, as learn2learn's ``get_tasksets`` returns its benchmarks: three ``Taskset`` objects."""
 
     train: Any
     validation: Any
@@ -79,7 +81,9 @@ def to_learn2learn(
     change: Mapping[str, int | str] | None = None,
     work: Workspace | None = None,
 ) -> Tasksets:
-    """A task's episodes as learn2learn's task data sets, for code written for learn2learn::
+    """Return a task's episodes as learn2learn's task data sets, for code written for learn2learn.
+
+    For example::
 
         tasks = ifsl_bench.to_learn2learn("glyphs-regular-5shot")
         X, y = tasks.train.sample()  # [S + Q, C, H, W] float32 and [S + Q] int64, of S support and Q query images
@@ -88,7 +92,7 @@ def to_learn2learn(
     Task i of ``train``, ``validation`` or ``test`` is our episode i of that side, with the same images. The N novel
     classes of a task are labelled 0 to N - 1, the K base classes, of which there are queries alone, N to N + K - 1;
     ``tasks.train.hidden(i)`` are the labels of those that are out of play. Images [C, H, W] are normalised as for our
-    backbones, and not augmented; features are [D]. docs/learn2learn.md says what else needs ``split``.
+    backbones, and not augmented; features are [D]. docs/learn2learn.md lists what else needs ``split``.
 
     Args:
         task: a name or TOML file, as in :func:`ifsl_bench.run`.

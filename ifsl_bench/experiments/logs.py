@@ -34,7 +34,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: "begun", and "done", "failed" or "interrupted"; "say" and "warn"; "trace", a line of a traceback; "stage",
             a piece of ``total`` units, "advance" in it and its "end".
         text: one line: the title, the error, the remark.
-        done: units, those of an earlier run among them.
+        done: units, including the units of an earlier run.
         figures: loss, accuracy in percent, ...
         seconds: that the work took.
         host, writer: the machine and the process, see :func:`ifsl_bench.utils.locks.process_id`.
@@ -111,7 +111,7 @@ class Log(Reporter):
 
     Attributes:
         to: the reporter that receives them, too.
-        warnings: those of the work.
+        warnings: of the work.
     """
 
     def __init__(self, home: Paths, to: Reporter) -> None:

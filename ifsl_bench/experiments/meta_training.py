@@ -58,7 +58,11 @@ class Adam:
         self.state: dict[str, dict[str, Tensor]] = {}
 
     def step(self, rate: float) -> None:
-        """Moves the parameters that have gradients; the others stay."""
+        """Move the parameters that have gradients; the others stay.
+
+        Args:
+            rate: the learning rate.
+        """
         learned = {key: p for key, p in self.parameters.items() if p.grad is not None}
         for key, p in learned.items():
             if key not in self.state:
@@ -117,7 +121,11 @@ class MetaTrainer:
         }
 
     def run(self) -> Trained:
-        """Trains to the end; raises :class:`Diverged` where the loss becomes infinite or NaN."""
+        """Train to the end.
+
+        Raises:
+            Diverged: the loss becomes infinite or NaN.
+        """
         self._resume()
         start, spent = time.perf_counter(), self.info["seconds"]
         if not self.info["finished"]:
@@ -147,7 +155,7 @@ class MetaTrainer:
                 there["place"] += f"; from step {there['step']} on {here}"
 
     def _restored(self) -> dict[str, Any] | None:
-        """Takes the state on disk, and returns what it says of itself; None where there is none.
+        """Take the state on disk, and return its facts; None where there is none.
 
         Raises:
             CorruptFile: it is damaged, or another training's.
@@ -166,7 +174,7 @@ class MetaTrainer:
         return state.info
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes the tensors of a state; raises :class:`CorruptFile` where they are not those of these parameters."""
+        """Take the tensors of a state; raise :class:`CorruptFile` where they do not belong to these parameters."""
         for key, value in self.parameters.items():
             for part in ("last", "best", "adam.exp_avg", "adam.exp_avg_sq"):
                 tensor = tensors.get(name := f"{part}.{key}")
@@ -201,7 +209,7 @@ class MetaTrainer:
         return accuracy
 
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
-        """The episodes of steps ``first`` to ``last - 1``; those of several are gathered together."""
+        """Yield the episodes of steps ``first`` to ``last - 1``; several steps' episodes are gathered together."""
         per_step = self.training.episodes_per_step
         group = max(1, BLOCK // per_step)
         self.method.train()
@@ -283,11 +291,14 @@ class MetaTrainer:
 def by_session(
     method: Method, name: str, batch: Batch, sessions: int, numbers: bool = True
 ) -> Iterator[tuple[Prediction, Tensor]]:
-    """Learns the novel classes of episodes in so many sessions, one after the other.
+    """Learn the novel classes of episodes in a number of sessions, one after the other.
 
     Args:
+        method: that learns and answers.
+        name: of the method, for errors.
         batch: E episodes of ``sessions`` times the method's ways.
-        numbers: as of :func:`predict`.
+        sessions: their number.
+        numbers: whether the logits are checked too, as of :func:`~ifsl_bench.protocols.episode_loader.predict`.
 
     Yields:
         After session t: the answers to the queries of the classes met so far, and their labels [E, Q_t].

@@ -70,7 +70,8 @@ def plan_of(
     Args:
         jobs: each once.
         work: folders and device.
-        rerun, retrain: as of the run.
+        rerun: evaluate again even if a result is stored.
+        retrain: train again even if a model is stored.
         lacking: whether jobs may lack data that have to be obtained first; else these cannot be run.
         data: data set -> the path that the run makes it from first.
 

@@ -41,12 +41,14 @@ def pretrain_for(
 
     Args:
         task: a task's name or file, as for ``run``; a file's tasks must have one pretraining.
-        head: of the base classifier; each method says which one it starts from.
+        head: of the base classifier: "linear" or "cosine"; each method starts from one of them.
         seed: of training; a task may have one pretraining for all of them.
         device: "auto", "cpu", "cuda" or "cuda:N".
+        home: folders; the default ones by default.
+        reporter: receives the progress; by default only warnings are issued.
         compiled: let torch.compile make the network's kernels; for accelerators.
         anew: train them here even if they come with the package.
-        curves: where runs write the curves of trainings, so that either goes on in those of the other.
+        curves: where runs write the curves of trainings, so that either command continues the curves of the other.
 
     Raises:
         UserError: whatever is wrong, in one line.
@@ -92,10 +94,13 @@ def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
 def export_weights(
     task: str, head: str, seed: int, home: Paths, to: Path | None = None
 ) -> tuple[Path, weights.Weights]:
-    """Write the weights that runs on a task begin with into one file, and returns its path and what it says.
+    """Write the weights that runs on a task begin with into one file; return its path and the weights' description.
 
     Args:
-        task, head, seed: as of :func:`pretrain_for`.
+        task: a task's name or file; a file's tasks must have one pretraining.
+        head: of the base classifier: "linear" or "cosine".
+        seed: of training.
+        home: folders.
         to: the file or its folder; by default the current folder, and a name after the key of the pretraining.
 
     Raises:

@@ -192,7 +192,7 @@ def run_unstored(job: Job, work: Workspace) -> Result:
 
 
 def _other_settings(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the differences of the settings, and those of the search for them."""
+    """Return the differences of the settings, and of the search for them."""
     chosen = [
         f"{name}.{key} is {_short(now, key)} where {_short(then, key)} is stored"
         for name, then, now in (("options", stored.options, rerun.options), ("train", stored.train, rerun.train))

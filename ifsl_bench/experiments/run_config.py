@@ -43,7 +43,7 @@ class RunConfig:
         trials: how many settings of each method to choose from; 0 for the methods as published.
         seed: the first training seed.
         seeds: the number of seeds, or all of them.
-        episodes: the first so many test episodes.
+        episodes: the number of test episodes, from the first on.
         calibrate: whether rows have the bias on novel logits that is best on validation episodes.
         change: of every task, on top of the changes in its name.
         where: the start of error messages, in a campaign file.
@@ -149,14 +149,19 @@ class RunConfig:
 
 
 def is_glob(name: str) -> bool:
+    """Return whether a name has marks of a glob."""
     return any(mark in name for mark in "*?[")
 
 
 def method_names(words: Iterable[str], warn: Warn) -> list[str]:
     """Return names of methods as they are, globs and sets as the names that they stand for.
 
-    A glob is held against registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
-    without any, of the methods that can be used here; ``warn`` is told of the others.
+    A glob is compared with registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
+    without any, of the methods that can be used here.
+
+    Args:
+        words: names, globs and sets.
+        warn: receives a warning about the methods that ``all`` leaves out.
 
     Raises:
         UserError: a glob that fits nothing.
@@ -190,8 +195,12 @@ def _usable(warn: Warn) -> list[str]:
 def task_names(words: Iterable[str], home: Paths) -> list[str]:
     """Return names of tasks as they are, globs and sets as the names that they stand for; changes stay behind each.
 
-    A glob is held against the packaged tasks and the user's own, or in ``FILE.toml:GLOB`` against those of the file.
+    A glob is compared with the packaged tasks and the user's own, or in ``FILE.toml:GLOB`` with the tasks of the file.
     ``all`` are the tasks whose data are prepared here, or made when they are first used.
+
+    Args:
+        words: names, globs and sets, each perhaps with changes.
+        home: folders of the user's tasks and data.
 
     Raises:
         UserError: a glob that fits nothing, or a file that is wrong.
@@ -265,7 +274,20 @@ def narrow(
     configs: Sequence[RunConfig], only: Sequence[str], field: Literal["methods", "tasks"],
     expanded: Callable[[Sequence[Any]], list[str]], kind: str,
 ) -> list[RunConfig]:  # fmt: skip
-    """The configs with the names that a field's stand for, as far as they fit ``only``."""
+    """Return the configs with the names of a field that ``only`` chooses; with all names where it is empty.
+
+    A config with none of the chosen names is left out.
+
+    Args:
+        configs: of a campaign.
+        only: names, globs and sets that choose.
+        field: the field of names.
+        expanded: gives the names that the words of the field stand for.
+        kind: the word for such a name, for errors.
+
+    Raises:
+        UserError: one of ``only`` fits no name of the field.
+    """
     names_of: list[tuple[RunConfig, list[str]]] = []
     for config in configs:
         with config.named_in_errors():

@@ -71,7 +71,7 @@ def points(
         trials: the number of settings to try; 0 for the grid.
         default: the values of the method as published.
         rounds: the earlier rounds, with accuracies.
-        sessions: whether the grid is that of sessions.
+        sessions: whether the grid is for sessions.
 
     Returns:
         The points; one empty point where nothing is searched, and none after the last round.
@@ -377,7 +377,7 @@ def counted_on_test(job: Job, choice: dict[str, Any], counts: HitCounts, work: W
     Args:
         job: that was searched.
         choice: the fields of a result about the choice, as :func:`chosen` returns them.
-        counts: those of the chosen setting on all test episodes.
+        counts: of the chosen setting on all test episodes.
         work: where trials are kept.
     """
     if "choice" not in choice or not choice["choice"].rivals:

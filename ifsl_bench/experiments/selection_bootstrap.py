@@ -28,7 +28,8 @@ class Tried:
     """The record of how a setting did.
 
     Attributes:
-        accuracy: in percent, over so many validation episodes; 0 where training diverged.
+        accuracy: in percent, over the validation episodes; 0 where training diverged.
+        episodes: the number of these episodes.
         unconverged: episodes whose inner solve failed.
         diverged: what was said of a training that diverged.
         hits: a count of :class:`ifsl_bench.protocols.metrics.Counts` -> its value in each episode; ``hits`` -> all of
@@ -57,7 +58,12 @@ class Tried:
 
 
 def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
-    """The setting with the highest accuracy, the first of equally good ones; says which are passed over, and why.
+    """Return the setting with the highest accuracy, the first of equally good ones.
+
+    Args:
+        name: of the job, for warnings and errors.
+        tried: the trial of each setting.
+        reporter: receives a warning for each setting that is passed over, with the reason.
 
     Raises:
         UserError: none can be chosen.
@@ -80,11 +86,15 @@ def tried_with(evaluated: Evaluated) -> Tried:
 
 
 def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
-    """The setting that each bootstrap resample of the validation episodes would have chosen, and the hits of all.
+    """Return the setting that each bootstrap resample of the validation episodes would choose, and the hits of all.
+
+    Args:
+        tried: the trial of each setting.
+        best: the setting that was chosen.
 
     Returns:
-        The fields of a result's ``choice``; docs/statistics.md has what becomes of them. Its ``rivals`` are those that
-        at least ``LEAST_WINS`` resamples would have chosen, the most frequent first, at most ``MOST_RIVALS``.
+        The fields of a result's ``choice``; see docs/statistics.md. Its ``rivals`` are the settings
+        that at least ``LEAST_WINS`` resamples would choose, the most frequent first, at most ``MOST_RIVALS``.
     """
     hits = {name: [sum(trial.hits.get(name, [])) for trial in tried.values()] for name in tried[best].hits}
     right = [trial.hits if not trial.failed else {} for trial in tried.values()]
@@ -103,7 +113,15 @@ def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
 
 
 def write_trial(file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]) -> None:
-    """Keeps a trial, with the checksum of the backbone that it is of, and what tells its method from others."""
+    """Store a trial, with the checksum of its backbone and the identity of its method.
+
+    Args:
+        file: to write.
+        tried: the trial.
+        pretraining_sha256: checksum of the backbone's weights.
+        about: the job, for readers of the file.
+        made_by: the facts that tell its method from others.
+    """
     about_it = {"file": file.name, "of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by}
     write_checksummed(file, {**about_it, **asdict(tried)})
 
@@ -114,11 +132,13 @@ def read_trial(
     same: Callable[[Mapping[str, Any]], bool],
     reporter: Reporter | None = None,
 ) -> Tried | None:
-    """The trial that was kept for that backbone; None where there is none, a damaged one, or one of another method.
+    """Return the trial that was stored for a backbone; None where it is missing, damaged or of another method.
 
-    One without the hits of episodes, which a choice needs, is made again; its model is in the cache.
+    A trial without the hits of episodes, which a choice needs, is made again; its model is in the cache.
 
     Args:
+        file: of the trial.
+        pretraining_sha256: checksum of the backbone's weights; None where there are no weights.
         same: whether what made the trial is the method in question.
         reporter: is warned of a damaged one, which is then set aside.
 

@@ -129,7 +129,7 @@ class PrepareData(Stage):
 
 @dataclass(frozen=True)
 class Pretrain(Stage):
-    """The backbone and its base classifier. ``seed`` is that of training."""
+    """The backbone and its base classifier. ``seed`` is the training seed."""
 
     kind = placed_as = "pretraining"
     task: Task

@@ -119,7 +119,7 @@ def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
     Args:
         stage: whose files are renamed.
         work: the folders and the reporter.
-        renewed: the files that were renamed before; those of the stage are added.
+        renewed: the files that were renamed before; the files of the stage are added.
     """
     for artefact, path in stage.artefacts(work.home):
         if path in renewed:  # before the lock, which a worker that was given up may hold

@@ -24,7 +24,7 @@ BLOCK = 64  # episodes drawn at a time, in the time of one
 
 
 class Images(TorchDataset[Any]):
-    """The images of one side: those of the pool of novel classes, and those of base queries after them, if any.
+    """The images of one side: from the pool of novel classes, and then the base queries, if any.
 
     Labels are the novel pool's, and go on with the base pool's.
 
@@ -56,7 +56,7 @@ class Images(TorchDataset[Any]):
         return self.convert(stacked.permute(0, 3, 1, 2) if stacked.dim() == 4 else stacked)
 
     def by_label(self) -> dict[int, list[int]]:
-        """label -> images."""
+        """Return the images of each label, as their numbers in this data set."""
         counts = np.concatenate([np.diff(pool.starts) for pool in self.pools])
         rows_of_labels = np.split(np.arange(len(self)), np.cumsum(counts)[:-1])
         return {label: rows.tolist() for label, rows in enumerate(rows_of_labels)}
@@ -115,6 +115,6 @@ class EpisodeTasks(Taskset):
         return X[support], y[support], X[~support], y[~support]
 
     def hidden(self, i: int) -> Tensor:
-        """Labels of the base classes that are out of play in task i."""
+        """Return the labels of the base classes that are out of play in task i."""
         drawn, e = self._drawn(i)
         return drawn.hidden[e].nonzero().flatten() + drawn.classes.shape[1]

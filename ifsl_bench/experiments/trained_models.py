@@ -22,8 +22,10 @@ SHARED_FROM = 8  # episodes a step from which several threads pay
 
 
 def training_threads(episodes: int) -> int:
-    """Threads of a step on the host's processor: one where it is small, as threads would wait for each other longer
-    than they compute."""
+    """Return the number of threads of a step on the host's processor.
+
+    A small step has one, as threads would wait for each other longer than they compute.
+    """
     return 1 if episodes < SHARED_FROM else cores()
 
 
@@ -49,12 +51,12 @@ class Trained:
     place: str
 
     def entry(self) -> dict[str, Any]:
-        """The training's entry in a result."""
+        """Return the training's entry in a result."""
         record = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
         return record | ({"solves": self.solves} if self.solves else {})
 
     def remarks(self) -> Iterator[str]:
-        """Names what went wrong in the solves of more than ``MOST_UNCONVERGED`` of the episodes, a line each."""
+        """Yield a line for each fault in the solves of more than ``MOST_UNCONVERGED`` of the episodes."""
         kinds = {
             "unconverged": ("episodes", "inner solve did not converge"),
             "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
@@ -97,7 +99,7 @@ class Solves:
             self._count(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
 
     def whole(self) -> dict[str, int]:
-        """The counts of all that was added."""
+        """Return the counts of all that was added."""
         if self._unconverged:
             self._count(unconverged=int(torch.stack(self._unconverged).sum()))
             self._unconverged.clear()
@@ -109,13 +111,18 @@ class Solves:
 
 
 def folders(first: Path) -> Iterator[Path]:
-    """Yields the folders where models of one description may lie: ``first``, then ``first-2`` and so on."""
+    """Yield the folders where models of one description may lie: ``first``, then ``first-2`` and so on."""
     yield first
     yield from (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
 
 
 def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Returns whether a folder is free, or has a model whose recorded facts are those of the ``same`` method."""
+    """Check whether a folder is free, or has a model of the same method.
+
+    Args:
+        folder: of a model.
+        same: whether recorded facts are of the method in question.
+    """
     try:
         info = CheckpointFolder(folder).info()
         return info is None or same(info)
@@ -124,13 +131,21 @@ def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
 
 
 def check_progress(path: Path, info: Mapping[str, Any]) -> None:
-    """Raises :class:`CorruptFile` where a state does not record the progress of a meta-training."""
+    """Check that a state records the progress of a meta-training.
+
+    Args:
+        path: the file of the record, for errors.
+        info: the record.
+
+    Raises:
+        CorruptFile: it does not.
+    """
     kinds = {"finished": bool, "step": int, "history": dict, "seconds": (int, float), "solves": dict, "place": str}
     check_kinds(path, info, kinds)
 
 
 def trained_facts(folder: Path) -> dict[str, Any]:
-    """The record that a finished meta-training left in a folder.
+    """Return the record that a finished meta-training left in a folder.
 
     Raises:
         UserError: there is none, one that has not ended, or one that may not be read.
@@ -151,9 +166,12 @@ def trained_facts(folder: Path) -> dict[str, Any]:
 
 
 def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
-    """The method with the parameters of a stored model.
+    """Return the method with the parameters of a stored model.
 
     Args:
+        folder: of the model.
+        method: whose parameters are replaced.
+        name: of the method, for errors.
         select: "best" or "last", see :class:`Training`.
 
     Raises:

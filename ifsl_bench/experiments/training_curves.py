@@ -19,7 +19,7 @@ INSTALL = 'pip install "ifsl_bench[tensorboard]"'
 
 
 class CsvWriter:
-    """A file with a line for each step that figures are told of.
+    """A file with a line for each step that has figures.
 
     Args:
         path: without its ending. Lines beyond the step ``done`` that a training goes on from are removed, and so is a
@@ -36,7 +36,12 @@ class CsvWriter:
         self.line_start, self.line = self.file.seek(0, 2), dict[str, float]()
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Writes the figures of a step; those of the last one again, if more is told of it."""
+        """Write the figures of a step; the last step's line is written again if it gets more figures.
+
+        Args:
+            step: number of the step.
+            figures: by column.
+        """
         if self.line.get("step") != step:
             self.line_start, self.line = self.file.seek(0, 2), {"step": step}
         self.line |= figures
@@ -71,7 +76,7 @@ KINDS = {"csv": CsvWriter, "tensorboard": TensorBoardWriter}
 
 @dataclass(frozen=True)
 class CurveLogs:
-    """The logs that somebody asks for.
+    """The logs that are asked for.
 
     Attributes:
         kind: one of ``KINDS``.
@@ -83,11 +88,12 @@ class CurveLogs:
 
 
 def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> CurveLogs | None:
-    """Finds kind and folder of the logs of trainings; None where no logs are asked for.
+    """Find kind and folder of the logs of trainings; None where no logs are asked for.
 
     Args:
         log: "csv", "tensorboard" or None.
         folder: one of the kind's name among the logs of the home by default.
+        home: folders.
 
     Raises:
         UserError: another kind of log, a folder without a kind, or a package that is not installed.
@@ -106,7 +112,7 @@ def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> Curve
 class Curves(Reporter):
     """Writes the figures of trainings, stages that tell a loss, by step; hands everything on.
 
-    A training that is resumed goes on in the same log, and what was told beyond the checkpoint is told once.
+    A training that is resumed goes on in the same log, and each step beyond the checkpoint is logged once.
     """
 
     def __init__(self, logs: CurveLogs, training: str, to: Reporter) -> None:

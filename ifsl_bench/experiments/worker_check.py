@@ -52,7 +52,7 @@ def wanted(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) -> Itera
 
 
 def versions() -> dict[str, str]:
-    """Returns what decides digits in this process: versions, and the digest of this package's code."""
+    """Return what decides digits in this process: versions, and the digest of this package's code."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in PACKAGES:
         try:

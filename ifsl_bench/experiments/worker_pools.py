@@ -1,6 +1,6 @@
-"""Worker processes that work items are computed in: those of loky on this machine, or of a Dask cluster.
+"""Worker processes that work items are computed in: of loky on this machine, or of a Dask cluster.
 
-A worker has one item at a time, since random numbers and threads of PyTorch are those of a process. An item whose
+A worker has one item at a time, since random numbers and threads of PyTorch belong to a process. An item whose
 worker dies is tried again on another one, and goes on from its last checkpoint.
 """
 
@@ -86,7 +86,7 @@ def run_packed(
         packed_work: the workspace, without its reporter.
         cores: threads of work that takes a whole machine, see :mod:`ifsl_bench.utils.threads`.
         share: threads that this process may keep busy with other work.
-        reporter: receives the progress, beside the item's log.
+        reporter: receives the progress, as does the item's log.
     """
     try:
         item: WorkItem = pickle.loads(content)
@@ -148,7 +148,7 @@ class Worker:
     """A process that runs one item at a time.
 
     Attributes:
-        host: its machine; an item that takes a whole machine has no other beside it there.
+        host: its machine; an item that takes a whole machine shares it with no other.
         threads: that it may keep busy.
         device: the name of its accelerator in CUDA_VISIBLE_DEVICES; "" where it sees what this process sees.
         item, future: what it runs; None while it is idle.

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 def host_threads(device: torch.device) -> int:
-    """Threads for pretraining and features: every core on the CPU, this process's share beside an accelerator."""
+    """Return the threads for pretraining and features: all cores on the CPU, this process's share elsewhere."""
     return cores() if device.type == "cpu" else share()
 
 
@@ -63,8 +63,8 @@ class Workspace:
     """The folders where things are kept, the device that computes them, and the reporter that hears of it.
 
     Attributes:
-        forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbones.device` says
-            which stages are, and the others are computed on the host.
+        forced: whether everything is computed on ``device``; else :mod:`ifsl_bench.backbones.device` decides which
+            stages are, and the others are computed on the host.
         curves: where trainings write their curves; None where nobody asks for them.
     """
 
@@ -79,7 +79,13 @@ class Workspace:
         store.keep_in(self.home.cache / "compiled", self.reporter.say)
 
     def place(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
-        """Return the device for a stage; of meta-training by the episodes of a step, see :func:`device_for`."""
+        """Return the device for a stage, see :func:`~ifsl_bench.backbones.device.device_for`.
+
+        Args:
+            kind: of stage.
+            episodes: of a step of meta-training.
+            few: a step of meta-training with fewer episodes is faster on the host; None where a step of any number is.
+        """
         return device_for(kind, self.device, self.forced, episodes, few)
 
     def curves_of(self, kind: str, key: str) -> Reporter:
@@ -92,7 +98,13 @@ class Workspace:
         return Curves(self.curves, f"{kind}/{key}", self.reporter) if self.curves else self.reporter
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
-        """The task with this pretraining; the last one asked for stays open, its features in memory."""
+        """Return the task with this pretraining; the last one asked for stays open, its features in memory.
+
+        Args:
+            task: to prepare.
+            head: of the base classifier.
+            seed: of training.
+        """
         if not self._open or self._open[0].made_of != (task, head, seed):
             # A workspace of its own, with nothing open: in a circle with this one, network and features would stay in
             # memory until Python next looks for circles, which after many runs is many networks later.
@@ -106,11 +118,14 @@ def workspace(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Workspace:
-    """Makes the workspace; see :meth:`ifsl_bench.utils.files.Paths.locate` for the defaults.
+    """Make the workspace; see :meth:`ifsl_bench.utils.files.Paths.locate` for the defaults.
 
     Args:
+        home: the folder of the cache, and of results where these are not given.
+        results: the folder of results.
         device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
             gets, if there is one, see :mod:`ifsl_bench.backbones.device`.
+        reporter: receives the progress; by default only warnings are issued.
 
     Example:
         >>> ifsl_bench.workspace(home="my-home", device="cpu").home.cache.name
@@ -162,7 +177,12 @@ class PreparedTask:
             return fit_cosine_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
-        """The features of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
+        """Return the features of a pool, float32 [views * n, D], as the network has them; verified when first opened.
+
+        Args:
+            pool: by name, with n images.
+            views: 1 for the plain images, else the number of augmented ones of each.
+        """
         if (pool, views) not in self._features:
             made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
             how = (place.device, self.work.reporter, views, str(place))
@@ -171,7 +191,7 @@ class PreparedTask:
         return self._features[pool, views]
 
     def features_places(self) -> dict[str, str]:
-        """The places where the opened features were computed, as far as recorded: one entry, or one a pool."""
+        """Return the places where the opened features were computed, as far as recorded: one entry, or one a pool."""
         places = {}
         for pool, views in self._features:
             origin = self.dataset.origin(pool)
@@ -198,7 +218,13 @@ class PreparedTask:
         return replace(base_classifier(self.pretrained, moments), images=images)
 
     def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
-        """The features of a pool, copied to the device once."""
+        """Return the features of a pool, copied to the device once.
+
+        Args:
+            name: of the pool.
+            views: 1 for the plain images, else the number of augmented ones of each.
+            device: of the features.
+        """
         if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
             with evaluating():
@@ -206,13 +232,31 @@ class PreparedTask:
         return self._pools[name, views, device]
 
     def sampler(self, side: Side, device: torch.device = HOST) -> Sampler | SequenceSampler:
-        """The episodes or sequences of a side; raises :class:`UserError` where they cannot be drawn."""
+        """Return the sampler of a side's episodes or sequences.
+
+        Args:
+            side: of the task.
+            device: of the indices and labels that are drawn.
+
+        Raises:
+            UserError: they cannot be drawn.
+        """
         return protocol_of(self.task).sampler(
             self.task, side, self.seed, self._starts, device, self._classes, self.order
         )
 
     def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
-        """See :func:`~ifsl_bench.protocols.sampling.episodes.training_sampler`."""
+        """Return the sampler of training episodes with the novel classes of several sessions.
+
+        See :func:`~ifsl_bench.protocols.sampling.episodes.training_sampler`.
+
+        Args:
+            sessions: whose novel classes and base queries an episode has.
+            device: of the indices and labels that are drawn.
+
+        Raises:
+            UserError: the pools have too few classes or images.
+        """
         return training_sampler(self.task, sessions, self.seed, self._starts, device, self._classes)
 
     def _starts(self, pool: str) -> np.ndarray:
@@ -257,13 +301,17 @@ class PreparedTask:
         return loader
 
     def check_episodes(self, side: Side) -> None:
-        """Raises :class:`UserError` where the episodes of a side cannot be drawn, or the test ones are others."""
+        """Check that the episodes of a side can be drawn, and that the test ones have the expected digest.
+
+        Raises:
+            UserError: they cannot, or they differ.
+        """
         self.sampler(side)
         if side == "test":
             self.check_digest()
 
     def check_digest(self) -> None:
-        """Holds the test episodes against the pinned or first recorded digest.
+        """Compare the test episodes with the pinned or first recorded digest.
 
         A record that is damaged is set aside with a warning, and the digest recorded again.
 
