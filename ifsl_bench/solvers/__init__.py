@@ -13,7 +13,7 @@ is a tree of everything f depends on, and nothing outside it receives a gradient
 `solution.converged`, `.steps`, `.gradient_norm` and `.objective` report the solve of each episode and are meant to be
 stored with a result; `solution.adjoint` reports the backward pass after `backward()`.
 
-Two objectives of few-shot episodes come with closed forms and with coordinates in which their size is that of the
+Two objectives of few-shot episodes come with closed forms and with coordinates in which they are as large as the
 support set: `SoftmaxRegression` (convex; `DualNewton()` solves thousands of episodes a second) and `TanhNetwork`
 (`LBFGS()` with v0 = None works in its dual numbers). `to_prior` turns an attractor into the centres and precisions they
 take:

@@ -34,7 +34,12 @@ class Space(Protocol):
         """Return the metric times z."""
 
     def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the value [E], the gradient [E, P], and its norm in the large form [E]."""
+        """Return the value [E], the gradient [E, P], and its norm in the large form [E].
+
+        Args:
+            z: coordinates, [E, P].
+            image: the metric times z, [E, P].
+        """
 
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the Hessian at z, a function of p and M p."""
@@ -46,7 +51,7 @@ class Space(Protocol):
         """Return the space of some episodes alone; None where the arguments cannot be split."""
 
     def whitened(self) -> Whitened:
-        """Coordinates of the same points whose metric is the Euclidean one."""
+        """Return coordinates of the same points whose metric is the Euclidean one."""
 
     def double(self, index: Tensor) -> Space | None:
         """Return the space of some episodes in float64; None where that is no use."""
@@ -73,6 +78,11 @@ class Whitened(Protocol):
 
 def coordinates(objective: Objective, v0: Tree, args: Tree) -> Space:
     """Return the coordinates to search in: the objective's own, or the large form.
+
+    Args:
+        objective: has coordinates of its own if its `space` returns some.
+        v0: the start, a tree with leading dimension E; None for the objective's own.
+        args: the arguments of the objective.
 
     Raises:
         ValueError: no v0 where the objective has no start of its own.
@@ -163,7 +173,7 @@ def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         value: the objective there, [E].
 
     Returns:
-        Points [E, P], and which of them lie lower, [E] bool; the others are those of z.
+        Points [E, P], and which of them lie lower, [E] bool; the others equal z.
 
     Conjugate gradients for a fixed random right-hand side end where the curvature along a direction is negative, for
     the Krylov space then holds one. The step along it, forth or back, is the best of a few lengths. In float64 where

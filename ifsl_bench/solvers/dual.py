@@ -32,7 +32,14 @@ LOOK = 4  # Newton steps before the first look at how far the episodes have come
 
 
 def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
-    """Solve all episodes at once, as `DualNewton` says."""
+    """Solve all episodes at once, by the rules of `DualNewton`.
+
+    Args:
+        args: the episodes.
+        tolerance: on the gradient; None for the default of the precision.
+        max_steps: Newton steps of each episode.
+        inner_steps: conjugate gradient steps in each Newton step.
+    """
     outcome = _solve(args, tolerance, max_steps, inner_steps)
     if args.features.dtype == torch.float64 or (count := int((~outcome.converged).sum())) == 0:
         return outcome
@@ -45,9 +52,16 @@ def newton(args: Regression, tolerance: float | None, max_steps: int, inner_step
 
 
 def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
-    """Solve (1 + M K) w = b: w [E, N, S], and the steps it took [E].
+    """Solve (1 + M K) w = b, and return w [E, N, S] and the steps [E].
 
-    M is the Hessian of the cross-entropy for probabilities pi [E, N, S], K [E, S, S] a kernel.
+    M is the Hessian of the cross-entropy.
+
+    Args:
+        k: the kernel K, [E, S, S].
+        pi: the probabilities, [E, N, S].
+        b: the right-hand side, [E, N, S].
+        tolerance: on the residual, relative to b, in the metric of K.
+        max_steps: for each episode.
     """
     image = b @ k
     w, _, steps = _conjugate(k, pi, b, image, dot(b, image), tolerance, max_steps, look=patience(k))
@@ -184,7 +198,7 @@ def _conjugate(
 
 
 def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]:
-    """The step along d [E, N, S], whose image moves the scores, and the probabilities there.
+    """Return the step along d [E, N, S], whose image moves the scores, and the probabilities there.
 
     From a step that is safe (docs/solve.md), Newton's method on the slope goes on, at most 16 times as far. That is
     too far where scores saturate, so points between the two are looked at as well: the furthest is taken where L has
@@ -200,7 +214,7 @@ def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]
     fixed_slope, fixed_curvature, size = dot(s.a, d_image)[:, None], dot(d, d_image)[:, None], move.shape[2]
 
     def weighted(t: Tensor) -> Tensor:
-        """Gains by their probability at steps t [E, T]: [E, T, N+1, S]."""
+        """Return gains times their probability at steps t [E, T]: [E, T, N+1, S]."""
         return torch.addcmul(s.f[:, None], t[:, :, None, None], move[:, None]).softmax(2) * gains
 
     fitted = weighted(safe)
@@ -217,7 +231,7 @@ def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _blurred(k: Tensor) -> Tensor:
-    """Mark episodes where rounding of K [E, S, S] is not small beside the distance of some two rows: [E]."""
+    """Mark episodes where rounding of K [E, S, S] is not small against the distance of some two rows: [E]."""
     own = k.diagonal(dim1=1, dim2=2)
     distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
     distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
@@ -227,15 +241,24 @@ def _blurred(k: Tensor) -> Tensor:
 def at(
     a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: Regression
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return what a search has found, for its dual numbers a and scores f [E, N, S].
-
-    That is V [E, N, D+1]; and [E] each the gradient's norm at V, L, the square of the gradient in the norm of P^-1, and
-    how far V is off f.
+    """Return the solution that a search has found.
 
     A search adds its scores up step by step, and where rows are nearly equal its dual numbers may run away along what K
-    does not see. What counts is where V is, so this looks afresh: at the gradient itself, whose length cannot come
-    out negative, and at the scores of V. Infinitely off are dual numbers that no minimum has: there
+    does not see. What counts is where V is, so both are computed afresh: the gradient itself, whose length cannot come
+    out negative, and the scores of V. Infinitely off are dual numbers that no minimum has: there
     |a| = |target - pi / S| <= 1 / S.
+
+    Args:
+        a: dual numbers, [E, N, S].
+        f: scores, as the search has added them up, [E, N, S].
+        k: the kernel K, [E, S, S].
+        start: scores at the centres, [E, N, S].
+        inverse_p: inverse precisions, [D+1].
+        args: the episodes.
+
+    Returns:
+        V [E, N, D+1]; and [E] each the gradient's norm at V, L, the square of the gradient in the norm of P^-1, and how
+        far V is off f.
     """
     x, labels, base_logsumexp, centres, _ = args
     ways, size = a.shape[1:]

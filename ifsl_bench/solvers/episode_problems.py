@@ -1,6 +1,6 @@
-"""The learners of incremental few-shot episodes: fast weights beside a fixed base classifier, solved and applied.
+"""The learners of incremental few-shot episodes: fast weights next to a fixed base classifier, solved and applied.
 
-A `Learner` says what the fast weights are, a `Meta` how they are found and how gradients pass through the solve:
+A `Learner` defines what the fast weights are, a `Meta` how they are found and how gradients pass through the solve:
 
     learner = LinearLearner(ways, features)
     c, p = to_prior(u, log_gamma, WEIGHT_DECAY, learner.groups[0].rows)
@@ -80,33 +80,53 @@ class Learner(ABC):
 
     @abstractmethod
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        """Return the solver for the minimum. In training it may be less exact."""
+        """Return the solver for the minimum.
+
+        Args:
+            dtype: the precision of the features.
+            training: in meta-training the solver may be less exact.
+        """
 
     def past_saddles(self, solver: Solver) -> Solver:
-        """Return the solver where the gradient of a minimum is needed, and that of a saddle will not do."""
+        """Return the solver where the gradient of a minimum is needed, and the gradient of a saddle will not do."""
         return solver
 
     def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
-        """Objective and solver of a search that goes on from `there`, to which gradient steps from `start` have led.
+        """Return objective and solver of a search that goes on after gradient steps.
 
         What is convex has one minimum, wherever they led.
+
+        Args:
+            args: the arguments of the objective.
+            start: the fast weights before the gradient steps.
+            there: the fast weights after them, from which the search goes on.
         """
         return self.objective, self.solver(args.features.dtype)
 
     @abstractmethod
     def join(self, parts: Sequence[Tensor]) -> Tree:
-        """Fast weights, [E, rows, size] for each part, as the objective takes them."""
+        """Return fast weights, [E, rows, size] for each part, as the objective takes them."""
 
     @abstractmethod
     def arguments(self, support: Rows, priors: Sequence[QuadraticPrior]) -> Tree:
-        """Return the arguments of the objective, from the centres and precisions of each group."""
+        """Return the arguments of the objective.
+
+        Args:
+            support: the support set.
+            priors: the centres and precisions of each group.
+        """
 
     @abstractmethod
     def logits(self, v: Tree, x: Tensor) -> Tensor:
-        """Novel logits [E, Q, N] of x [E, Q, D] with the fast weights v."""
+        """Return the novel logits, [E, Q, N].
+
+        Args:
+            v: the fast weights.
+            x: query features, [E, Q, D].
+        """
 
     def start(self) -> list[Tensor]:
-        """Initial fast weights uniform(-0.01, 0.01), [rows, size] for each part: the same always and everywhere."""
+        """Draw initial fast weights from uniform(-0.01, 0.01), [rows, size] for each part: always the same."""
         generator = torch.Generator().manual_seed(0)
         draws = (torch.rand(p.rows, p.size, generator=generator, dtype=torch.float64) for p in self.groups)
         return [0.02 * draw - 0.01 for draw in draws]

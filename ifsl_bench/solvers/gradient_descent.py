@@ -53,8 +53,14 @@ class GradientDescent:
 
 
 def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50) -> Tensor:
-    """Return an estimate (from below) of the largest absolute eigenvalue of the Hessian at v, by power iteration: [E].
+    """Return an estimate (from below) of the largest absolute eigenvalue of the Hessian, by power iteration: [E].
 
     Gradient descent on a convex objective contracts for rates below two over it.
+
+    Args:
+        objective: twice differentiable.
+        v: the point of the Hessian, a tree with leading dimension E.
+        args: the arguments of the objective.
+        steps: of the power iteration.
     """
     return objective.hessian(v, tree_map(Tensor.detach, args)).largest(v, steps)

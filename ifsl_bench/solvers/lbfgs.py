@@ -40,13 +40,24 @@ class History(State):
 
     @staticmethod
     def empty(z: Tensor, m: int, unit: Tensor) -> History:
-        """Return the history of a search at points z [E, P]; unit [E] is what the inverse Hessian is measured in."""
+        """Return the history before the first step.
+
+        Args:
+            z: the points of the search, [E, P].
+            m: how many pairs are kept.
+            unit: the unit of the inverse Hessian, [E].
+        """
         noise = torch.finfo(z.dtype).eps * unit[:, None]
         pairs = z.new_zeros(len(z), 4 * m, 2, z.shape[1])
         return History(pairs, torch.ones_like(noise), noise, noise.new_full((), 1e30), m, 2 * m)
 
     def remember(self, new: Tensor, old: Tensor) -> None:
-        """Take points and gradients side by side, [E, 2P]: now, and before the latest step."""
+        """Add the differences of the latest step; each argument is a point and its gradient side by side.
+
+        Args:
+            new: after the step, [E, 2P].
+            old: before it, [E, 2P].
+        """
         if self.end == 4 * self.size:
             self.end = 2 * self.size
             self.pairs[:, : self.end] = self.pairs[:, self.end :]
@@ -54,9 +65,13 @@ class History(State):
         self.end += 1
 
     def direction(self, g: Tensor, longer: bool = False) -> tuple[Tensor, Tensor]:
-        """Return -H g for gradients g [E, P], and whether the latest pair is one [E].
+        """Return -H g, and whether the latest pair is sound [E].
 
-        H is in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1) of the m latest pairs, or of twice as many.
+        H is in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1).
+
+        Args:
+            g: gradients, [E, P].
+            longer: H has twice as many as the m latest pairs.
         """
         m = self.size * (1 + longer)
         window = self.pairs[:, self.end - m : self.end].flatten(1, 2)  # [E, 2m, P], s and y in turns
@@ -79,11 +94,16 @@ LEAST = 1e-4  # a good step takes off so much of what the slope promised
 
 
 def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
-    """Return the first step along -g, |g| = length [E] in the metric, and the unit of such steps, [E].
+    """Return the first step along -g, and the unit of such steps, [E].
 
     No further than a length of 1, and then the unit is 1. But an objective that is nowhere negative cannot fall by more
-    than its value [E]: where a step of length 1 would have to, to be good (`weak_wolfe`), it says nothing of the scale
-    of the problem, and the unit is the step to the minimum of a parabola that touches zero.
+    than its value: where a step of length 1 would have to, to be good (`weak_wolfe`), it does not show the scale of the
+    problem, and the unit is the step to the minimum of a parabola that touches zero.
+
+    Args:
+        value: the objective, [E].
+        length: |g| in the metric, [E].
+        nonnegative: the objective is nowhere negative.
     """
     t = 1 / length.clamp_min(1)
     square = length.square()
@@ -98,7 +118,15 @@ def rounding(value: Tensor) -> Tensor:
 
 
 def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor) -> Tensor:
-    """Mark steps t [E] that take off enough of the value, or miss that by no more than rounding; NaN never does."""
+    """Mark steps that take off enough of the value, or miss that by no more than rounding; NaN never does.
+
+    Args:
+        t: the steps, [E].
+        value: at t = 0, [E].
+        slope: at t = 0, [E].
+        there: the value at the step, [E].
+        slack: see `rounding`, [E].
+    """
     return there <= torch.addcmul(value, t, slope, value=LEAST) + slack
 
 
@@ -106,10 +134,19 @@ def weak_wolfe(
     t: Tensor, low: Tensor, high: Tensor, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor,
     slack: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Mark the good trial steps t [E], and returns the next ones and their brackets, by bisection and interpolation.
+    """Mark the good trial steps, and return the next ones and their brackets, by bisection and interpolation.
 
-    low, high: the bracket of t; value, slope: at t = 0; there, slope_there: at the trial; slack: see `rounding`. A step
-    of 0 stays one.
+    A step of 0 stays one.
+
+    Args:
+        t: the trial steps, [E].
+        low: the lower end of their bracket, [E].
+        high: the upper end, [E].
+        value: at t = 0, [E].
+        slope: at t = 0, [E].
+        there: the value at the trial, [E].
+        slope_there: the slope at the trial, [E].
+        slack: see `rounding`, [E].
     """
     low_enough = falls(t, value, slope, there, slack)
     good = low_enough & (slope_there >= 0.9 * slope)
@@ -122,7 +159,7 @@ def weak_wolfe(
 
 
 def aside(z: Tensor) -> Tensor:
-    """Small steps [E, P] off z, the same for equal z: off a saddle."""
+    """Return small steps [E, P] off z, the same for equal z: off a saddle."""
     draw = torch.randn(z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z)
     return 1e-3 * (1 + z.abs().amax(1, keepdim=True)) * draw
 
@@ -137,13 +174,13 @@ class LBFGS:
     """Limited-memory BFGS with a weak-Wolfe line search by bracketing and interpolation.
 
     Stops at |grad L| <= tolerance |grad L at the start| (one or [E], default 1e-5 in float32, 1e-8 in float64), given
-    that the next step would also be short beside |v|: an objective that falls for ever passes the first test and not
+    that the next step would also be short against |v|: an objective that falls for ever passes the first test and not
     the second, and is reported as not converged. A start without a gradient may be a saddle, or flat: it is left by a
     small random step, and where there is still no gradient nothing has converged.
 
-    Works in the objective's own coordinates where v0 is None and it has some. Where their metric is that of the
-    penalty, 1/2 |grad L|^2 <= gap L is asked as well, which bounds L - L* around a minimum: with a weak penalty the
-    first test says little. What float32 cannot solve there is solved again in float64. An objective may offer a search
+    Works in the objective's own coordinates where v0 is None and it has some. Where <z, z> / 2 in their metric is
+    the penalty, 1/2 |grad L|^2 <= gap L is asked as well, which bounds L - L* around a minimum: with a weak penalty the
+    first test shows little. What float32 cannot solve there is solved again in float64. An objective may offer a search
     of its own with the same rules, `Objective.search`.
 
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a

@@ -22,9 +22,17 @@ Metric = Callable[[Tensor], Tensor]  # p -> M p
 def self_adjoint_solve(
     apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solve A x = rhs: x, the steps [E], and where A has turned out to be indefinite [E].
+    """Solve A x = rhs, and return x, the steps [E], and where A has turned out to be indefinite [E].
 
     There MINRES solves, elsewhere conjugate gradients, which are cheaper and end at the first negative curvature.
+
+    Args:
+        apply: `apply(p, M p)` is A p.
+        metric: `metric(p)` is M p.
+        rhs: [E, ...].
+        rhs_image: M rhs.
+        tolerance: on the residual, relative to rhs, in the norm of M.
+        max_steps: for each episode and method.
     """
     x, steps, indefinite, _ = conjugate_gradient(apply, metric, rhs, rhs_image, tolerance, max_steps)
     if bool(indefinite.any()):
@@ -51,7 +59,7 @@ def conjugate_gradient(
 
     Vectors and their images are carried side by side, so a step costs one product with the
     metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive curvature.
-    The residual is that of the recurrence: whether x is a solution is for the caller to measure.
+    The residual comes from the recurrence: whether x is a solution is for the caller to measure.
     """
     x, residual, residual_image = torch.zeros_like(rhs), rhs, rhs_image
     p, p_image = rhs, rhs_image
@@ -92,11 +100,19 @@ def conjugate_gradient(
 def minres(
     apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Solve A x = rhs in the episodes `active` [E], for A self-adjoint in the metric M: x [E, ...] and the steps [E].
+    """Solve A x = rhs in some episodes, for A self-adjoint in the metric M, and return x [E, ...] and the steps [E].
 
     A may be indefinite. Paige & Saunders (Solution of sparse indefinite systems of linear equations, 1975):
-    |rhs - A x|_M is the least over the Krylov space and never grows. Stops at tolerance |rhs|_M. Arguments as in
-    `conjugate_gradient`.
+    |rhs - A x|_M is the least over the Krylov space and never grows. Stops at tolerance |rhs|_M.
+
+    Args:
+        apply: `apply(p, M p)` is A p.
+        metric: `metric(p)` is M p.
+        rhs: [E, ...].
+        rhs_image: M rhs.
+        tolerance: on the residual, relative to rhs, in the norm of M.
+        max_steps: for each episode.
+        active: the episodes to solve, [E] bool; x is zero in the others.
     """
     tiny = torch.finfo(rhs.dtype).tiny
     beta = dot(rhs, rhs_image).clamp_min(0).sqrt()  # [E]
@@ -162,7 +178,13 @@ class Operator:
         self.product = product
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """Solve for H^-1 rhs by conjugate gradients, or MINRES where H is indefinite; tolerance None: the default."""
+        """Solve for H^-1 rhs by conjugate gradients, or MINRES where H is indefinite.
+
+        Args:
+            rhs: a tree with leading dimension E.
+            tolerance: on the residual, relative to rhs; None for the default.
+            max_steps: for each episode and method.
+        """
         b = pack(rhs)
         if tolerance is None:
             tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
@@ -174,7 +196,14 @@ class Operator:
         return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        """Return the sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E]."""
+        """Return the sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E].
+
+        Args:
+            rhs: the first term, a tree with leading dimension E.
+            steps: how many terms follow.
+            damping: the share of a term that each step takes off, besides rate H.
+            rate: the step size.
+        """
         terms = tensors(rhs)
         totals = [term.clone() for term in terms]
         keep = 1 - damping
@@ -198,7 +227,12 @@ class Operator:
         return Operator(product) if shift else self
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        """Return an estimate (from below) of the largest absolute eigenvalue, by power iteration: [E]."""
+        """Return an estimate (from below) of the largest absolute eigenvalue, by power iteration: [E].
+
+        Args:
+            like: a tree of the form of H's arguments.
+            steps: of the power iteration.
+        """
         z = pack(like)
         generator = torch.Generator().manual_seed(0)
         d = torch.randn(z.shape[1], generator=generator, dtype=z.dtype).to(z.device).expand_as(z)
@@ -248,7 +282,7 @@ class AdjointReport:
             self._counts["failed"] = torch.where(torch.as_tensor(where), self.episodes, self._counts["failed"])
 
     def take(self, outcome: LinearOutcome) -> Tree:
-        """Note how a linear solve went, and returns its answer."""
+        """Note how a linear solve went, and return its answer."""
         self.episodes += outcome.failed.shape[0]
         self.count(failed=outcome.failed, indefinite=outcome.indefinite)
         self.residual, self.steps = outcome.residual, outcome.steps
@@ -265,7 +299,13 @@ class LinearSolver(Protocol):
     """Solves H u = v."""
 
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
-        """Return u for v = rhs, and write the statistics to the report."""
+        """Return u for v = rhs, and write the statistics to the report.
+
+        Args:
+            operator: H.
+            rhs: v, a tree with leading dimension E.
+            report: counts how the solves went.
+        """
 
 
 @dataclass(frozen=True)
@@ -297,13 +337,13 @@ class Neumann:
 
     With F(V) = V - rate grad L(V) and J = dF/dV:  v_0 = v, g = v;  `steps` times  v <- J^T v - damping v, g <- g + v;
     u = rate g. As steps grow it tends to (H + damping / rate)^-1 v, so it is biased where the damping is not small
-    beside H, and it diverges once H has an eigenvalue above (2 - damping) / rate, or one below -damping / rate. An
+    against H, and it diverges once H has an eigenvalue above (2 - damping) / rate, or one below -damping / rate. An
     episode counts as diverged when the last term is longer than the one before it, or not finite.
 
     A sum that grows is no estimate of anything: it grows with the power `steps` of an eigenvalue, and one such gradient
     stays in Adam's second moment for a thousand steps. A diverged episode gets (H + damping / rate)^-1 v itself, by
-    `Operator.inverse`, to which the series of its neighbours tend. Its gradient then has the size of theirs, which that
-    of H^-1 v has not, and no episode is left out.
+    `Operator.inverse`, to which the series of its neighbours tend. Its gradient then has the size of theirs, which
+    H^-1 v would not give, and no episode is left out.
     """
 
     steps: int = 20
@@ -328,7 +368,7 @@ class Neumann:
         return u
 
     def _limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
-        """(H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
+        """Return (H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
         some = rebuild(rhs, [torch.where(column(rows, v), v, 0.0) for v in tensors(rhs)])
         outcome = operator.shifted(self.damping / self.rate).inverse(some, None, 1000)
         report.count(failed=outcome.failed & rows, indefinite=outcome.indefinite & rows)
@@ -336,12 +376,18 @@ class Neumann:
 
 
 def squares(parts: list[Tensor]) -> Tensor:
-    """Squared length of each episode's vector, held in parts [E, ...]: [E]."""
+    """Return the squared length of each episode's vector, which comes in parts [E, ...]: [E]."""
     return torch.stack([dot(part, part) for part in parts]).sum(0)
 
 
 def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
-    """Raise ValueError for a solver's option that is not positive and finite, or a count below one; None passes."""
+    """Raise ValueError for a solver's option that is not positive and finite, or a count below one; None passes.
+
+    Args:
+        owner: the solver, with options as attributes.
+        positive: names of the options that must be positive and finite.
+        counts: names of the options that must be whole numbers, at least one.
+    """
     for name in positive + counts:
         value = getattr(owner, name)
         where = f"{type(owner).__name__}({name}={value})"

@@ -105,7 +105,12 @@ class TanhNetwork(Shape, Objective):
         return grads
 
     def search(self, solver: LBFGS, args: Tree) -> Outcome | None:
-        """Search in dual numbers by compiled kernels, where they serve."""
+        """Search in dual numbers by compiled kernels; None where these are off.
+
+        Args:
+            solver: its options are the kernels'.
+            args: the arguments of the objective, a `NetworkArgs`.
+        """
         x = args.features
         if not compiled.kernels_enabled(x):
             return None
@@ -172,6 +177,11 @@ class NetworkHessian(Operator):
         """Solve for u = P^-1 rhs + a correction in the dual numbers.
 
         By conjugate gradients, or MINRES, in their metric, in float64.
+
+        Args:
+            rhs: a `Network`.
+            tolerance: on the residual of the correction, relative, in the metric; None for the default.
+            max_steps: for each episode and method.
         """
         if compiled.kernels_enabled(rhs.output):
             return self._problems.inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)

@@ -3,7 +3,7 @@
 `WhitenedNetwork` has those whose metric is the Euclidean one, for many episodes at once: with kernels K = L L^T, B L
 and beta L stand for B and beta, and [W b] P_1^(1/2) for [W b]. Then a point needs no image under the metric, and an
 evaluation is a few large operations. One more hidden unit, which is always 1, stands for the bias, and one more class
-for the fixed one: their rows of numbers are zero, and so are those of every gradient.
+for the fixed one: their rows of numbers are zero, in the point and in every gradient.
 """
 
 from __future__ import annotations
@@ -340,18 +340,28 @@ class DualSpace:
 
 
 def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tanh of the hidden layer [E, H, S], and the scores [E, N, S]."""
+    """Return tanh of the hidden layer [E, H, S], and the scores [E, N, S].
+
+    Args:
+        v: the unknowns, a `Network`.
+        x: features, [E, S, D].
+    """
     t = torch.tanh(scores(v.hidden, x))
     return t, scores(v.output, t.mT) + v.skip @ x.mT
 
 
 def activation_curvature(v: Tree, args: Tree) -> Curvature:
-    """Return the Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]) at v."""
+    """Return the Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]).
+
+    Args:
+        v: the unknowns, a `Network`.
+        args: a `NetworkArgs`.
+    """
     return _curvature(*activations(v, args.features), v.output, args)
 
 
 def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
-    """`activation_curvature` for activations t, scores f and weights [W b]."""
+    """Return `activation_curvature` for activations t, scores f and weights [W b]."""
     df, pi = residual(f, args.base_logsumexp, args.labels), probabilities(f, args.base_logsumexp)
     shares, w = pi / pi.shape[2], output[..., :-1]
     slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
@@ -368,7 +378,14 @@ def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
 
 @lru_cache(maxsize=8)
 def draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Normal numbers [H+N, D] and half of such [N, H+1], in double precision: the same always and everywhere."""
+    """Draw normal numbers [H+N, D] and half of such [N, H+1], in double precision: the same always and everywhere.
+
+    Args:
+        hidden: H, the hidden units.
+        ways: N, the novel classes.
+        features: D, the size of a feature.
+        seed: of the generator.
+    """
     generator = torch.Generator().manual_seed(seed)
     planes = torch.randn(hidden + ways, features, generator=generator, dtype=torch.float64)
     return planes, 0.5 * torch.randn(ways, hidden + 1, generator=generator, dtype=torch.float64)

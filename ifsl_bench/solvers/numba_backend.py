@@ -50,7 +50,13 @@ def batched(every: bool = True) -> Iterator[None]:
 
 
 def each(kernel: Any, count: int, *arguments: Any) -> None:
-    """Call kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
+    """Call kernel(begin, end, *arguments) for all episodes, on as many threads as torch may use.
+
+    Args:
+        kernel: a compiled function.
+        count: E, the episodes.
+        *arguments: what the kernel takes after its bounds.
+    """
     from ifsl_bench.solvers import numba_episodes as threads
 
     threads.each(kernel, count, kernel_threads(), *arguments)
@@ -105,6 +111,15 @@ class Problems:
         return Outcome(self.tree(v, dtype), *counts, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
 
     def inverse(self, v: Tree, rhs: Tree, tolerance: float, most: int, accurate: float) -> LinearOutcome:
+        """Solve H u = rhs for the Hessian at v, and return u and how the solve went.
+
+        Args:
+            v: the point of the Hessian.
+            rhs: the right-hand side.
+            tolerance: on the residual, relative.
+            most: steps of each episode.
+            accurate: a residual above this share is a failure.
+        """
         u, share = np.empty((self.count, self.unknowns)), np.empty(self.count)
         steps, indefinite = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
         self.each("inverse", flat(v), flat(rhs), tolerance, most, (u, share, steps, indefinite))
@@ -114,7 +129,15 @@ class Problems:
         return LinearOutcome(value, residual, torch.from_numpy(steps), failed, torch.from_numpy(indefinite))
 
     def series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        """Return the Neumann series, and which have grown [E]."""
+        """Return the Neumann series, and which have grown [E].
+
+        Args:
+            v: the point of the Hessian.
+            rhs: the first term.
+            steps: how many terms follow.
+            damping: as in `Neumann`.
+            rate: as in `Neumann`.
+        """
         u, diverged = np.empty((self.count, self.unknowns)), np.empty(self.count, np.bool_)
         self.each("series", flat(v), flat(rhs), steps, damping, rate, (u, diverged))
         return self.tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
@@ -139,7 +162,12 @@ def flat(tree: Tree) -> Flat:
 
 
 def flat_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Flat]:
-    """Centres [(E,) rows or 1, size] and precisions [size], each for so many rows, as [E or 1, P] and [P]."""
+    """Return centres and precisions as flat arrays, [E or 1, P] and [P].
+
+    Args:
+        centres: centres [(E,) rows or 1, size] and the number of rows, for each group of the unknowns.
+        precisions: precisions [size] and the number of rows, likewise.
+    """
     whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
     count = max(len(c) for c in whole)
     middle = whole[0] if len(whole) == 1 else torch.cat([c.expand(count, -1) for c in whole], 1)
@@ -147,7 +175,7 @@ def flat_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor
 
 
 def _floored(precisions: Flat) -> Flat:
-    """Precisions fit to be divided by, as `softmax.floored` has them."""
+    """Return precisions fit to be divided by, as `softmax.floored` has them."""
     largest = precisions.max()
     return np.where(precisions > 0, precisions, 1e-6 * largest if largest > 0 else 1e-6)
 
@@ -221,9 +249,15 @@ class _Descent(torch.autograd.Function):
 def descend(
     problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, slowly: Callable[..., Tree]
 ) -> Tree:
-    """Return the point `steps` gradient steps from v0, once differentiable; args: a `Regression` or a `NetworkArgs`.
+    """Return the point `steps` gradient steps from v0, once differentiable.
 
-    slowly(v0, args, rate, steps) is the same in torch, for gradients in features, start or rate.
+    Args:
+        problems: the episodes, for the kernels.
+        v0: the start.
+        args: the same episodes, a `Regression` or a `NetworkArgs`.
+        rate: the step size, one or [E].
+        steps: how many.
+        slowly: `slowly(v0, args, rate, steps)` is the same in torch, for gradients in features, start or rate.
     """
     rate_learns = isinstance(rate, Tensor) and rate.requires_grad
     if rate_learns or args[0].requires_grad or any(leaf.requires_grad for leaf in tensors(v0)):

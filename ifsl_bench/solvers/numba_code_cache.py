@@ -2,11 +2,11 @@
 
 Numba's own cache (`cache=True` and NUMBA_CACHE_DIR) was tried, and is not used. It does for processes that compile at
 once (30 pairs) and for one that is killed meanwhile (10), since it writes each file by a rename. But after an index or
-machine code was cut in half, every later process ended with an UnpicklingError until somebody deleted the file. Machine
-code has no checksum: of 25 copies with one bit flipped, 16 did no harm, one returned a wrong number, and 8 ended the
-process, half of these without a Python error. Numba looks at the time stamp of a kernel's own file, while a kernel is
-made of functions from six. And it counts machine code from 1 in each process, so that of two which compile a kernel for
-different processors in a shared home, one's index may name the other's code.
+machine code was cut in half, every later process ended with an UnpicklingError until the file was deleted by hand.
+Machine code has no checksum: of 25 copies with one bit flipped, 16 did no harm, one returned a wrong number, and 8
+ended the process, half of these without a Python error. Numba looks at the time stamp of a kernel's own file, while a
+kernel is made of functions from six. And it counts machine code from 1 in each process: where two compile a kernel for
+different processors in a shared home, the index of one may name the other's code.
 
 Here a folder is named after the source of all kernels, and a file after what was compiled. What is damaged, or cannot
 be read, is compiled again and replaced.
@@ -68,14 +68,19 @@ class KernelCache:
 
     Args:
         folder: where its files are.
-        name: of the kernel, unlike that of any other.
+        name: of the kernel, unlike the name of any other.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.cache_path, self._name = folder, name
 
     def load_overload(self, signature: Any, context: Any) -> Any | None:
-        """Return what was compiled for these types and this processor; None where it is missing or damaged."""
+        """Return what was compiled for these types and this processor; None where it is missing or damaged.
+
+        Args:
+            signature: the types of the arguments.
+            context: Numba's target context, with the processor.
+        """
         from numba.core.compiler import CompileResult
 
         context.refresh()
@@ -87,7 +92,12 @@ class KernelCache:
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Store what was compiled; a full disk is no reason to stop, since this process has it."""
+        """Store what was compiled; a full disk is no reason to stop, since this process has it.
+
+        Args:
+            signature: the types of the arguments.
+            result: Numba's `CompileResult`.
+        """
         from numba.core.serialize import dumps
 
         content = dumps(result._reduce())

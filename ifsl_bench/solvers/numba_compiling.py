@@ -43,7 +43,7 @@ def compiled(function: F, name: str = "") -> F:
 
     Args:
         function: a Python function of arrays and numbers.
-        name: unlike that of any other kernel; by default the names of its module and its own.
+        name: unlike the name of any other kernel; by default the names of its module and its own.
     """
     kernel = njit(**_exact)(function)
     if FOLDER is not None:
@@ -63,7 +63,12 @@ summing: Decorator = cast(Any, njit(**_exact | {"fastmath": {"contract", "reasso
 
 @cast(Any, intrinsic)
 def power_of_two(typing: Any, bits: Any) -> Any:
-    """2^k from the bits of k + 1.5 * 2^52, for k from -1022 to 1023."""
+    """Return 2^k from the bits of k + 1.5 * 2^52, for k from -1022 to 1023.
+
+    Args:
+        typing: Numba's typing context.
+        bits: the type of the number.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         whole = ir.IntType(64)

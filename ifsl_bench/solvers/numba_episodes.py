@@ -24,10 +24,16 @@ _loaded: set[Any] = set()  # kernels that have been called
 
 
 def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
-    """kernel(begin, end, *arguments) for all of 0 to `count` - 1. What it finds does not depend on the threads.
+    """Call kernel(begin, end, *arguments) for all of 0 to `count` - 1. The results do not depend on the threads.
+
+    Args:
+        kernel: a compiled function.
+        count: E, the episodes.
+        threads: how many may run at once.
+        *arguments: what the kernel takes after its bounds.
 
     Raises:
-        KeyboardInterrupt: nobody wants it any more, see :func:`ifsl_bench.utils.threads.stoppable`.
+        KeyboardInterrupt: the work was stopped, see :func:`ifsl_bench.utils.threads.stoppable`.
     """
     new = kernel not in _loaded
     pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
@@ -74,7 +80,13 @@ Flags = Any  # bool [E, ...]
 
 @inlined
 def copy(bank: Array, row: int, out: Array) -> bool:
-    """Return whether there is such a row; then it is in `out`."""
+    """Return whether there is such a row; then it is in `out`.
+
+    Args:
+        bank: features, [rows, D].
+        row: an index, which may be out of bounds.
+        out: where the row goes, [D].
+    """
     if not 0 <= row < bank.shape[0]:
         return False
     for d in range(out.shape[0]):
@@ -88,8 +100,15 @@ def gather(
 ) -> None:  # fmt: skip
     """Put rows of two feature banks together to episodes.
 
-    out [E, R, D] = bank[rows [E, R]], or second_bank[rows] where `second` [E, R]; there [E]: whether the banks have all
-    these rows.
+    Args:
+        begin: the first episode.
+        end: the one after the last.
+        rows: indices in a bank, [E, R].
+        second: which of them are of the second bank, [E, R].
+        bank: features, [rows, D].
+        second_bank: features, [rows, D].
+        out: the features of the episodes, [E, R, D].
+        there: whether the banks have all these rows, [E].
     """
     for e in range(begin, end):
         good = True
@@ -125,7 +144,13 @@ def bad(x: Array) -> bool:
 
 @inlined
 def first(x: Array, value: float, place: int) -> bool:
-    """Return whether `place` is the first one with this value, so that an argmax would answer it."""
+    """Return whether `place` is the first one with this value, so that an argmax would answer it.
+
+    Args:
+        x: a flat array.
+        value: the largest of x.
+        place: an index, which may be out of bounds.
+    """
     if not 0 <= place < x.shape[0] or x[place] != value:
         return False
     for i in range(place):  # noqa: SIM110
@@ -139,11 +164,20 @@ def count(
     begin: int, end: int, logits: Array, masked: Flags, labels: Indices, of_novel: Flags, hits: Indices,
     base_margins: Array, novel_margins: Array, pairs: Indices, wrong: Flags,
 ) -> None:  # fmt: skip
-    """Count hits in episodes with joint logits [E, Q, K + N], in which base classes `masked` [E, K] are at -inf.
+    """Count hits in episodes with joint logits.
 
-    hits [4, E]: base queries right among all classes, among base classes; novel queries likewise. The margins [E, B]
-    and [E, Q - B] of base and novel queries, their `pairs` [E] as `ifsl_bench.protocols.calibration` defines them, and
-    whether an episode has logits that are none [E].
+    Args:
+        begin: the first episode.
+        end: the one after the last.
+        logits: joint logits, base classes first, [E, Q, K + N].
+        masked: base classes at -inf, [E, K].
+        labels: [E, Q].
+        of_novel: which queries are of novel classes, [E, Q].
+        hits: [4, E]: base queries right among all classes, among base classes; novel queries likewise.
+        base_margins: of the B base queries, [E, B].
+        novel_margins: of the novel queries, [E, Q - B].
+        pairs: [E], as `ifsl_bench.protocols.calibration` defines them.
+        wrong: whether an episode has logits that are none, [E].
     """
     queries, classes = logits.shape[1], masked.shape[1]
     shown = np.empty(classes, logits.dtype)

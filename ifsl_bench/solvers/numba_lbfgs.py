@@ -1,4 +1,4 @@
-"""L-BFGS for one problem in a metric; the rules are those of `ifsl_bench.solvers.lbfgs`, where the reasons are.
+"""L-BFGS for one problem in a metric; the rules come from `ifsl_bench.solvers.lbfgs`, with the reasons.
 
 `image(data, z, out)` is the metric. `evaluate(data, z, z_image, gradient)` is the value, and `norm(data, gradient)` the
 length of the gradient in the large form; it is asked for last, since most of the time nothing depends on it.
@@ -18,7 +18,12 @@ LEAST = 1e-4  # a good step takes off so much of what the slope promised
 
 @part
 def first_step(value: float, square: float) -> tuple[float, float]:
-    """`ifsl_bench.solvers.lbfgs.first_step` for a gradient of that squared length: the step, and its unit."""
+    """Return the first step and its unit, by the rules of `ifsl_bench.solvers.lbfgs.first_step`.
+
+    Args:
+        value: the objective.
+        square: the squared length of the gradient in the metric.
+    """
     t = 1 / max(math.sqrt(max(square, 0.0)), 1.0)
     if 0 < value < LEAST * t * square:
         return 2 * value / square, 2 * value / square
@@ -26,11 +31,17 @@ def first_step(value: float, square: float) -> tuple[float, float]:
 
 
 def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
-    """Return the method in these coordinates."""
+    """Return the method in these coordinates.
+
+    Args:
+        image: `image(data, z, out)` writes the metric times z.
+        evaluate: `evaluate(data, z, z_image, gradient)` returns the value and writes the gradient.
+        norm: `norm(data, gradient)` is the length of the gradient in the large form.
+    """
 
     @part
     def direction(pairs: Array, rho: Array, count: int, newest: int, scale: float, g: Array, d: Array) -> None:
-        """-H g (Nocedal & Wright, Numerical Optimization, algorithm 7.4), inner products being those of the metric.
+        """Write -H g (Nocedal & Wright, Numerical Optimization, algorithm 7.4), with inner products in the metric.
 
         pairs [4, m, P]: differences of points and gradients, and the images of both; rho [2, m]: 1 / <s, y>, and room.
         """

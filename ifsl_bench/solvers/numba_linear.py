@@ -1,6 +1,6 @@
 """Linear systems with an operator that is self-adjoint in a metric, and what else a Hessian product gives.
 
-The rules are those of `ifsl_bench.solvers.linear`. In the Krylov methods `apply(data, d, d_image, out)` is the operator
+The rules come from `ifsl_bench.solvers.linear`. In the Krylov methods `apply(data, d, d_image, out)` is the operator
 and `metric(data, d, out)` the metric, on flat arrays [P]; data is whatever these two need.
 """
 
@@ -16,7 +16,12 @@ from ifsl_bench.solvers.numba_softmax import add, doubled, inner, put
 
 
 def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
-    """Return the method with this operator and this metric."""
+    """Return the method with this operator and this metric.
+
+    Args:
+        apply: `apply(data, d, d_image, out)` writes the operator times d.
+        metric: `metric(data, d, out)` writes the metric times d.
+    """
 
     @inlined
     def solve(
@@ -71,7 +76,12 @@ def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
 
 
 def minres(apply: Kernel, metric: Kernel) -> Kernel:
-    """Return the method with this operator and this metric."""
+    """Return the method with this operator and this metric.
+
+    Args:
+        apply: `apply(data, d, d_image, out)` writes the operator times d.
+        metric: `metric(data, d, out)` writes the metric times d.
+    """
 
     @inlined
     def solve(
@@ -121,8 +131,8 @@ def hessian_kernels(
 ) -> tuple[Kernel, ...]:
     """Return the kernels `series`, `curvature`, `descend` and `ascend` of a problem, which need only these functions.
 
-    In all of them `problems` are those of `numba_backend.Problems`, v and rhs are [E, P], and results are written to
-    the last argument.
+    In all of them `problems` are the arguments of `numba_backend.Problems`, v and rhs are [E, P], and results are
+    written to the last argument.
 
     Args:
         module: the name of the problem's module, under which the machine code is kept.
@@ -184,7 +194,7 @@ def hessian_kernels(
                 path[step + 1, i] = path[step, i] - rate * gradient[i]
 
     def descend(begin: int, end: int, problems: tuple, v: Array, rate: Array, steps: int, ends: Array) -> None:
-        """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
+        """Make `steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
         path, gradient, centre = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
         for e in range(begin, end):
             doubled(problems[3][e if problems[3].shape[0] > 1 else 0], centre)

@@ -37,11 +37,11 @@ def solve(begin: int, end: int, problems: tuple, start_from: tuple, options: tup
     Args:
         begin: the first episode.
         end: the one after the last.
-        problems: those of `numba_backend.Problems`.
+        problems: the arguments of `numba_backend.Problems`.
         start_from: starts [E, H S + N S + N (H+1)] to search from in dual numbers, or none of them: then from fixed
             functions of the support rows, made of planes [H+N, D] and draws [N, H+1]; a small step off saddles; and the
             spread of the hidden inputs.
-        options: those of `LBFGS`, with tolerance [E].
+        options: the options of `LBFGS`, with tolerance [E].
         out: the minima [E, P]; norm of the gradient, value, steps and whether they are stationary, [E] each.
     """
     x, labels, base_logsumexp, centres, precisions, ways, units = problems
@@ -102,7 +102,13 @@ def solve(begin: int, end: int, problems: tuple, start_from: tuple, options: tup
 
 @part
 def opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """Return the data of episode e that `at` and `product` take, for centres [P]."""
+    """Return the data of an episode that `at` and `product` take.
+
+    Args:
+        problems: the arguments of `numba_backend.Problems`.
+        e: the episode.
+        centres: [P].
+    """
     x, labels, base_logsumexp, _, precisions, ways, units = problems
     size, both = x.shape[1], units + ways
     width = width_of(precisions.shape[0], units, ways)
@@ -118,7 +124,13 @@ def opened(problems: tuple, e: int, centres: Array) -> tuple:
 
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
-    """Write the gradient at v [P], and what `product` needs of it."""
+    """Write the gradient, and what `product` needs of it.
+
+    Args:
+        data: as `opened` returns them; changed.
+        v: the unknowns, [P].
+        gradient: written to, [P].
+    """
     rows, base_logsumexp, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     outer = ways * (units + 1)
@@ -149,7 +161,13 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 @part
 def product(data: tuple, d: Array, out: Array) -> None:
-    """Write the Hessian times d [P], at the v that `at` was last asked about."""
+    """Write the Hessian times d, at the v that `at` was last asked about.
+
+    Args:
+        data: as `at` has left them; changed.
+        d: a direction, [P].
+        out: written to, [P].
+    """
     rows, _, _, _, precisions, act, moved, room, t, _, p, df, w, _, dw, db, output, matrix, spare = data
     units, ways = t.shape[0], df.shape[0]
     outer = ways * (units + 1)
@@ -166,7 +184,12 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 @part
 def add_base_gradient(data: tuple, out: Array) -> None:
-    """See `hessian_kernels`; for the direction that `product` was last asked about."""
+    """Add what `hessian_kernels` asks for, for the direction that `product` was last asked about.
+
+    Args:
+        data: as `product` has left them.
+        out: added to, [S].
+    """
     units, ways = data[8].shape[0], data[9].shape[0]
     add_base_gradient_of(data[10], data[7][2 * units + ways :], out)
 
@@ -178,12 +201,20 @@ series, curvature, descend, ascend = hessian_kernels("numba_network", opened, at
 def inverse(
     begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, most: int, out: tuple
 ) -> None:
-    """Solve H u = rhs, [E, P] each, H being the Hessian at v [E, P].
-
-    out: u; what is left, as a bound of u's error relative to u in the norm of the precisions where the objective curves
-    as the penalty; the steps, and whether H is indefinite.
+    """Solve H u = rhs, H being the Hessian at v.
 
     u = P^-1 rhs + P^-1 J^T z with (1 + C' M) z = -C' J P^-1 rhs, by conjugate gradients, or MINRES, in the metric M.
+
+    Args:
+        begin: the first episode.
+        end: the one after the last.
+        problems: the arguments of `numba_backend.Problems`.
+        v: the unknowns, [E, P].
+        rhs: [E, P].
+        tolerance: on the residual, relative, in the metric M.
+        most: steps of each episode and method.
+        out: u [E, P]; the residual, as a bound of u's error relative to u in the norm of the precisions where the
+            objective curves as the penalty; the steps, and whether H is indefinite, [E] each.
     """
     x, _, _, _, precisions, ways, units = problems
     u, share, steps, indefinite = out

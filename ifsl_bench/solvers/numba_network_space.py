@@ -1,6 +1,6 @@
 """One episode of the tanh network in dual numbers: the coordinates its search and its linear solves run in.
 
-The formulas are those of docs/solve.md, the rules those of `ifsl_bench.solvers.network_space`. The unknowns themselves
+The formulas stand in docs/solve.md, the rules in `ifsl_bench.solvers.network_space`. The unknowns themselves
 are a flat array of P numbers: W and b [N, H+1], W_3 [N, D], W_2 and b_2 [H, D+1]. Inside, W_2 and W_3 are one matrix
 [H+N, D+1], W_3 with a last column of zeros: activations are one product.
 """
@@ -22,13 +22,28 @@ PRODUCTS = 200
 
 @part
 def width_of(unknowns: int, units: int, ways: int) -> int:
-    """D + 1 of so many unknowns: N (H + 1) of the output, N D of the skip and H (D + 1) of the hidden layer."""
+    """Return D + 1 from the number of unknowns.
+
+    The output has N (H + 1) of them, the skip N D and the hidden layer H (D + 1).
+
+    Args:
+        unknowns: P.
+        units: H.
+        ways: N.
+    """
     return (unknowns - ways * units) // (units + ways)
 
 
 @part
 def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
-    """W_2, b_2 and W_3 of a flat array, in one matrix [H+N, D+1]."""
+    """Write W_2, b_2 and W_3 of a flat array to one matrix.
+
+    Args:
+        flat: the unknowns, [P].
+        units: H.
+        ways: N.
+        out: written to, [H+N, D+1].
+    """
     width = out.shape[1]
     skip, hidden = ways * (units + 1), ways * (units + width)
     for i in range(units):
@@ -42,7 +57,14 @@ def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
 
 @part
 def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
-    """Add a matrix [H+N, D+1] to W_2, b_2 and W_3 in a flat array."""
+    """Add a matrix to W_2, b_2 and W_3 in a flat array.
+
+    Args:
+        matrix: [H+N, D+1].
+        units: H.
+        ways: N.
+        flat: the unknowns, [P]; added to.
+    """
     width = matrix.shape[1]
     skip, hidden = ways * (units + 1), ways * (units + width)
     for i in range(units):
@@ -55,7 +77,13 @@ def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
 
 @part
 def split(output: Array, w: Array, b: Array) -> None:
-    """[W b] [N, H+1] as W [N, H] and b [N]."""
+    """Write [W b] as W and b.
+
+    Args:
+        output: [N, H+1].
+        w: written to, [N, H].
+        b: written to, [N].
+    """
     for k in range(w.shape[0]):
         for i in range(w.shape[1]):
             w[k, i] = output[k, i]
@@ -75,10 +103,19 @@ def forward(
     df: Array,
     spare: Array,
 ) -> None:
-    """Go from activations act [H+N, S], hidden inputs above skip scores, to the loss's derivative.
+    """Go from activations to the derivative of the mean cross-entropy in the scores.
 
-    Writes tanh t [H, S], scores f [N, S], probabilities p [N+1, S] and the derivative of the mean cross-entropy in the
-    scores, df [N, S].
+    Args:
+        act: activations, hidden inputs above skip scores, [H+N, S].
+        w: W, [N, H].
+        b: [N].
+        base_logsumexp: [S].
+        labels: [S].
+        t: written to: tanh of the hidden inputs, [H, S].
+        f: written to: scores, [N, S].
+        p: written to: probabilities, [N+1, S].
+        df: written to: the derivative, [N, S].
+        spare: room to compute in, [S].
     """
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     tanh(act[:units].reshape(-1), t.reshape(-1))
@@ -97,8 +134,18 @@ def curve(
 ) -> None:  # fmt: skip
     """Apply the Hessian of the mean cross-entropy between activations and [W b].
 
-    To a change `moved` [H+N, S], dw [N, H], db [N], with the result in out [H+N, S] and output [N, H+1].
-    room [2 H + 2 N, S]; its last N rows hold the change of the scores.
+    Args:
+        moved: a change of the activations, [H+N, S].
+        dw: a change of W, [N, H].
+        db: a change of b, [N].
+        t: tanh of the hidden inputs, [H, S].
+        p: probabilities, [N+1, S].
+        df: the derivative in the scores, [N, S].
+        w: W, [N, H].
+        room: to compute in, [2 H + 2 N, S]; its last N rows then hold the change of the scores.
+        out: written to: the result for the activations, [H+N, S].
+        output: written to: the result for [W b], [N, H+1].
+        spare: room to compute in, [S].
     """
     units, size, ways = t.shape[0], t.shape[1], df.shape[0]
     dt, back, more, ds = (
@@ -143,7 +190,13 @@ def curve(
 
 @part
 def metric(data: tuple, d: Array, out: Array) -> None:
-    """M d. Data of a search (`evaluate`) and of the Hessian (`apply`) both begin with K_2, K_3, P_1, t, p, df."""
+    """Write M d.
+
+    Args:
+        data: of a search (`evaluate`) or of the Hessian (`apply`); both begin with K_2, K_3, P_1, t, p, df.
+        d: dual numbers, flat.
+        out: written to, likewise.
+    """
     hidden, skip, precisions = data[0], data[1], data[2]
     units, ways, size = data[3].shape[0], data[5].shape[0], hidden.shape[0]
     middle, end = units * size, (units + ways) * size
@@ -155,7 +208,14 @@ def metric(data: tuple, d: Array, out: Array) -> None:
 
 @part
 def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
-    """Return the value and, as a representer in the metric, the gradient."""
+    """Return the value, and write the gradient as a representer in the metric.
+
+    Args:
+        space: the data of a search.
+        z: dual numbers, flat.
+        z_image: M z.
+        gradient: written to, likewise.
+    """
     _, _, precisions, t, p, df, _, start, centres, base_logsumexp, labels, act, f, w, b, spare, back, output = space
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     end = (units + ways) * size
@@ -189,7 +249,12 @@ def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
 
 @part
 def norm(space: tuple, gradient: Array) -> float:
-    """Return the norm of the gradient in the large form."""
+    """Return the norm of the gradient in the large form.
+
+    Args:
+        space: the data of a search, as `evaluate` has left them.
+        gradient: a representer in the metric, flat.
+    """
     precisions, t, gram, f = space[2], space[3], space[6], space[12]
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     rows, end = units + ways, (units + ways) * size
@@ -207,7 +272,14 @@ def norm(space: tuple, gradient: Array) -> float:
 
 @part
 def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
-    """(1 + C' M) d; net: the metric's kernels and precisions [N (H+1)], where the Hessian is (t, p, df, W), room."""
+    """Write (1 + C' M) d.
+
+    Args:
+        net: the metric's kernels and precisions [N (H+1)], where the Hessian is (t, p, df, W), room.
+        d: dual numbers, flat.
+        d_image: M d.
+        out: written to, likewise.
+    """
     _, _, precisions, t, p, df, w, room, moved, output, dw, db, spare = net
     units, ways, size = t.shape[0], df.shape[0], df.shape[1]
     end = (units + ways) * size
@@ -226,7 +298,14 @@ solve_definite, solve_indefinite = conjugate_gradient(apply, metric), minres(app
 
 @part
 def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Array, Array, Array, Array]:
-    """K_2, K_3 [S, S], and the inverse precisions of one unit's [W_2 b_2] and one class's W_3, with a zero, [D+1]."""
+    """Return K_2, K_3 [S, S], and the inverse precisions [D+1] of one unit's [W_2 b_2] and one class's [W_3 0].
+
+    Args:
+        rows: features with a column of ones, [S, D+1].
+        precisions: [P].
+        units: H.
+        ways: N.
+    """
     width = rows.shape[1]
     skip, hidden = ways * (units + 1), ways * (units + width)
     inverse_2, inverse_3 = np.empty(width), np.zeros(width)
@@ -239,7 +318,17 @@ def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Arra
 
 @part
 def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array) -> None:
-    """Fixed functions of each support row, so that their order plays no part; see `DualSpace.initial`."""
+    """Write fixed functions of each support row, so that their order plays no part; see `DualSpace.initial`.
+
+    Args:
+        rows: features with a column of ones, [S, D+1].
+        planes: fixed numbers, [H+N, D].
+        draws: fixed numbers, [N, H+1].
+        spread: of the hidden inputs.
+        hidden: K_2, [S, S].
+        skip: K_3, [S, S].
+        z: written to: dual numbers, flat.
+    """
     size, width, units = rows.shape[0], rows.shape[1], planes.shape[0] - draws.shape[0]
     direction = np.empty((size, width - 1))
     for i in range(size):
@@ -268,7 +357,15 @@ def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Ar
 def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: Array) -> bool:
     """Move z to where the objective is lower, if it curves downwards at this stationary point; return whether it did.
 
-    See `ifsl_bench.solvers.coordinates.below`; room [9, P].
+    See `ifsl_bench.solvers.coordinates.below`.
+
+    Args:
+        space: the data of a search.
+        net: the data of the Hessian at z, as `apply` takes them.
+        z: dual numbers of a stationary point, flat; changed.
+        value: the objective there.
+        draw: the right-hand side of the linear solve, fixed random numbers, flat.
+        room: to compute in, [9, P].
     """
     z_image, b, b_image, x, x_image, best = room[0], room[1], room[2], room[3], room[4], room[5]
     n = z.shape[0]

@@ -1,6 +1,6 @@
 """Softmax regression, one episode after the other: the solve, and the linear solves of its gradients.
 
-The rules are those of `ifsl_bench.solvers.dual` and the formulas those of docs/solve.md. Everything is computed in
+The rules come from `ifsl_bench.solvers.dual` and the formulas from docs/solve.md. Everything is computed in
 double precision, whatever the precision of the features, and from the support set of one episode alone: its numbers
 stay in the cache, no episode waits for another, and none is changed by its neighbours.
 
@@ -39,7 +39,14 @@ NEAR = 1e-6  # a tenth of how far a support score may be from its value at the m
 
 @part
 def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
-    """(1 + M K) d for flat d [N x S] and its image d K; system: K, the probabilities, and room [S]."""
+    """Write (1 + M K) d.
+
+    Args:
+        system: K, the probabilities, and room [S].
+        d: flat, [N x S].
+        image: d K, likewise.
+        out: written to, likewise.
+    """
     _, p, spare = system
     ways, size = p.shape[0] - 1, p.shape[1]
     weigh(p, image.reshape(ways, size), out.reshape(ways, size), spare)
@@ -48,7 +55,13 @@ def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
 
 @part
 def metric(system: tuple, d: Array, out: Array) -> None:
-    """Write d K to out."""
+    """Write d K to out.
+
+    Args:
+        system: K, the probabilities, and room [S].
+        d: flat, [N x S].
+        out: written to, likewise.
+    """
     k, p, _ = system
     ways, size = p.shape[0] - 1, p.shape[1]
     np.dot(d.reshape(ways, size), k, out.reshape(ways, size))
@@ -73,7 +86,18 @@ def search(
 ) -> float:
     """Return a step length where the slope has fallen to a tenth.
 
-    p and the scores `moved` are left there. gains [N+1, S] and spare [2, S] are room to compute in.
+    Args:
+        f: scores, [N, S].
+        base_logsumexp: [S].
+        labels: [S].
+        a: dual numbers, [N, S].
+        d: the direction, [N, S].
+        d_image: d K, [N, S].
+        slope: along d, at the start.
+        p: written to: the probabilities after the step, [N+1, S].
+        moved: written to: the scores after the step, [N, S].
+        gains: room to compute in, [N+1, S].
+        spare: room to compute in, [2, S].
     """
     ways, size = f.shape
     room, sums = spare[0], spare[1]
@@ -144,10 +168,24 @@ def newton(
     f: Array,
     p: Array,
 ) -> tuple[bool, int, float]:
-    """Find dual numbers a, scores f [N, S] and probabilities p [N+1, S] at the minimum.
+    """Find dual numbers, scores and probabilities at the minimum.
 
-    Returns whether they are, the steps, and the square of a length that the gradient certainly lost; see
-    `ifsl_bench.solvers.regression.DualNewton`.
+    See `ifsl_bench.solvers.regression.DualNewton`.
+
+    Args:
+        k: the kernel K, [S, S].
+        start: scores at the centres, [N, S].
+        base_logsumexp: [S].
+        labels: [S].
+        tolerance: on the gradient in the norm of P^-1, relative to its length at the centres.
+        max_steps: Newton steps.
+        inner_steps: conjugate gradient steps in each of them.
+        a: written to: dual numbers, [N, S].
+        f: written to: scores, [N, S].
+        p: written to: probabilities, [N+1, S].
+
+    Returns:
+        Whether they are at the minimum, the steps, and the square of a length that the gradient certainly lost.
     """
     ways, size = start.shape
     room, cg = np.empty((6, ways, size)), np.empty((3, ways * size))
@@ -219,7 +257,15 @@ def solve(
 ) -> None:
     """Find the minimum of each episode from `begin` to `end` - 1.
 
-    out: the minima [E, P]; the gradient's norm and the value there, the steps and whether they are minima, [E] each.
+    Args:
+        begin: the first episode.
+        end: the one after the last.
+        problems: the arguments of `numba_backend.Problems`.
+        tolerance: on the gradient in the norm of P^-1, relative to its length at the centres.
+        max_steps: Newton steps of each episode.
+        inner_steps: conjugate gradient steps in each of them.
+        out: the minima [E, P]; the gradient's norm and the value there, the steps and whether they are minima, [E]
+            each.
     """
     x, labels, base_logsumexp, centres, precisions, ways = problems
     v, norm, value, steps, converged = out
@@ -273,7 +319,13 @@ def solve(
 
 @part
 def opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """Return the data of episode e that `at` and `product` take, for centres [P]."""
+    """Return the data of an episode that `at` and `product` take.
+
+    Args:
+        problems: the arguments of `numba_backend.Problems`.
+        e: the episode.
+        centres: [P].
+    """
     x, labels, base_logsumexp, _, precisions, ways = problems
     size = x.shape[1]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
@@ -285,7 +337,13 @@ def opened(problems: tuple, e: int, centres: Array) -> tuple:
 
 @part
 def at(data: tuple, v: Array, gradient: Array) -> None:
-    """Write the gradient at v [P], and the probabilities there for what follows."""
+    """Write the gradient, and the probabilities for what follows.
+
+    Args:
+        data: as `opened` returns them; changed.
+        v: the unknowns, [P].
+        gradient: written to, [P].
+    """
     rows, base_logsumexp, labels, centres, precisions, wide, p, spare = data
     ways = wide.shape[1]
     shape = (ways, rows.shape[1])
@@ -299,7 +357,13 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 @part
 def product(data: tuple, d: Array, out: Array) -> None:
-    """Write the Hessian times d [P], at the v that `at` was last asked about."""
+    """Write the Hessian times d, at the v that `at` was last asked about.
+
+    Args:
+        data: as `at` has left them; changed.
+        d: a direction, [P].
+        out: written to, [P].
+    """
     rows, _, _, _, precisions, wide, p, spare = data
     shape = (wide.shape[1], rows.shape[1])
     np.dot(d.reshape(shape), rows.T, wide[2])
@@ -311,7 +375,12 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 @part
 def add_base_gradient(data: tuple, out: Array) -> None:
-    """See `hessian_kernels`; for the direction that `product` was last asked about."""
+    """Add what `hessian_kernels` asks for, for the direction that `product` was last asked about.
+
+    Args:
+        data: as `product` has left them.
+        out: added to, [S].
+    """
     add_base_gradient_of(data[6], data[5][2], out)
 
 
@@ -322,12 +391,20 @@ series, curvature, descend, ascend = hessian_kernels("numba_regression", opened,
 def inverse(
     begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, most: int, out: tuple
 ) -> None:
-    """Solve H u = rhs, [E, P] each, H being the Hessian at v [E, P].
-
-    out: u; what is left, as a bound of u's error relative to u in the norm of the precisions; the steps, and False: the
-    problem is convex.
+    """Solve H u = rhs, H being the Hessian at v.
 
     u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs, by conjugate gradients in the metric of K.
+
+    Args:
+        begin: the first episode.
+        end: the one after the last.
+        problems: the arguments of `numba_backend.Problems`.
+        v: the unknowns, [E, P].
+        rhs: [E, P].
+        tolerance: on the residual, relative, in the metric of K.
+        most: steps of each episode.
+        out: u [E, P]; the residual, as a bound of u's error relative to u in the norm of the precisions; the steps, and
+            False, since the problem is convex, [E] each.
     """
     x, _, _, _, precisions, ways = problems
     u, share, steps, indefinite = out

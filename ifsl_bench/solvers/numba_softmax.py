@@ -1,6 +1,6 @@
 """Elementary functions of arrays, support rows, and the softmax over novel classes and the fixed one.
 
-The formulas are those of docs/solve.md. S support rows, N novel classes, D features. Probabilities p [N+1, S] have the
+The formulas stand in docs/solve.md. S support rows, N novel classes, D features. Probabilities p [N+1, S] have the
 fixed class last. `spare` [S] is room to compute in. Loops are written so that a compiler makes vector instructions.
 """
 
@@ -23,6 +23,10 @@ def put(x: Array, out: Array) -> None:
 
     `out[:] = x` would do the same, and have Numba compile the text of an error for arrays of different shapes, which
     takes it four seconds.
+
+    Args:
+        x: copied.
+        out: written to.
     """
     for i in range(x.shape[0]):
         out[i] = x[i]
@@ -30,10 +34,14 @@ def put(x: Array, out: Array) -> None:
 
 @inlined
 def doubled(words: Array, out: Array) -> None:
-    """Numbers of either precision into out, in double precision; all flat.
+    """Copy numbers of either precision into out, in double precision; all flat.
 
-    Those of double precision come as twice as many words of single precision, so that kernels are compiled once and not
-    for each kind of numbers.
+    Numbers of double precision come as twice as many words of single precision, so that kernels are compiled once and
+    not for each kind of numbers.
+
+    Args:
+        words: of single precision, [P] or [2P].
+        out: written to, [P].
     """
     if words.shape[0] == out.shape[0]:
         put(words, out)
@@ -43,7 +51,7 @@ def doubled(words: Array, out: Array) -> None:
 
 @inlined
 def exponential(x: float) -> float:
-    """e^x, to two units in the last place; below -708 it stays at e^-708, above 709 at e^709.
+    """Return e^x, to two units in the last place; below -708 it stays at e^-708, above 709 at e^709.
 
     2^k e^r with |r| <= ln(2) / 2 and the Taylor series of e^r, whose first term left out is below 5e-18.
     """
@@ -73,14 +81,24 @@ def exponential(x: float) -> float:
 
 @inlined
 def tanh(x: Array, out: Array) -> None:
-    """Write the hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
+    """Write the hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16.
+
+    Args:
+        x: flat.
+        out: written to, likewise.
+    """
     for i in range(x.shape[0]):
         out[i] = 1.0 - 2.0 / (exponential(2.0 * x[i]) + 1.0)
 
 
 @summing
 def inner(a: Array, b: Array) -> float:
-    """Return the inner product of flat arrays."""
+    """Return the inner product of flat arrays.
+
+    Args:
+        a: flat.
+        b: likewise.
+    """
     total = 0.0
     for i in range(a.shape[0]):
         total += a[i] * b[i]
@@ -107,14 +125,25 @@ def largest(a: Array) -> float:
 
 @inlined
 def add(a: Array, factor: float, b: Array) -> None:
-    """Add factor * b to a, for flat arrays."""
+    """Add factor * b to a, for flat arrays.
+
+    Args:
+        a: added to.
+        factor: a number.
+        b: flat.
+    """
     for i in range(a.shape[0]):
         a[i] += factor * b[i]
 
 
 @inlined
 def rows_of(x: Array, width: int) -> Array:
-    """Return x [S, D] of either precision with a column of ones, [S, width] in double precision."""
+    """Return x with a column of ones, [S, width] in double precision.
+
+    Args:
+        x: features of either precision, [S, D].
+        width: D + 1.
+    """
     size = x.shape[0]
     out = np.empty((size, width))
     for i in range(size):
@@ -125,7 +154,12 @@ def rows_of(x: Array, width: int) -> Array:
 
 @inlined
 def scaled(x: Array, factors: Array) -> Array:
-    """Return x [S, D+1] with its columns multiplied by factors [D+1]."""
+    """Return x with its columns multiplied by factors.
+
+    Args:
+        x: [S, D+1].
+        factors: [D+1].
+    """
     out = np.empty_like(x)
     for i in range(x.shape[0]):
         for d in range(x.shape[1]):
@@ -135,7 +169,14 @@ def scaled(x: Array, factors: Array) -> Array:
 
 @inlined
 def softmax(f: Array, base_logsumexp: Array, p: Array, spare: Array) -> None:
-    """Write the softmax over the N scores f [N, S] and the fixed class, which comes last, to p [N+1, S]; spare [S]."""
+    """Write the softmax over the N scores and the fixed class, which comes last.
+
+    Args:
+        f: scores, [N, S].
+        base_logsumexp: the score of the fixed class, [S].
+        p: written to, [N+1, S].
+        spare: room to compute in, [S].
+    """
     ways, size = f.shape
     for i in range(size):
         spare[i] = base_logsumexp[i]
@@ -160,9 +201,15 @@ def softmax(f: Array, base_logsumexp: Array, p: Array, spare: Array) -> None:
 
 @inlined
 def misfit(p: Array, labels: Array, out: Array, spare: Array) -> None:
-    """Write (pi - y) / S to out [N, S].
+    """Write (pi - y) / S.
 
     A label's own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
+
+    Args:
+        p: probabilities, [N+1, S].
+        labels: [S].
+        out: written to, [N, S].
+        spare: room to compute in, [S].
     """
     ways, size = out.shape
     share = 1.0 / size
@@ -178,7 +225,14 @@ def misfit(p: Array, labels: Array, out: Array, spare: Array) -> None:
 
 @inlined
 def weigh(p: Array, d: Array, out: Array, spare: Array) -> None:
-    """M d [N, S], M being the Hessian of the mean cross-entropy in the scores for probabilities p [N+1, S]."""
+    """Write M d, M being the Hessian of the mean cross-entropy in the scores.
+
+    Args:
+        p: probabilities, [N+1, S].
+        d: [N, S].
+        out: written to, [N, S].
+        spare: room to compute in, [S].
+    """
     ways, size = d.shape
     share = 1.0 / size
     for i in range(size):
@@ -193,7 +247,14 @@ def weigh(p: Array, d: Array, out: Array, spare: Array) -> None:
 
 @inlined
 def cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> float:
-    """Return the mean over rows, for scores f [N, S] and the probabilities p that they have."""
+    """Return the mean cross-entropy over rows.
+
+    Args:
+        f: scores, [N, S].
+        base_logsumexp: the score of the fixed class, [S].
+        labels: [S].
+        p: the probabilities of these scores, [N+1, S].
+    """
     ways, size = f.shape
     loss = 0.0
     for i in range(size):
@@ -218,7 +279,13 @@ def cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> f
 
 @inlined
 def add_base_gradient_of(p: Array, moved: Array, out: Array) -> None:
-    """Add to out [S] what -<u, gradient> changes with the fixed logits, u changing the scores by `moved` [N, S]."""
+    """Add what -<u, gradient> changes with the fixed logits.
+
+    Args:
+        p: probabilities, [N+1, S].
+        moved: the change of the scores with u, [N, S].
+        out: added to, [S].
+    """
     ways, size = moved.shape
     for k in range(ways):
         for i in range(size):

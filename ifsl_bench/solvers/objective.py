@@ -25,10 +25,23 @@ class Objective(ABC):
 
     @abstractmethod
     def value(self, v: Tree, args: Tree) -> Tensor:
-        """Return the objective of each episode, [E]. An episode's value must not depend on other episodes' unknowns."""
+        """Return the objective of each episode, [E]. An episode's value must not depend on other episodes' unknowns.
+
+        Args:
+            v: the unknowns, a tree with leading dimension E.
+            args: everything else that the objective depends on.
+        """
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
-        """dL/dv, differentiable in v and args while gradients are enabled."""
+        """Return dL/dv, differentiable in v and args while gradients are enabled.
+
+        Args:
+            v: the unknowns, a tree with leading dimension E.
+            args: the arguments.
+
+        Raises:
+            ValueError: `value` does not return one value per episode.
+        """
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
             point = tree_map(lambda leaf: leaf if leaf.requires_grad else leaf.detach().requires_grad_(), v)
@@ -39,7 +52,12 @@ class Objective(ABC):
         return rebuild(v, slope)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
-        """d^2L/dv^2 at v, each episode with its own."""
+        """Return d^2L/dv^2 at v, each episode with its own.
+
+        Args:
+            v: the unknowns, a tree with leading dimension E.
+            args: the arguments.
+        """
         with torch.enable_grad():
             point = tree_map(lambda leaf: leaf.detach().requires_grad_(), v)
             slope = tensors(self.gradient(point, tree_map(Tensor.detach, args)))
@@ -50,7 +68,14 @@ class Objective(ABC):
         return Operator(product)
 
     def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
-        """-u^T d(dL/dv)/dargs for the leaves of args marked in `needed`."""
+        """Return -u^T d(dL/dv)/dargs for some leaves of args, None for the others.
+
+        Args:
+            v: the unknowns, a tree with leading dimension E.
+            args: the arguments.
+            u: a tree like v.
+            needed: which leaves of args, in the order of `leaves`.
+        """
         flat = leaves(args)
         with torch.enable_grad():
             marked = {
@@ -65,7 +90,14 @@ class Objective(ABC):
         return [by_place.get(i) for i in range(len(flat))]
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
-        """Make `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
+        """Make gradient steps of a fixed size; differentiable in v, args and rate.
+
+        Args:
+            v: the start, a tree with leading dimension E.
+            args: the arguments.
+            rate: the step size, one or [E].
+            steps: how many.
+        """
 
         def step(v: Tree) -> Tree:
             pairs = zip(tensors(v), tensors(self.gradient(v, args)), strict=True)
@@ -74,7 +106,12 @@ class Objective(ABC):
         return iterate(step, v, steps)
 
     def take(self, args: Tree, index: Tensor) -> Tree | None:
-        """Return the arguments of the episodes in `index`; None where it is unknown which have a dimension E."""
+        """Return the arguments of some episodes; None where it is unknown which arguments have a dimension E.
+
+        Args:
+            args: the arguments of all episodes.
+            index: the episodes.
+        """
         return None
 
     def check(self, args: Tree) -> None:  # noqa: B027 (nothing to check unless a subclass knows better)
@@ -88,11 +125,23 @@ class Objective(ABC):
         return False
 
     def space(self, v0: Tree, args: Tree) -> Any | None:
-        """Return a `Space` of the objective's own, to search in from v0, or its own start if v0 is None; else None."""
+        """Return a `Space` of the objective's own to search in; None where it has none.
+
+        Args:
+            v0: the start; None for the objective's own.
+            args: the arguments.
+        """
         return None
 
     def search(self, solver: Any, args: Tree) -> Any | None:
-        """Return an `Outcome` of the objective's own search, by the solver's rules and its own start; else None."""
+        """Return the `Outcome` of the objective's own search; None where it has none.
+
+        The search follows the solver's rules and begins at the objective's own start.
+
+        Args:
+            solver: an `LBFGS`, for its options.
+            args: the arguments.
+        """
         return None
 
 
@@ -117,7 +166,15 @@ def derivative(
     create_graph: bool = False,
     retain_graph: bool = False,
 ) -> list[Tensor]:
-    """weights^T d outputs / d inputs, with zeros where there is no dependence (which autograd calls an error)."""
+    """Return weights^T d outputs / d inputs, with zeros where there is no dependence (which autograd calls an error).
+
+    Args:
+        outputs: tensors to differentiate.
+        inputs: tensors to differentiate in.
+        weights: one for each output, of its shape; None for scalar outputs.
+        create_graph: make the result differentiable.
+        retain_graph: keep the graph for another derivative.
+    """
     dependent = [i for i, output in enumerate(outputs) if output.requires_grad]
     if not dependent:
         return [torch.zeros_like(leaf) for leaf in inputs]
@@ -134,7 +191,16 @@ def derivative(
 
 
 def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tensor, Tree]:
-    """Value [E] and gradient without a graph, in one pass where the gradient comes from autograd."""
+    """Return value [E] and gradient without a graph, in one pass where the gradient comes from autograd.
+
+    Args:
+        objective: the objective.
+        v: the unknowns, a tree with leading dimension E.
+        args: the arguments.
+
+    Raises:
+        ValueError: the objective does not return one value per episode.
+    """
     if type(objective).gradient is not Objective.gradient:
         with torch.no_grad():
             return objective.value(v, args), objective.gradient(v, args)

@@ -24,7 +24,12 @@ class Outcome:
     objective: Tensor  # [E]
 
     def put(self, rows: Tensor, part: Outcome) -> Outcome:
-        """Return the outcome with the episodes `rows` replaced by those of `part`, whose steps come on top."""
+        """Return the outcome with some episodes replaced by those in `part`, whose steps come on top.
+
+        Args:
+            rows: the indices of these episodes.
+            part: their outcome.
+        """
         here = [*tensors(self.v), self.converged, self.steps, self.gradient_norm, self.objective]
         new = [*tensors(part.v), part.converged, part.steps + self.steps[rows], part.gradient_norm, part.objective]
         both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
@@ -51,11 +56,25 @@ class Solver(Protocol):
     """Minimises an objective from v0; a solver may have a start of its own and take v0 = None."""
 
     def run(self, objective: Objective, v0: Any, args: Any) -> Outcome:
-        """Solve; called without a graph, on detached tensors, unless the adjoint is `Unroll`."""
+        """Solve; called without a graph, on detached tensors, unless the adjoint is `Unroll`.
+
+        Args:
+            objective: to be minimised.
+            v0: the start, a tree with leading dimension E, or None.
+            args: the arguments of the objective.
+        """
 
 
 def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps: Tensor) -> Outcome:
-    """Return the outcome at v, with value and gradient norm evaluated there."""
+    """Return the outcome at v, with value and gradient norm evaluated there.
+
+    Args:
+        objective: the objective.
+        v: the point, a tree with leading dimension E.
+        args: the arguments of the objective.
+        converged: [E] bool; where value or gradient are not finite, no episode is.
+        steps: [E].
+    """
     value, slope = value_and_gradient(objective, v, args)
     flat = pack(slope)
     norm = dot(flat, flat).sqrt()
@@ -63,5 +82,12 @@ def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps
 
 
 def relative_tolerance(tolerance: float | None, dtype: torch.dtype, single: float, double: float) -> float:
-    """Return the tolerance asked for, or the default of the precision."""
+    """Return the tolerance asked for, or the default of the precision.
+
+    Args:
+        tolerance: None for the default.
+        dtype: the precision.
+        single: the default of float32.
+        double: the default of float64.
+    """
     return tolerance if tolerance is not None else (double if dtype == torch.float64 else single)

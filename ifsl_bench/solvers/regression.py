@@ -1,4 +1,4 @@
-"""The convex case: softmax regression beside fixed extra logits, with a diagonal quadratic pull towards given centres.
+"""The convex case: softmax regression with fixed extra logits and with a diagonal quadratic pull towards given centres.
 
     L(V) = mean_i CE([fixed logits_i ; V x_i], y_i) + 1/2 sum_kd p_d (V_kd - c_kd)^2
 
@@ -111,6 +111,11 @@ class RegressionHessian(Operator):
 
         By conjugate gradients in the metric of the kernel K, in float64, for kernels of nearly equal rows are as good
         as singular.
+
+        Args:
+            rhs: [E, N, D+1].
+            tolerance: on the residual of w, relative, in the metric; None for the default.
+            max_steps: for each episode.
         """
         if compiled.kernels_enabled(rhs):
             return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
@@ -148,14 +153,14 @@ class RegressionHessian(Operator):
         return self._checked(rhs, w, pi, inverse_p, torch.zeros_like(b[:, 0, 0]))
 
     def _reduced(self, rhs: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
+        """Return K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
         v, args, rhs = doubled((self.v, self.args, rhs))
         x, inverse_p = args.features, 1 / floored(args.precisions)
         pi = probabilities(scores(v, x), args.base_logsumexp)
         return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
 
     def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
-        """Make u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
+        """Make u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in the norm of P."""
         x = self.args.features.double()
         u = inverse_p * (rhs - spread(w, x))
         gap = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
@@ -169,7 +174,7 @@ class DualNewton:
     """The solver of `SoftmaxRegression`. Needs no v0, for the minimum is unique.
 
     Stops when two things hold of |grad L| in the norm of P^-1. It is at most `tolerance` (default 1e-6 in float32, 1e-9
-    in float64) times what it was at the centres, so L - L* <= 1/2 |grad L|^2 is small beside what there was to gain.
+    in float64) times what it was at the centres, so L - L* <= 1/2 |grad L|^2 is small against what there was to gain.
     And no support score is further from its value at the minimum than 0.01 (1e-5 in float64), for with a weak pull the
     first test alone may leave scores far off: that is bounded by |grad L| sqrt(max_i K_ii), or, where rounding spoils
     the bound, shown by a Newton step that moves no score. What float32 cannot solve is solved in float64, to 1e-9.

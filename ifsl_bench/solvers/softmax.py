@@ -30,17 +30,32 @@ class Regression(NamedTuple):
 
 
 def scores(v: Tensor, x: Tensor) -> Tensor:
-    """V x for v [(E,) N, D+1], the bias last, and x [E, S, D]: [E, N, S]."""
+    """Return the scores V x, [E, N, S].
+
+    Args:
+        v: weights, the bias last, [(E,) N, D+1].
+        x: features, [E, S, D].
+    """
     return v[..., :-1] @ x.mT + v[..., -1:]
 
 
 def spread(r: Tensor, x: Tensor) -> Tensor:
-    """Return r X with the column of ones: r [E, N, S], x [E, S, D] -> [E, N, D+1]."""
+    """Return r X with the column of ones, [E, N, D+1].
+
+    Args:
+        r: [E, N, S].
+        x: features, [E, S, D].
+    """
     return torch.cat([r @ x, r.sum(2, keepdim=True)], 2)
 
 
 def kernel(x: Tensor, inverse_p: Tensor) -> Tensor:
-    """X P^-1 X^T with the column of ones: [E, S, S]."""
+    """Return X P^-1 X^T with the column of ones, [E, S, S].
+
+    Args:
+        x: features, [E, S, D].
+        inverse_p: inverse precisions, [D+1].
+    """
     if x.device.type != "cpu" or x.shape[0] <= 16:
         return (x * inverse_p[:-1]) @ x.mT + inverse_p[-1]
     # A few episodes at a time, so that the scaled features are read back from the cache.
@@ -51,44 +66,73 @@ def kernel(x: Tensor, inverse_p: Tensor) -> Tensor:
 
 
 def floored(precisions: Tensor) -> Tensor:
-    """Precisions fit to be divided by; zeros (a flagged solve) become small against the largest."""
+    """Return precisions fit to be divided by; zeros (a flagged solve) become small against the largest."""
     largest = precisions.max()
     least = torch.where(largest > 0, 1e-6 * largest, torch.full_like(largest, 1e-6))
     return torch.where(precisions > 0, precisions, least)
 
 
 def probabilities(f: Tensor, base_logsumexp: Tensor) -> Tensor:
-    """`with_base` without the fixed class: [E, N, S]."""
+    """Return `with_base` without the fixed class, [E, N, S].
+
+    Args:
+        f: scores, [E, N, S].
+        base_logsumexp: the score of the fixed class, [E, S].
+    """
     return with_base(f, base_logsumexp)[:, :-1]
 
 
 def misfit(p: Tensor, hot: Tensor) -> Tensor:
     """Return labels minus probabilities, [E, N, S].
 
-    From the probabilities p [E, N+1, S] of all classes, the fixed one last, and labels as booleans, likewise. A label's
-    own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
+    A label's own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
+
+    Args:
+        p: probabilities of all classes, the fixed one last, [E, N+1, S].
+        hot: labels as booleans, likewise.
     """
     wrong = p.masked_fill(hot, 0)
     return torch.where(hot[:, :-1], wrong.sum(1, keepdim=True), -wrong[:, :-1])
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """Labels [E, S] as booleans [E, classes, S]."""
+    """Return labels as booleans, [E, classes, S].
+
+    Args:
+        labels: [E, S].
+        classes: how many.
+    """
     return labels[:, None] == torch.arange(classes, device=labels.device)[:, None]
 
 
 def with_base(f: Tensor, base_logsumexp: Tensor) -> Tensor:
-    """Softmax over the N scores f [E, N, S] and the fixed class, which comes last: [E, N+1, S]."""
+    """Return the softmax over the N scores and the fixed class, which comes last: [E, N+1, S].
+
+    Args:
+        f: scores, [E, N, S].
+        base_logsumexp: the score of the fixed class, [E, S].
+    """
     return torch.cat([f, base_logsumexp[:, None]], 1).softmax(1)
 
 
 def base_probability(f: Tensor, base_logsumexp: Tensor) -> Tensor:
-    """Return the probability of the fixed class: [E, S]."""
+    """Return the probability of the fixed class, [E, S].
+
+    Args:
+        f: scores, [E, N, S].
+        base_logsumexp: the score of the fixed class, [E, S].
+    """
     return (base_logsumexp - torch.logaddexp(f.logsumexp(1), base_logsumexp)).exp()
 
 
 def cross_entropy(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
-    """-log of the probability of the label: [E, S]."""
+    """Return -log of the probability of the label, [E, S].
+
+    Args:
+        f: scores, [E, N, S].
+        base_logsumexp: the score of the fixed class, [E, S].
+        labels: [E, S].
+    """
     margins = torch.cat([f, base_logsumexp[:, None]], 1) - f.gather(1, labels[:, None])  # [E, N+1, S]
     # The label's own margin is zero: the logarithm of one plus the others keeps the digits of a small loss.
     others = margins.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
@@ -96,21 +140,45 @@ def cross_entropy(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
 
 
 def indicator(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
-    """Labels [E, S] as zeros and ones [E, N, S]."""
+    """Return labels as zeros and ones, [E, N, S].
+
+    Args:
+        labels: [E, S].
+        ways: N.
+        dtype: of the result.
+    """
     return one_hot(labels, ways).to(dtype)
 
 
 def residual(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
-    """Return the derivative of the mean cross-entropy in the scores: [E, N, S]."""
+    """Return the derivative of the mean cross-entropy in the scores, [E, N, S].
+
+    Args:
+        f: scores, [E, N, S].
+        base_logsumexp: the score of the fixed class, [E, S].
+        labels: [E, S].
+    """
     p = with_base(f, base_logsumexp)
     return misfit(p, one_hot(labels, p.shape[1])) / -f.shape[2]
 
 
 def weigh(pi: Tensor, shares: Tensor, d: Tensor) -> Tensor:
-    """M d, M the Hessian of the mean cross-entropy in the scores and shares = pi / S: [E, N, S]."""
+    """Return M d, M being the Hessian of the mean cross-entropy in the scores: [E, N, S].
+
+    Args:
+        pi: probabilities, [E, N, S].
+        shares: pi / S.
+        d: [E, N, S].
+    """
     return torch.addcmul(shares * d, shares, (pi * d).sum(1, keepdim=True), value=-1)
 
 
 def per_episode(tensor: Tensor, index: Tensor | slice, dims: int) -> Tensor:
-    """tensor[index] where tensor has a dimension E, being of `dims` dimensions and not broadcast; else tensor."""
+    """Return tensor[index] where tensor has a dimension E and is not broadcast in it; else tensor.
+
+    Args:
+        tensor: with or without the dimension E.
+        index: the episodes.
+        dims: the dimensions of a tensor with E.
+    """
     return tensor[index] if tensor.dim() == dims and tensor.shape[0] > 1 else tensor

@@ -21,7 +21,14 @@ class Adjoint(Protocol):
     """A way to differentiate a solve in its arguments."""
 
     def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
-        """Solve, with v0 detached and args that may need gradients."""
+        """Solve, with v0 detached and args that may need gradients.
+
+        Args:
+            objective: to be minimised.
+            solver: finds the minimum.
+            v0: the start, a tree with leading dimension E, or None.
+            args: the arguments of the objective.
+        """
 
 
 @dataclass(frozen=True)

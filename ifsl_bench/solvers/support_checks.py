@@ -25,8 +25,18 @@ def check_arguments(
 ) -> None:
     """Raise ValueError where a support set cannot be learned from, or a prior is no quadratic.
 
-    Shapes and types first. Then one number says whether all numbers look good, for a device waits for each that it
-    reads; only where it says no are they looked at one by one, in order to say what is wrong.
+    Shapes and types first. Then one number shows whether all numbers look good, for a device waits for each that it
+    reads; only where they do not are they looked at one by one, for the message.
+
+    Args:
+        features: [E, S, D].
+        labels: [E, S], 0..N-1.
+        base_logsumexp: [E, S].
+        ways: N.
+        priors: one for each group of the unknowns.
+
+    Raises:
+        ValueError: names what is wrong.
     """
     _check_support_shapes(features, labels, base_logsumexp)
     for prior in priors:

@@ -30,7 +30,12 @@ def leaves(tree: Tree) -> list[Tensor | None]:
 
 
 def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
-    """Return the tree `like` with its leaves replaced by `new`, in the order of `leaves`."""
+    """Return a tree with its leaves replaced.
+
+    Args:
+        like: the tree.
+        new: the new leaves, in the order of `leaves`.
+    """
     remaining = iter(new)
 
     def build(tree: Tree) -> Tree:
@@ -45,13 +50,18 @@ def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
 
 
 def side_by_side(trees: Sequence[Tree]) -> Tree:
-    """Trees of one form with leaves [E, N, ...] each, as one with all their columns."""
+    """Return trees of one form with leaves [E, N, ...] each, as one with all their columns."""
     columns = zip(*map(leaves, trees), strict=True)
     return rebuild(trees[0], [None if parts[0] is None else torch.cat(parts, 1) for parts in columns])
 
 
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """Apply `function` to every leaf that is a tensor."""
+    """Apply a function to every leaf that is a tensor.
+
+    Args:
+        function: returns the new leaf.
+        tree: its leaves may be None, and then stay so.
+    """
     return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])
 
 
@@ -69,20 +79,30 @@ def tensors(tree: Tree) -> list[Tensor]:
 
 
 def pack(tree: Tree) -> Tensor:
-    """All leaves of a tree with leading dimension E side by side: [E, P]."""
+    """Return all leaves of a tree with leading dimension E side by side, [E, P]."""
     parts = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in tensors(tree)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def unpack(flat: Tensor, like: Tree) -> Tree:
-    """Return the inverse of `pack`: flat [E, P] cut into the shapes of `like` (whose own E may differ)."""
+    """Return the inverse of `pack`.
+
+    Args:
+        flat: [E, P].
+        like: a tree with the shapes to cut it into; its own E may differ.
+    """
     shapes = [leaf.shape[1:] for leaf in tensors(like)]
     parts = flat.split([shape.numel() for shape in shapes], 1)
     return rebuild(like, [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)])
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each episode: [E, ...] x [E, ...] -> [E]."""
+    """Return the inner product of each episode, [E].
+
+    Args:
+        a: [E, ...].
+        b: likewise.
+    """
     a, b = a.flatten(1), b.flatten(1)
     if a.device.type == "cpu":  # two operations, but several times as fast there as the one of a device
         return torch.linalg.vecdot(a, b)
@@ -90,7 +110,12 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def column(a: Tensor, like: Tensor) -> Tensor:
-    """Shape a [E] so that it scales the episodes of like [E, ...]."""
+    """Shape a [E] so that it scales the episodes of like [E, ...].
+
+    Args:
+        a: a number for each episode, [E].
+        like: [E, ...], for its dimensions alone.
+    """
     return a.view(-1, *([1] * (like.dim() - 1)))
 
 
@@ -113,7 +138,12 @@ class State:
         return type(self)(**{n: x if n in self.common else _some(x, index) for n, x in values.items()})
 
     def put(self, index: Tensor, part: Any) -> Any:
-        """Return the state with `kept` of the episodes in `index` replaced by those of `part`."""
+        """Return the state with the `outputs` of some episodes replaced.
+
+        Args:
+            index: the episodes.
+            part: their state.
+        """
         return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.outputs})
 
 
@@ -122,7 +152,12 @@ def _some(x: Any, index: Tensor) -> Any:
 
 
 def chosen(rows: Tensor, count: int) -> Tensor:
-    """Return the indices [count] of the `count` episodes marked in rows [E] bool, without a look at which they are."""
+    """Return the indices of marked episodes, [count], without a look at which they are.
+
+    Args:
+        rows: the marks, [E] bool.
+        count: how many are marked.
+    """
     return rows.to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
@@ -145,12 +180,19 @@ def iterate(
 ) -> S:
     """Return the state after `limit` steps, or earlier where no episode has far to go.
 
-    settle(state): a state in which the episodes that are done will stay as they are, and which are not [E]. A look at
-    that makes a device wait. So it is taken after `first` steps and then after every `every`, which become more as time
-    goes on: when does not depend on the episodes.
+    A look at which episodes are done makes a device wait. So it is taken after `first` steps and then after every
+    `every`, which become more as time goes on: when does not depend on the episodes.
 
-    With `take`, for states that are a `State`, episodes then leave the batch once they are half of it: take(index) is
-    the step for some of the episodes that there are, or None where they cannot be separated.
+    Args:
+        step: one step, from state to state.
+        state: the start.
+        limit: how many steps at most.
+        settle: `settle(state)` is a state in which the episodes that are done will stay as they are, and which are not
+            [E].
+        take: for states that are a `State`: episodes then leave the batch once they are half of it. `take(index)` is
+            the step for some of the episodes that there are, or None where they cannot be separated.
+        every: steps between two looks.
+        first: steps before the first look.
     """
     whole: Any = None  # the last state of all episodes, where only `rows` go on
     rows: Any = None
