@@ -33,7 +33,7 @@ class Heads(nn.Module):
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
     def repeat(self, episodes: int) -> None:
-        """Gives each episode a copy; for clones, whose "parameters" are tensors that know where they came from."""
+        """Give each episode a copy; for clones, whose "parameters" are tensors that know where they came from."""
         for name, value in self._parameters.items():
             assert value is not None
             self._parameters[name] = value.expand(episodes, *value.shape[1:])  # type: ignore[assignment]
@@ -77,7 +77,13 @@ class ANIL(AdditiveClassifier):
         self.maml = load().algorithms.MAML(Heads(ways, base.weight), lr=inner_rate, first_order=first_order)
 
     def adapted(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:
-        """Heads adapted to each of the E episodes; ``second_order``: whether gradients through the steps are wanted."""
+        """Return heads adapted to each of the E episodes.
+
+        Args:
+            support: support images of the episodes.
+            second_order: whether gradients through the steps are wanted.
+            earlier: logits of the earlier sessions' classes, [E, S, (t - 1) N]; None if there are none.
+        """
         base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
         learner = self.maml.clone(first_order=self.maml.first_order or not second_order)
         learner.module.repeat(len(base_logsumexp))

@@ -16,7 +16,7 @@ from ifsl_bench.utils.errors import UserError
 
 
 class Attractor(AttractorMethod):
-    """Fast weights V learned in each episode under a meta-learned regulariser R that attends to the base classes:
+    """Fast weights V learned in each episode under a meta-learned regulariser R that attends to the base classes.
 
         L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
         R(V) = (1/N) sum_k sum_d exp(log_gamma_d) (V_kd - u_kd)^2

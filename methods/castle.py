@@ -47,9 +47,11 @@ class _Synthesiser(Method):
         self.dictionary = nn.Parameter(normal(2 * classes).detach() / math.sqrt(classes))  # [2K, D]
 
     def synthesised(self, weight: Tensor, out: Tensor | None) -> Tensor:
-        """Unit weights [E, M, D] from weights [E, M, D] that attend to each other and to the dictionary.
+        """Return unit weights [E, M, D] from weights [E, M, D] that attend to each other and to the dictionary.
 
-        out: [E, M] bool, those that are attended to by nobody; None for none.
+        Args:
+            weight: of the classes, [E, M, D].
+            out: [E, M] bool, weights that are left out of the attention; None for none.
         """
         keys, values = ([weight @ m.T, self.dictionary @ m.T] for m in (self.to_key, self.to_value))
         scores = torch.cat([weight @ self.to_query.T @ key.mT for key in keys], -1)  # [E, M, M + 2K]
@@ -62,7 +64,7 @@ class _Synthesiser(Method):
 
 
 class Castle(_Synthesiser, AdditiveClassifier):
-    """A novel class's weight is its support mean plus what attention adds from a learned dictionary:
+    """A novel class's weight is its support mean plus what attention adds from a learned dictionary.
 
         c_k = p_k + W_o sum_j a_kj W_v m_j,    a_kj = softmax_j(W_q p_k . W_k m_j / sqrt(D))
         logits = h . [unit(W_a) ; unit(c)] / temperature

@@ -90,10 +90,12 @@ class CEC(Method):
         return Prediction(torch.cat(logits))
 
     def logits(self, means: Tensor, out: Tensor, h: Tensor) -> Tensor:
-        """Logits [E, Q, M] of queries h [E, Q, D] for classes with means [E, M, D].
+        """Return logits [E, Q, M] of queries.
 
         Args:
-            out: [E, M] bool, classes that nobody attends to.
+            means: of the classes, [E, M, D].
+            out: [E, M] bool, classes that are left out of the attention.
+            h: the queries, [E, Q, D].
         """
         size, eps = h.shape[-1], 1e-5  # that of PyTorch's layer normalisation
         value = self.to_output @ self.to_value
@@ -115,14 +117,14 @@ class CEC(Method):
         c, a, f = (x - x.mean(-1, keepdim=True) for x in (means + a + self.output_bias, a, own_values))
 
         def squared(weight: Tensor) -> Tensor:
-            """sum_d weight_d (c + beta (f - a))_d^2, [E, Q, M]."""
+            """Return sum_d weight_d (c + beta (f - a))_d^2, [E, Q, M]."""
             wc, wa, wf = c * weight, a * weight, f * weight
             mixed = f @ wc.mT - (c * wa).sum(-1).unsqueeze(1)
             apart = (f * wf).sum(-1, keepdim=True) - 2 * f @ wa.mT + (a * wa).sum(-1).unsqueeze(1)
             return (c * wc).sum(-1).unsqueeze(1) + 2 * beta * mixed + beta**2 * apart
 
         def along(x: Tensor) -> Tensor:
-            """x . (c + beta (f - a)), [E, Q, M], of x [E, Q or 1, D]."""
+            """Return x . (c + beta (f - a)), [E, Q, M], of x [E, Q or 1, D]."""
             return x @ c.mT + beta * ((x * f).sum(-1, keepdim=True) - x @ a.mT)
 
         deviation = (squared(torch.ones_like(self.gain)) / size + eps).sqrt()

@@ -116,7 +116,7 @@ class LDA(AdditiveClassifier):
             self.register_buffer(name, value.to(base.weight.dtype), persistent=False)
 
     def placed(self, x: Tensor) -> Tensor:
-        """Features [..., D] as distances are taken between them."""
+        """Return features [..., D] as distances are taken between them."""
         return F.normalize(power(x, self.tukey), dim=-1) if self.form == "fecam" else x
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
@@ -149,8 +149,10 @@ class LDA(AdditiveClassifier):
 
 
 def inverse(shrunk: Tensor) -> Tensor:
-    """The inverse of a covariance [D, D] in float64; the pseudo-inverse, as both papers' code has it, where rounding
-    would be most of an inverse."""
+    """Return the inverse of a covariance [D, D] in float64.
+
+    Where rounding would be most of an inverse it is the pseudo-inverse, as in both papers' code.
+    """
     root, failed = torch.linalg.cholesky_ex(shrunk)
     pivots = root.diagonal().square()
     if bool(failed) or bool(pivots.min() <= len(shrunk) * torch.finfo(shrunk.dtype).eps * pivots.max()):
@@ -159,13 +161,24 @@ def inverse(shrunk: Tensor) -> Tensor:
 
 
 def discriminants(means: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
-    """L mu [..., D] and -1/2 mu . L mu [...] of means [..., D]."""
+    """Return L mu [..., D] and -1/2 mu . L mu [...] of each mean mu.
+
+    Args:
+        means: [..., D].
+        metric: L, [D, D].
+    """
     weight = means @ metric
     return weight, -0.5 * (weight * means).sum(-1)
 
 
 def slda(s: Tensor, images: Tensor, epsilon: float) -> Tensor:
-    """Shrunk by the rule of OAS, which needs the number of images, and by epsilon: [D, D]."""
+    """Return a covariance shrunk by the rule of OAS, which needs the number of images, and by epsilon, [D, D].
+
+    Args:
+        s: the covariance [D, D].
+        images: their number [].
+        epsilon: the weight of the identity.
+    """
     size, variance, square = len(s), s.diagonal().mean(), s.square().mean()
     share = ((square + variance**2) / ((images + 1) * (square - variance**2 / size)).clamp_min(1e-300)).clamp_max(1)
     identity = torch.eye(size, dtype=s.dtype, device=s.device)
@@ -173,7 +186,12 @@ def slda(s: Tensor, images: Tensor, epsilon: float) -> Tensor:
 
 
 def fecam(s: Tensor, gamma: float) -> Tensor:
-    """The correlation matrix of the shrunk covariance: [D, D]."""
+    """Return the correlation matrix of the shrunk covariance, [D, D].
+
+    Args:
+        s: the covariance [D, D].
+        gamma: the shrinkage.
+    """
     identity = torch.eye(len(s), dtype=s.dtype, device=s.device)
     others = s * (1 - identity)
     mean = others.sum() / (others != 0).sum().clamp_min(1)
@@ -183,12 +201,25 @@ def fecam(s: Tensor, gamma: float) -> Tensor:
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
-    """Tukey's transformation x^exponent, of the absolute value where x is negative, with the sign of x."""
+    """Return Tukey's transformation x^exponent, of the absolute value where x is negative, with the sign of x.
+
+    Args:
+        x: features [..., D].
+        exponent: 1 leaves them as they are.
+    """
     return x if exponent == 1 else x.sign() * x.abs() ** exponent
 
 
 def own_metric(x: Tensor, gamma: float) -> Tensor:
-    """L [D, D] of a class with these images [n, D] in float64; 1 where they do not differ."""
+    """Return L [D, D] of one class; 1 where its images do not differ.
+
+    Args:
+        x: the class's images [n, D] in float64.
+        gamma: the shrinkage.
+
+    Raises:
+        UserError: the covariance has no inverse.
+    """
     apart = x - x.mean(0)
     if not bool(apart.any()):
         return torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
@@ -200,7 +231,13 @@ def own_metric(x: Tensor, gamma: float) -> Tensor:
 
 
 def own_logits(h: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
-    """-1/2 (h - mu_k)^T L_k (h - mu_k), [E, Q, N], of queries [E, Q, D], means [E, N, D] and metrics [E, N, D, D]."""
+    """Return -1/2 (h - mu_k)^T L_k (h - mu_k), [E, Q, N].
+
+    Args:
+        h: the queries [E, Q, D].
+        means: mu, [E, N, D].
+        metrics: L, [E, N, D, D].
+    """
     logits = []
     for mean, metric in zip(means.unbind(1), metrics.unbind(1), strict=True):  # [E, Q, N, D] would be too much at once
         apart = h - mean.unsqueeze(1)

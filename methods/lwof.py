@@ -83,7 +83,7 @@ class LwoF(AdditiveClassifier):
         self.tau = nn.Parameter(torch.tensor(tau, dtype=dtype))
 
     def novel_weights(self, support: Support) -> torch.Tensor:
-        """The generated weights [E, N, D]."""
+        """Return the generated weights [E, N, D]."""
         memory: torch.Tensor = self.weight  # [K, D]
         if self.query_bias is None:
             features, keys = support.features, unit(self.keys)  # [E, S, D], [K, D]

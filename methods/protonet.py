@@ -36,5 +36,5 @@ class ProtoNet(AdditiveClassifier):
         return products(query.features, 2 * state).sub_(query.base_logits).sub_(lengths)
 
     def transform_query(self, query: Query) -> Query:
-        """Has |h|^2 [E, Q, 1] where the base logits were, which no class here needs."""
+        """Put |h|^2 [E, Q, 1] where the base logits were, which no class here needs."""
         return Query(query.features, query.features.square().sum(-1, keepdim=True))

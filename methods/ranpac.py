@@ -66,7 +66,7 @@ class RanPAC(Method):
         self.register_buffer("seen", solved(gram, sums).to(base.weight), persistent=False)
 
     def projected(self, features: Tensor) -> Tensor:
-        """h, [E, n, M]."""
+        """Return h, [E, n, M]."""
         return (features @ self.get_buffer("projection")).relu()
 
     def base_logits(self, query: Query) -> Tensor:
@@ -87,7 +87,7 @@ class RanPAC(Method):
 
 
 def solved(gram: Tensor, sums: Tensor) -> Tensor:
-    """(G + ridge 1)^-1 C, [..., M, K]; NaN where the ridge is too small for G's rounding.
+    """Return (G + ridge 1)^-1 C, [..., M, K]; NaN where the ridge is too small for G's rounding.
 
     By Cholesky factors: half the work of LU factors, which oneMKL gets wrong for batches of such size on two threads.
 

@@ -16,7 +16,7 @@ from ifsl_bench.utils.errors import UserError
 
 
 class Ridge(AdditiveClassifier):
-    """Fast weights V that minimise, from the support set alone,
+    """Fast weights V that minimise the loss on the support set alone.
 
         mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2
 

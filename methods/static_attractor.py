@@ -13,7 +13,7 @@ from ifsl_bench.plugin.method import Base, Support
 
 
 class StaticAttractor(AttractorMethod):
-    """Fast weights V learned in each episode under a meta-learned regulariser R with a centre that is always the same:
+    """Fast weights V learned in each episode under a meta-learned regulariser R with a centre that is always the same.
 
         L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
         R(V) = (1/N) sum_k sum_d exp(log_gamma_d) (V_kd - u_d)^2

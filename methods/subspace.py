@@ -26,7 +26,7 @@ from ifsl_bench.utils.errors import UserError
 
 
 class Subspace(AdditiveClassifier):
-    """Novel weights V = [W, b] that stay near the span of the base weights, from the support set alone:
+    """Novel weights V = [W, b] that stay near the span of the base weights, from the support set alone.
 
         L(V) = mean_i CE([W_a x_i + b_a ; W x_i + b], y_i) + gamma sum_k |w_k - P w_k|^2 + weight_decay/2 |V|^2
 
@@ -101,8 +101,10 @@ class Subspace(AdditiveClassifier):
 
 
 def basis(weight: Tensor) -> Tensor:
-    """An orthonormal basis of the rows of weight [..., K, D]: columns of [..., D, min(K, D)], of which those beyond the
-    rank are 0."""
+    """Return an orthonormal basis of the rows of weight [..., K, D], the columns of [..., D, min(K, D)].
+
+    Columns beyond the rank are 0.
+    """
     _, lengths, rows = torch.linalg.svd(weight.double(), full_matrices=False)
     least = lengths[..., :1] * max(weight.shape[-2:]) * torch.finfo(weight.dtype).eps
     return (rows * (lengths > least).unsqueeze(-1)).mT.to(weight.dtype)

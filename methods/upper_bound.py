@@ -18,8 +18,12 @@ Fit = tuple[Tensor, Solution]
 
 
 def objective(v: Tensor, args: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """L(V) [1] of weights v [1, C, D + 1]; args are images [1, n, D + 1], their labels [1, n],
-    and the weight decay []."""
+    """Return L(V), [1].
+
+    Args:
+        v: weights [1, C, D + 1].
+        args: images [1, n, D + 1], their labels [1, n], and the weight decay [].
+    """
     x, labels, decay = args
     return F.cross_entropy((x @ v.mT).mT, labels, reduction="none").mean(1) + decay / 2 * v.square().sum((1, 2))
 
@@ -95,5 +99,5 @@ def _places(x: Tensor, novel: Tensor, ways: int) -> Tensor:
 
 
 def with_one(x: Tensor) -> Tensor:
-    """Images [n, D] with a constant feature more, [n, D + 1]."""
+    """Return images [n, D] with a constant feature more, [n, D + 1]."""
     return F.pad(x, (0, 1), value=1.0)

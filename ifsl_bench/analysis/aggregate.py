@@ -329,7 +329,7 @@ def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
 
     Args:
         rows: in sessions.
-        more: further things that are held fixed.
+        more: further things that are kept fixed.
     """
     held = [*more, "the base and novel classes"]
     if fixed := [row.label for row in rows if row.holds_bias]:
@@ -409,7 +409,7 @@ def _other_method(a: Result, b: Result) -> str | None:
 def bias_curve(row: SeedAggregate) -> np.ndarray | None:
     """Return the bias, and base and novel accuracy of a row with it, the mean over its seeds, [m, 3].
 
-    The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
+    The bias is on a method's own logits, so that seeds are averaged at the same bias, as a table's are at none.
     Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
     straight. None where there are no validation episodes, and so no curve.
     """

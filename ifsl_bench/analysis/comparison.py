@@ -81,7 +81,7 @@ def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] =
         among: all comparable rows of the task, which say how much rows vary over seeds.
 
     Raises:
-        UserError: the two were not measured on the same episodes; says why.
+        UserError: the two were not measured on the same episodes; the message explains why.
     """
     from scipy.special import stdtrit
 

@@ -41,7 +41,7 @@ class PublishedPair:
 def pairs_of(board: TaskResults) -> list[PublishedPair]:
     """Return the measured rows of a task that a paper has too, in the paper's order.
 
-    Rows of a variant are paired with those of the task that it departs from, and rows with other options with those
+    Rows of a variant are paired with rows of the task that it departs from, and rows with other options with those
     without, as not comparable.
     """
     variant = board.task.variant_of

@@ -55,7 +55,7 @@ def fit_prior(means: np.ndarray, fixed: np.ndarray) -> Prior:
     removed here. Three things differ from Smyth, who has thousands of rows where we have ten. The common variance is
     the mean of the rows' variances, not the one that fits their logarithms. The largest of them counts as the second
     largest, so that one row of which a seed has collapsed does not widen everybody's intervals. And it counts for no
-    more than the row's own seeds. See docs/statistics.md for how often equal rows are told apart.
+    more than the row's own seeds. See docs/statistics.md for how often equal rows are found to differ.
 
     Args:
         means: [rows, seeds] means over episodes.
@@ -153,6 +153,7 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
     Args:
         a: one row, [seeds, episodes].
         b: the other one.
+        prior: of the variance over seeds.
         random: how many of the two rows vary between seeds by construction. With none, or with one seed, the comparison
             is over episodes alone.
         choices: the variance that choices on validation episodes give the mean, over ``RESAMPLES`` resamples of these.
@@ -353,12 +354,12 @@ class Ranking:
         return x, y
 
     def of(self, *rows: SeedAggregate) -> Ranking:
-        """Return the ranking that these rows are in: this one, or that of excluded rows if all are there."""
+        """Return the ranking that these rows are in: this one, or the excluded rows' if all are there."""
         here = any(row in self.rows for row in rows)
         return self if here or self.apart is None else self.apart.of(*rows)
 
     def common(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
-        """Return the seeds that two rows are compared on: if both are ranked those of the ranks, else all they share.
+        """Return the seeds that two rows are compared on: if both are ranked the ranks' seeds, else all they share.
 
         Args:
             a: one row.

@@ -208,9 +208,9 @@ def wrong_sign(x: np.ndarray) -> WrongSign | None:
 
     None where their mean is 0, as of equal rows: it has no sign.
 
-    The chance is Phi(-|d| / s), d the mean and s^2 the variance of a single difference. Its interval is that of d / s,
-    by the delta method, with Student's distribution and the degrees of freedom of the overall interval of d. It reaches
-    0.5 where that of d holds 0.
+    The chance is Phi(-|d| / s), d the mean and s^2 the variance of a single difference. Its interval is the one of
+    d / s, by the delta method, with Student's distribution and the degrees of freedom of the overall interval of d. It
+    reaches 0.5 where the interval of d holds 0.
 
     Raises:
         UserError: there is one order.

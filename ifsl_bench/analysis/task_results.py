@@ -67,7 +67,7 @@ class TaskResults:
         return [place for place in self.ranking.places if place.row in self.rows]
 
     def in_setting(self, setting: str) -> TaskResults:
-        """Return the rows of a setting, to be ranked, with a remark on those of other settings."""
+        """Return the rows of a setting, to be ranked, with a remark on rows of other settings."""
         rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
         counts = Counter(row.setting for row in self.rows if row not in rows)
         remarks = [
@@ -295,7 +295,7 @@ def in_setting(boards: Sequence[TaskResults], setting: str | None) -> list[TaskR
 
     Args:
         boards: of the tasks.
-        setting: by default that of methods as published.
+        setting: by default the one of methods as published.
 
     Raises:
         UserError: no row has that setting.
@@ -368,7 +368,7 @@ def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:
 
     Args:
         board: of the task.
-        label: of the row; in sessions also ``lazy``, the lazy model of ``other``, and ``lazy (ROW)``, that of any row.
+        label: of the row; in sessions also ``lazy``, the lazy model of ``other``, and ``lazy (ROW)``, any row's.
         other: the label of the other row.
 
     Raises:

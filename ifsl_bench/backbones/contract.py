@@ -96,7 +96,7 @@ class Frozen(ABC):
         Args:
             model: the name of the network, or "".
             network: as :meth:`network` makes it.
-            weights: the tensors of a file, which may also have those of a classifier.
+            weights: the tensors of a file, which may also have a classifier's.
 
         Raises:
             Exception: they do not fit.

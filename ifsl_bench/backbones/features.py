@@ -63,7 +63,7 @@ def bank_folder(home: Paths, key: str, pool: str, task: Task, views: int = 1, or
         home: where features are kept.
         key: see :func:`ifsl_bench.backbones.pretrained.features_key`.
         pool: name of the pool.
-        task: says how views are augmented.
+        task: defines how views are augmented.
         views: 1 for the plain images, more for augmented copies.
         origin: :meth:`ifsl_bench.data.pools.Dataset.origin` of the pool, which tells pools of one name apart.
     """
@@ -98,7 +98,7 @@ def compute_features(
 
     Args:
         home: where features are kept.
-        task: says how views are augmented.
+        task: defines how views are augmented.
         dataset: has the pool.
         pretrained: network and normalisation.
         name: of the pool.
@@ -182,7 +182,7 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
 
 
 def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
-    """Open the features in a folder; None where there are none, or those of other weights."""
+    """Open the features in a folder; None where there are none, or only other weights' features."""
     if not os.path.lexists(folder):
         return None
     try:

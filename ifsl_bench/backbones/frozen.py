@@ -77,7 +77,7 @@ def pretrain_frozen(
 
     Args:
         home: where they are kept.
-        task: says which backbone it is.
+        task: names the backbone.
         dataset: the images.
         head: "linear" or "cosine".
         device: where to compute.
@@ -161,7 +161,7 @@ def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device)
 
 
 def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Find a network's tensors among those of a file, where all names may have a prefix such as ``encoder.``.
+    """Find a network's tensors among a file's, where all names may have a prefix such as ``encoder.``.
 
     Args:
         network: whose tensors they are.
@@ -199,7 +199,7 @@ def enlarged(about: BackboneInfo, shape: tuple[int, ...]) -> bool:
     """Return whether images have to be enlarged for a network.
 
     Args:
-        about: says the size that enters the network.
+        about: gives the size that enters the network.
         shape: (H, W, C) of the images.
     """
     return min(shape[:2]) < min(about.size)

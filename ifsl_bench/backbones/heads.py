@@ -168,7 +168,7 @@ def fit_cosine_head(
 
     Args:
         home: where it is kept.
-        task: says the weight decay.
+        task: gives the weight decay.
         dataset: has the labels.
         linear: the pretraining with a linear head.
         features: of a pool, float32 [n, D].

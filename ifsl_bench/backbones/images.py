@@ -173,7 +173,7 @@ def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int,
 
     Args:
         pool: the images to train on.
-        spec: says how they are augmented.
+        spec: defines how they are augmented.
         seed: of the pretraining.
         epoch: number of the epoch, from 0.
         batch: images of a step.

@@ -262,7 +262,7 @@ class FrozenNetwork(Backbone):
 def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> Backbone:
     """Make a backbone with initial weights; its attribute ``features`` is D.
 
-    A frozen one has those of its library's constructor. Otherwise weights are He-normal in convolutions (fan out) and
+    A frozen one has its library's initial weights. Otherwise weights are He-normal in convolutions (fan out) and
     linear layers (fan in), biases zero.
 
     Args:

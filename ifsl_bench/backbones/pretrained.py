@@ -93,7 +93,7 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
     """Return the name of a pretraining on disk: readable, and different whenever the weights could differ.
 
     Args:
-        task: has the data set and says how to train.
+        task: has the data set and defines how to train.
         fingerprint: of the data set.
         head: "linear" or "cosine".
         seed: of training; a task may have one pretraining for all of them.
@@ -106,7 +106,7 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
     """Return everything that determines the weights, for JSON.
 
     Args:
-        task: has the data set and says how to train.
+        task: has the data set and defines how to train.
         fingerprint: of the data set.
         head: "linear" or "cosine".
         seed: of training.
@@ -145,7 +145,7 @@ def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str
     """Return the name of the features under a pretraining on disk; a frozen backbone has the same for both heads.
 
     Args:
-        task: has the data set and says how to train.
+        task: has the data set and defines how to train.
         fingerprint: of the data set.
         head: "linear" or "cosine".
         seed: of training.
@@ -258,7 +258,7 @@ def open_pretrained(
 
     Args:
         home: where pretrainings are kept.
-        task: says how to train.
+        task: defines how to train.
         dataset: the images.
         head: "linear" or "cosine".
         seed: of training; a task may have one pretraining for all of them.
@@ -323,7 +323,7 @@ def features_sha256(home: Paths, key: str) -> str | None:
 def features_checksum(info: Mapping[str, Any]) -> str:
     """Return the checksum of what the features of a pretraining depend on, from its record.
 
-    It is that of the weights; of a frozen backbone that of its file; of a second head that of its backbone's weights.
+    It is the weights' own; a frozen backbone has its file's, and a second head its backbone's.
     """
     own = info["tensors"]["sha256"]
     return str(info.get("weights") or info.get("features_sha256") or own)

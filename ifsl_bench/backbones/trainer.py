@@ -238,7 +238,7 @@ def pretrain(
 
     Args:
         home: where it is kept.
-        task: says how to train.
+        task: defines how to train.
         dataset: the images.
         head: "linear" or "cosine".
         seed: of training; a task may have one pretraining for all of them.

@@ -311,7 +311,7 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
 
 
 def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Path) -> Weights | None:
-    """Write the weights that runs in a home begin with into one file; those of the package where the home has none.
+    """Write the weights that runs in a home begin with into one file; the package's where the home has none.
 
     Args:
         home: where weights are kept.

@@ -38,6 +38,12 @@ def is_made_here(name: str) -> bool:
 
 
 def is_prepared(home: Paths, name: str) -> bool:
+    """Return whether a data set is prepared.
+
+    Args:
+        home: Folders of caches.
+        name: Of the data set.
+    """
     return os.path.exists(home.data / name / "manifest.json")
 
 

@@ -199,7 +199,12 @@ def copy_pools(
 
 
 def items_of(where: str, groups: Rows) -> dict[str, list[ListItem]]:
-    """Return class -> items of the list ``where``, for :func:`import_images`."""
+    """Return class -> items of a list, for :func:`import_images`.
+
+    Args:
+        where: Name of the list, the ``where`` of its items.
+        groups: Class -> positions in the list.
+    """
     return {name: [ListItem(where, row) for row in group] for name, group in groups.items()}
 
 

@@ -48,18 +48,34 @@ def digest(*names: str) -> str:
 
 @cache
 def columns(name: str, key: str, value: str) -> Mapping[str, str]:
-    """Return two columns of a packaged list as a mapping, in the order of the list."""
+    """Return two columns of a packaged list as a mapping, in the order of the list.
+
+    Args:
+        name: Of the list.
+        key: Column of the keys.
+        value: Column of the values.
+    """
     return MappingProxyType({row[key]: row[value] for row in rows(name)})
 
 
 def shuffled(images: Sequence[ImageT], salt: str) -> list[ImageT]:
-    """Return images in the order of a hash of ``salt`` and their positions."""
+    """Return images in the order of a hash of ``salt`` and their positions.
+
+    Args:
+        images: Of one class, in the order of the list.
+        salt: Text that sets this order apart from others.
+    """
     order = sorted(range(len(images)), key=lambda i: hashlib.sha256(f"{salt}:{i}".encode()).digest())
     return [images[i] for i in order]
 
 
 def held_out(images: Sequence[ImageT], salt: str) -> dict[str, list[ImageT]]:
-    """Draw a class's images into base pools: 80% train, 10% val (rounded down), the rest test."""
+    """Draw a class's images into base pools: 80% train, 10% val (rounded down), the rest test.
+
+    Args:
+        images: Of the class, in the order of the list.
+        salt: Text that sets this draw apart from others, see :func:`shuffled`.
+    """
     train, val = len(images) * 8 // 10, len(images) // 10
     places = shuffled(range(len(images)), salt)
     parts = {"base/train": places[:train], "base/val": places[train : train + val], "base/test": places[train + val :]}
@@ -67,7 +83,7 @@ def held_out(images: Sequence[ImageT], salt: str) -> dict[str, list[ImageT]]:
 
 
 def divided(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], salt: str) -> Pools[ImageT]:
-    """Divide classes into pools: those of side train by :func:`held_out`, the others whole.
+    """Divide classes into pools: classes of side train by :func:`held_out`, the others whole.
 
     Args:
         classes: Class -> images.

@@ -57,7 +57,7 @@ class Writer:
         self.pools, self._origins = pools, origins
 
     def discard_incomplete(self) -> None:
-        """Remove all files but those of complete pools."""
+        """Remove all files that belong to no complete pool."""
         names = {PROGRESS} if self.pools else set()
         for name, entry in self.pools.items():
             names |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
@@ -169,7 +169,7 @@ def build(
     about: dict[str, Any],
     keys: Sequence[str] = (),
 ) -> Dataset:
-    """Build a data set into ``folder``, whose lock is held; it appears there whole or not at all.
+    """Build a data set into ``folder``, whose lock is taken; it appears there whole or not at all.
 
     Args:
         folder: Of the data set.

@@ -144,6 +144,13 @@ class AttractorMethod(AdditiveClassifier):
 def meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> Meta:
     """Return the `Meta` that the options of `AttractorMethod` ask for.
 
+    Args:
+        gradient: how gradients of the meta-learned parameters are computed.
+        steps: terms of the Neumann series with "rbp", gradient steps with "t-bptt".
+        damping: of the Neumann series, at least 0 and below 1.
+        rate: step size of the series or of gradient descent, positive and finite.
+        converge: whether "t-bptt" goes on to the minimum in evaluation.
+
     Raises:
         UserError: a value out of range, or one that differs from its default where nothing reads it.
     """

@@ -51,7 +51,7 @@ def cite_method(name: str) -> str:
     """Return BibTeX for a method: a registered name, a shorthand, or ``path/to/file.py:Class``.
 
     Raises:
-        UserError: no such method, or one that says no paper.
+        UserError: no such method, or one that names no paper.
     """
     if own_papers := of_method(name):
         return "\n\n".join(paper.bibtex for paper in own_papers)

@@ -62,7 +62,7 @@ def check_method(method: Any, called_in_error: str = "") -> None:
 
     Raises:
         UserError: no subclass of :class:`Method`, abstract, options that cannot be set, a space of options it does not
-            have, or an attribute of another type than :class:`Method` says.
+            have, or an attribute of another type than :class:`Method` declares.
     """
     if not (isinstance(method, type) and issubclass(method, Method)) or method is Method:
         raise UserError(f"{called_in_error or repr(method)} is not a subclass of ifsl_bench.Method")

@@ -39,26 +39,26 @@ class ContractProbe:
     searches: bool = False
 
     def answer(self) -> Prediction:
-        """Checked for its form, see :func:`check_prediction`."""
+        """Return the method's answer, checked for its form; see :func:`check_prediction`."""
         prediction = ask(self.method, self.name, self.support, self.query)
         (episodes, queries), classes = self.query.features.shape[:2], self.masked.shape[1] + self.method.ways
         return check_prediction(self.name, prediction, episodes, queries, classes)
 
     def logits(self) -> Tensor:
-        """[E, Q, K + N]; -inf where ``masked``."""
+        """Return the joint logits [E, Q, K + N], -inf where ``masked``."""
         return masked_logits(self.answer(), self.masked)
 
     def as_float64(self) -> ContractProbe:
-        """The same question in double precision."""
+        """Return the same question in double precision."""
         support, query = each(self.support, in_double), each(self.query, in_double)
         return replace(self, method=method_in_double(self.method), support=support, query=query)
 
     def with_search_flag(self) -> ContractProbe:
-        """The same method asked, with what one answer says of :attr:`searches`."""
+        """Return the same question with :attr:`searches` as one answer shows it."""
         return replace(self, searches=comes_of_search(self.answer()))
 
     def part(self, episode: int) -> ContractProbe:
-        """One episode."""
+        """Return the question with one episode alone."""
 
         def cut(x: Tensor) -> Tensor:
             return x[episode : episode + 1]
@@ -67,29 +67,40 @@ class ContractProbe:
 
 
 def comes_of_search(prediction: Prediction) -> bool:
-    """Returns whether an answer has `solver_*` statistics, so that an inner search has found it."""
+    """Return whether an answer has `solver_*` statistics, so that an inner search has found it."""
     return any(key.startswith("solver_") for key in prediction.statistics)
 
 
 def each(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
-    """Support or query with a change of each tensor."""
+    """Return support or query with a change of each tensor.
+
+    Args:
+        rows: the support or the query.
+        change: returns the new tensor for an old one.
+    """
     return type(rows)(*map(change, vars(rows).values()))
 
 
 def in_double(x: Tensor) -> Tensor:
-    """A tensor of numbers in double precision; labels and masks as they are."""
+    """Return a tensor of numbers in double precision, labels and masks as they are."""
     return x.double() if x.is_floating_point() else x
 
 
 def method_in_double(method: Method) -> Method:
-    """A copy of a method in double precision."""
+    """Return a copy of a method in double precision."""
     double = copy.deepcopy(method).double()
     double.base = double.base.to(dtype=torch.float64)
     return double
 
 
 def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
-    """Returns whether logits [E, Q, C] differ beyond rounding, or in most episodes beyond a search's tolerance."""
+    """Return whether logits differ beyond rounding, or in most episodes beyond a search's tolerance.
+
+    Args:
+        logits: [E, Q, C].
+        expected: the logits to compare with, [E, Q, C].
+        searches: whether an inner search found them, so that its tolerance counts.
+    """
     there = torch.isfinite(expected)
     if not torch.equal(there, torch.isfinite(logits)):
         return True
@@ -153,10 +164,10 @@ IN_EVERY_RUN: tuple[Rule, ...] = (leaves_its_input, repeats, sees_one_episode, f
 
 @torch.no_grad()
 def check_answers(asked: ContractProbe) -> Tensor:
-    """Holds a method's answers against the rules of every run, and returns them, for :func:`check_repeated`.
+    """Check a method's answers against the rules of every run, and return them, for :func:`check_repeated`.
 
     Raises:
-        UserError: it breaks one; says which.
+        UserError: it breaks one; the message names it.
     """
     for rule in IN_EVERY_RUN:
         exact = rule in (leaves_its_input, repeats)
@@ -167,7 +178,11 @@ def check_answers(asked: ContractProbe) -> Tensor:
 
 @torch.no_grad()
 def check_repeated(asked: ContractProbe, answers: Tensor) -> None:
-    """Asks again, after other episodes, what :func:`check_answers` has asked before.
+    """Check, after other episodes, that the method answers as it did in :func:`check_answers`.
+
+    Args:
+        asked: the method and the same episodes as before.
+        answers: what :func:`check_answers` returned, [E, Q, C].
 
     Raises:
         UserError: the answers are others: the method keeps something between calls.
@@ -178,9 +193,13 @@ def check_repeated(asked: ContractProbe, answers: Tensor) -> None:
 
 
 def kept_in_double(rule: Callable[[Any], str], asked: Any) -> bool:
-    """Returns whether a rule that is broken in single precision is kept in double, where ``asked.as_float64()`` asks.
+    """Return whether a rule that is broken in single precision is kept in double.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
+
+    Args:
+        rule: returns how a method breaks it, or "".
+        asked: the question that breaks the rule; ``asked.as_float64()`` asks in double precision.
     """
     try:
         with answering("", asked.method):

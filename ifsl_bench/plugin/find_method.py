@@ -189,7 +189,7 @@ def _importable(folder: Path, beside: Iterable[Path]) -> Iterator[None]:
 
 
 def _run(file: Path) -> ModuleType:
-    """Run a file as a module; again only if its content changed, or that of a module in its folder that it imports."""
+    """Run a file as a module; again only if its content changed, or a module's in its folder that it imports."""
     try:
         content = file.read_bytes()
     except OSError as error:

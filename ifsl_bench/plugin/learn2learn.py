@@ -18,10 +18,10 @@ REQUIRES = {"learn2learn": f"{INSTALL} (in an environment of its own: it brings 
 
 
 def load() -> ModuleType:
-    """The module ``learn2learn``.
+    """Return the module ``learn2learn``.
 
     Raises:
-        UserError: it is not installed, or broken; the message says how to install it.
+        UserError: it is not installed, or broken; the message explains how to install it.
     """
     if not is_installed("learn2learn"):
         raise UserError(f"this needs learn2learn, which is not installed: {INSTALL}")

@@ -261,7 +261,12 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def label(cls, name: str, options: Mapping[str, Any]) -> tuple[str, set[str]]:
-        """Return the method's label in tables with these options, defaults included, and those that it implies."""
+        """Return the method's label in tables with these options, and the options that the label implies.
+
+        Args:
+            name: the method's name.
+            options: all of the constructor's, defaults included.
+        """
         for shorthand, meant in cls.shorthands.items():
             if all(options[key] == value for key, value in meant.items()):
                 return shorthand, set(meant)
@@ -280,7 +285,7 @@ class Method(nn.Module, ABC):
         return says.isdisjoint(LEARNING)
 
     def base_logits(self, query: Query) -> Tensor:
-        """Return logits of the base classes before any session, [E, Q, K]; by default those of the base classifier.
+        """Return logits of the base classes before any session, [E, Q, K]; by default the base classifier's.
 
         A method that is asked session by session and does not define them has the accuracy of session 0 from the base
         classes' logits after session 1.
@@ -288,20 +293,33 @@ class Method(nn.Module, ABC):
         return query.base_logits
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
-        """Learn the N classes of a session; ``before`` is the state after the session before, None for the first.
+        """Learn the N classes of a session.
 
-        It leaves ``before`` as it is. The supports are those of this session alone.
+        It leaves ``before`` as it is.
+
+        Args:
+            support: support images of this session alone.
+            before: the state after the session before, None for the first.
         """
         raise NotImplementedError
 
     def answer(self, state: State, query: Query) -> Prediction:
-        """Return joint logits of the queries, [E, Q, K + t N] after t sessions, base classes first."""
+        """Return joint logits of the queries, [E, Q, K + t N] after t sessions, base classes first.
+
+        Args:
+            state: the state after the last session, as :meth:`learn` returned it.
+            query: the queries, [E, Q, D], of all classes met.
+        """
         raise NotImplementedError
 
     def forward(self, support: Support, query: Query) -> Prediction:
         """Return joint logits of the queries.
 
         No state is kept between calls; an episode ignores the others in its batch.
+
+        Args:
+            support: support images of the episodes.
+            query: queries of the episodes, [E, Q, D].
         """
         learned = returned(SessionOutput, self.learn, support)
         answer = returned(Prediction, self.answer, learned.state, query)
@@ -356,13 +374,18 @@ class AdditiveClassifier(Method):
 
     @abstractmethod
     def class_logits(self, state: State, query: Query) -> Tensor:
-        """Return logits [E, Q, N] of the classes of one session, from its state, of :meth:`transform_query` queries."""
+        """Return logits [E, Q, N] of the classes of one session.
+
+        Args:
+            state: of this session.
+            query: as :meth:`transform_query` returns it.
+        """
 
     def transform_query(self, query: Query) -> Query:
         """Transform queries for :meth:`class_logits`, as to unit vectors: computed once for each image of a pool.
 
         A query is transformed by itself; where not defined, it stays as it is. Base logits that are not looked at may
-        be left out, ``base_logits[..., :0]``: then those of a sequence's queries are not gathered.
+        be left out, ``base_logits[..., :0]``: then a sequence's queries have none gathered.
         """
         return query
 
@@ -381,7 +404,12 @@ class AdditiveClassifier(Method):
 
 
 def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
-    """Return logits [E, S, K + (t - 1) N] of all classes met before a session; base [E, S, K]."""
+    """Return logits [E, S, K + (t - 1) N] of all classes met before a session.
+
+    Args:
+        base: logits of the base classes, [E, S, K].
+        earlier: logits of the earlier sessions' classes, [E, S, (t - 1) N]; None if there are none.
+    """
     return base if earlier is None else torch.cat([base, earlier], -1)
 
 
@@ -389,7 +417,16 @@ R = TypeVar("R", SessionOutput, Prediction)
 
 
 def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
-    """Call a function of a method; raise :class:`UserError` if it returns another type than ``kind``."""
+    """Call a function of a method and return its value.
+
+    Args:
+        kind: the type that it has to return.
+        function: the method's.
+        arguments: of the function.
+
+    Raises:
+        UserError: it returns another type.
+    """
     value: Any = function(*arguments)
     if not isinstance(value, kind):
         raise UserError(f"{function.__qualname__} returned {type(value).__name__}, expected ifsl_bench.{kind.__name__}")
@@ -398,10 +435,14 @@ def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
 
 @contextmanager
 def answering(name: str, method: Method) -> Iterator[None]:
-    """Re-raise errors of a method as :class:`UserError` that names it; ``name`` is its name in errors.
+    """Re-raise errors of a method as :class:`UserError` that names it.
+
+    Args:
+        name: the method's name in errors.
+        method: the one that is at work in the block.
 
     Raises:
-        UserError: the method refuses the episodes, or fails; says where.
+        UserError: the method refuses the episodes, or fails; the message names the place.
     """
     try:
         yield
@@ -420,7 +461,17 @@ def answering(name: str, method: Method) -> Iterator[None]:
 
 
 def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
-    """Return the method's answer, not yet checked; raise as :func:`answering`, and for logits on another device."""
+    """Return the method's answer, not yet checked.
+
+    Args:
+        method: to be asked.
+        name: its name in errors.
+        support: support images of the episodes.
+        query: queries of the episodes, [E, Q, D].
+
+    Raises:
+        UserError: as :func:`answering`, and for logits on another device.
+    """
     with answering(name, method):
         prediction = method(support, query)
     logits = getattr(prediction, "logits", None)
@@ -439,8 +490,16 @@ class NonFinite(UserError):
 def check_form(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
     """Check types and shapes of a method's answer; no number is read, so no device is waited for.
 
+    Args:
+        name: the method's name in errors.
+        prediction: its answer.
+        episodes: E.
+        queries: Q, of each episode.
+        classes: base and novel ones, K + N.
+
     Raises:
-        UserError: no :class:`Prediction`, or one with parts of another type or shape; says what was expected.
+        UserError: no :class:`Prediction`, or one with parts of another type or shape; the message names what was
+            expected.
     """
     if not isinstance(prediction, Prediction):
         raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
@@ -471,7 +530,17 @@ def bad_episodes(prediction: Prediction) -> Tensor:
 
 
 def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
-    """Raise :class:`NonFinite` if some of a batch's episodes are :func:`bad_episodes`; ``of`` names the batch."""
+    """Raise :class:`NonFinite` if some of a batch's episodes are :func:`bad_episodes`.
+
+    Args:
+        name: the method's name in errors.
+        bad: number of bad episodes.
+        episodes: number of all episodes.
+        of: name of the batch in errors.
+
+    Raises:
+        NonFinite: ``bad`` is not 0.
+    """
     if bad:
         raise NonFinite(
             f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} {of}, "
@@ -480,7 +549,15 @@ def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a b
 
 
 def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int, *of: str) -> Prediction:
-    """Check a method's answer; waits for the device. ``of`` is that of :func:`check_numbers`.
+    """Check a method's answer; waits for the device.
+
+    Args:
+        name: the method's name in errors.
+        prediction: its answer.
+        episodes: E.
+        queries: Q, of each episode.
+        classes: base and novel ones, K + N.
+        of: name of the batch in errors, if any, see :func:`check_numbers`.
 
     Raises:
         NonFinite: logits that are NaN or +inf.
@@ -496,6 +573,11 @@ def _shape(value: Any) -> str:
 
 
 def masked_logits(prediction: Prediction, masked: Tensor) -> Tensor:
-    """Return joint logits [E, Q, K + N], -inf for base classes that are out of the softmax (``masked``, [E, K])."""
+    """Return joint logits [E, Q, K + N], -inf for base classes that are out of the softmax.
+
+    Args:
+        prediction: the method's answer, logits [E, Q, K + N].
+        masked: [E, K] bool, the base classes that are out of the softmax.
+    """
     novel = prediction.logits.shape[-1] - masked.shape[-1]
     return prediction.logits.masked_fill(nn.functional.pad(masked, (0, novel)).unsqueeze(1), -torch.inf)

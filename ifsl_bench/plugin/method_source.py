@@ -29,6 +29,10 @@ def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Return whether two records of origin are of one method: ``method_source``, ``revision``, ``distribution``.
 
     Records of revision 0 may leave it out.
+
+    Args:
+        first: one record.
+        second: the other one.
     """
     return _identity(first) == _identity(second)
 
@@ -43,7 +47,7 @@ def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
 def method_source(method: type[Method]) -> str:
     """Return 16 hex digits that change with the syntax of the method's own package or file, comments aside.
 
-    Base classes from elsewhere count with theirs. A file counts with the modules beside it that it imports. A class
+    Base classes from elsewhere count with theirs. A file counts with the modules next to it that it imports. A class
     without a file, as a notebook has it, is identified by its compiled functions and by what of its module they name.
     """
     from ifsl_bench.plugin.method import AdditiveClassifier, Method
@@ -81,7 +85,12 @@ def _executed(module: ModuleType | None) -> tuple[Path, bytes | None]:
 
 
 def neighbours(path: Path, content: bytes) -> dict[Path, bytes]:
-    """Return the modules in a file's folder that it imports, at any depth, with their content."""
+    """Return the modules in a file's folder that it imports, at any depth, with their content.
+
+    Args:
+        path: of the file.
+        content: of the file.
+    """
     files = {path: content}
     _add_neighbours(path, files)
     del files[path]

@@ -87,6 +87,10 @@ def test_an_image_like_the_supports_of_a_class_is_of_that_class():
 def new_method(name: str, package: bool = False) -> Path:
     """Write a method that runs at once into the current folder: a file, or a package with entry point and test.
 
+    Args:
+        name: of the method.
+        package: whether to write a package.
+
     Returns:
         The file, or the package's folder.
 

@@ -142,7 +142,7 @@ class Option:
 def options_of(method: type[Method]) -> Mapping[str, Option]:
     """Return the options that a method's constructor declares, in its order.
 
-    They follow those of the base class if the constructor passes on what it does not name, as in
+    They follow the base class's options if the constructor passes on what it does not name, as in
     ``def __init__(self, base, ways, *, mine: int = 1, **shared)``.
 
     Raises:
@@ -247,7 +247,7 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
         options: of the constructor.
 
     Raises:
-        UserError: the constructor refuses an option, fails, or does not call that of :class:`Method`.
+        UserError: the constructor refuses an option, fails, or does not call :class:`Method`'s.
     """
     try:
         instance = method(base, ways, **options)

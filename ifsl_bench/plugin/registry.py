@@ -84,13 +84,23 @@ def distribution_of(point: EntryPoint) -> dict[str, str]:
 
 
 def same_package(a: str, b: str) -> bool:
-    """Return whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503)."""
+    """Return whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503).
+
+    Args:
+        a: one name.
+        b: the other one.
+    """
     first, second = (re.sub(r"[-_.]+", "-", name).lower() for name in (a, b))
     return first == second
 
 
 def owners(group: str, name: str) -> list[EntryPoint]:
-    """Return the entry points of a name: several where packages dispute it and :func:`load` refuses it."""
+    """Return the entry points of a name: several where packages dispute it and :func:`load` refuses it.
+
+    Args:
+        group: of entry points.
+        name: of the plugin.
+    """
     return _points(group, tuple(sys.path)).get(name, [])
 
 
@@ -101,7 +111,12 @@ def is_installed(module: str) -> bool:
 
 
 def load(group: str, name: str) -> Plugin:
-    """Import one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception."""
+    """Import one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception.
+
+    Args:
+        group: of entry points.
+        name: of the plugin.
+    """
     points = owners(group, name)
     if len(points) > 1:
         whose = [package_of(point) for point in points]
@@ -127,7 +142,12 @@ def _lacking(name: str, package: str, module: str, install: str) -> Plugin:
 
 
 def get(group: str, kind: str, name: str) -> Any:
-    """Return the object that is registered under ``name``; ``kind`` is its kind in errors.
+    """Return the object that is registered under a name.
+
+    Args:
+        group: of entry points.
+        kind: the object's kind in errors, such as "method".
+        name: of the plugin.
 
     Raises:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
@@ -189,7 +209,15 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
 
 
 def check_shorthands(name: str, kind: type[Method]) -> None:
-    """Raise :class:`UserError` if a method's shorthands are also names or shorthands of other methods."""
+    """Raise :class:`UserError` if a method's shorthands are also names or shorthands of other methods.
+
+    Args:
+        name: of the method.
+        kind: its class.
+
+    Raises:
+        UserError: a shorthand is taken.
+    """
     for shorthand in vars(kind).get("shorthands", {}):
         check_free(shorthand, name, f"shorthand {shorthand!r} of method {name}")
 
@@ -230,7 +258,7 @@ def all_shorthands() -> dict[str, list[Shorthand]]:
 
 
 def _shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, Shorthand]]:
-    """Yield the shorthands of methods; those of plugins that cannot be used are left out."""
+    """Yield the shorthands of methods; plugins that cannot be used are left out."""
     for point in points:
         try:
             kind = method(point.name)

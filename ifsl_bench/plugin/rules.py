@@ -146,6 +146,11 @@ def made_up(
 def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield every rule that holds for the class, in words, and how the method breaks it on made-up episodes, or "".
 
+    Args:
+        name: the method's name in errors.
+        kind: its class.
+        options: of its constructor.
+
     Raises:
         UserError: the method gives no answers that could be checked; the message names the episodes.
     """

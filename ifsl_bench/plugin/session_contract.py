@@ -49,22 +49,22 @@ class SessionLearner:
     searches: bool  # whether an inner search finds its answers, to its own tolerance
 
     def state(self, supports: Sequence[Support] | None = None) -> State:
-        """The state that the method carries on after these sessions, the first two where not given."""
+        """Return the state that the method carries on after these sessions, the first two where not given."""
         state: State = None
         for support in supports or self.supports[:2]:
             state = returned(SessionOutput, self.method.learn, support, state).state
         return state
 
     def logits(self, supports: Sequence[Support] | None = None) -> Tensor:
-        """The logits [E, Q, C] after these sessions."""
+        """Return the logits [E, Q, C] after these sessions."""
         return returned(Prediction, self.method.answer, self.state(supports), self.query).logits
 
     def part(self, sequence: int) -> SessionLearner:
-        """One sequence."""
+        """Return the sessions of one sequence alone."""
         return self._changed(lambda x: x[sequence : sequence + 1])
 
     def as_float64(self) -> SessionLearner:
-        """The same sessions in double precision."""
+        """Return the same sessions in double precision."""
         return replace(self._changed(in_double), method=method_in_double(self.method))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> SessionLearner:
@@ -149,14 +149,16 @@ RULES = (leaves_earlier_states, carries_no_images, *OF_ANSWERS)
 
 @torch.no_grad()
 def check_sessions(name: str, method: Method, supports: Sequence[Support], query: Query) -> None:
-    """Holds a method that learns session by session against the rules of sessions.
+    """Check a method that learns session by session against the rules of sessions.
 
     Args:
+        name: the method's name in errors.
+        method: to be checked.
         supports: of the sessions, two at least.
         query: of the first two.
 
     Raises:
-        UserError: it breaks one; says which.
+        UserError: it breaks one; the message names it.
     """
     with answering(name, method):
         episode = method(supports[0], query)
@@ -172,12 +174,17 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
 
 @torch.no_grad()
 def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every rule of sessions, on made-up sequences: what it says, and how the method breaks it, or "".
+    """Yield every rule of sessions, in words, and how the method breaks it on made-up sequences, or "".
 
-    Nothing where the method says how it answers an episode alone.
+    There are none where the method only defines how it answers an episode.
+
+    Args:
+        name: the method's name in errors.
+        kind: its class.
+        options: of its constructor.
 
     Raises:
-        UserError: it gives no answers that could be held against a rule.
+        UserError: it gives no answers that could be checked.
     """
     if kind.keeps_supports():
         return
@@ -197,6 +204,11 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
 
 
 def _one_image(support: Support, ways: int) -> Support:
-    """The first image of each class."""
+    """Return the first image of each class.
+
+    Args:
+        support: of a session, the images of a class one after the other.
+        ways: number of its classes.
+    """
     at = torch.arange(0, support.features.shape[1], support.features.shape[1] // ways)
     return Support(support.features[:, at], support.labels[:, at], support.hidden, support.base_logits[:, at])

@@ -31,7 +31,7 @@ class Range:
             raise ValueError(f"{self} is no range: low must be below high" + ", and positive" * self.log)
 
     def at(self, share: float) -> float:
-        """The value that far into the range, from 0 to 1; beyond these, the nearer end."""
+        """Return the value that far into the range, from 0 to 1; beyond these, the nearer end."""
         if self.log:
             value = math.exp(math.log(self.low) + share * math.log(self.high / self.low))
         else:
@@ -41,14 +41,19 @@ class Range:
         return min(max(float(f"{value:.3g}"), self.low), self.high)  # three digits, as people would write them
 
     def share(self, value: float) -> float:
-        """The place of a value in the range, the inverse of :meth:`at`."""
+        """Return the place of a value in the range, the inverse of :meth:`at`."""
         value = min(max(value, self.low), self.high)
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def beside(self, value: float, reach: float) -> list[float]:
-        """The values as far below and above as ``reach``, a share of the range."""
+        """Return the values as far below and above.
+
+        Args:
+            value: in the range.
+            reach: how far, as a share of the range.
+        """
         share = self.share(value)
         return [self.at(share - reach), self.at(share + reach)]
 
@@ -72,7 +77,12 @@ class Choices:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     def beside(self, value: Any, reach: float) -> list[Any]:
-        """The values before and after, in a circle, whatever the reach."""
+        """Return the values before and after, in a circle.
+
+        Args:
+            value: one of the choices.
+            reach: has no effect; the neighbours are the same for every reach.
+        """
         place = self.values.index(value) if value in self.values else 0
         return [self.values[place - 1], self.values[(place + 1) % len(self.values)]]
 

@@ -248,7 +248,7 @@ def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[
         return ranked and name == "acc" and entry.place is not None and entry.place.top
 
     def latex(entry: TableRow, is_bold: bool) -> str:
-        """Return a number as papers print it: with its ± beside an accuracy only."""
+        """Return a number as papers print it: with its ± next to an accuracy only."""
         if name not in entry.values:
             return ""
         value = entry.values[name]

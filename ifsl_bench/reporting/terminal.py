@@ -49,7 +49,7 @@ class _Shown:
 
 
 def fold(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Return a text as lines of at most so many columns, all but the first indented.
+    """Return a text as lines of at most ``width`` columns, all but the first indented.
 
     Its own indentation is kept. A word that is too long ends before an option or behind a slash, and only where it has
     none of these before a value or anywhere else. (The standard library's textwrap counts characters, not columns.)
@@ -81,7 +81,7 @@ def fold(text: str, width: int, hanging: int = 0) -> list[str]:
 
 
 def _broken(word: str, width: int) -> list[str]:
-    """Return a word in parts of at most so many columns."""
+    """Return a word in parts of at most ``width`` columns."""
     if cell_len(word) <= width:
         return [word]
     parts, part = [], ""
@@ -138,7 +138,7 @@ def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]
 
 
 def _widths(columns: Sequence[_Shown], width: int) -> list[int]:
-    """Return the width of each column: that of its cells, or folded where there is no room for that."""
+    """Return the width of each column: its cells' width, or folded where there is no room for that."""
     room = width - GAP * (len(columns) - 1)
     widths = [column.least for column in columns]
     while sum(widths) < room:

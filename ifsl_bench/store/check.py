@@ -181,7 +181,7 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
 
 
 def _digest(result: Result, task: Task, home: Paths) -> Iterator[str]:
-    """Compare the digest with the pinned one, or with that of the episodes drawn again from the data."""
+    """Compare the digest with the pinned one, or with the digest of the episodes drawn again from the data."""
     count = len(result.episodes)
     if count > most_of(task):  # which does not fit, and may be millions to draw
         return

@@ -15,7 +15,7 @@ from ifsl_bench.store.schema import Result
 
 
 def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
-    """Return the results whose episodes cannot be those of their task and digest: id of a result -> reason.
+    """Return the results whose episodes cannot belong to their task and digest: id of a result -> reason.
 
     A digest is of one number of episodes: that of the task where the task pins it, or where one of the results has as
     many; else that of most results with this digest, and of the first of them where it is a tie.
@@ -41,7 +41,7 @@ def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
 
 
 def _odd_episodes(task: Task, result: Result) -> str | None:
-    """Return why no episodes of the task are like those of a result; None where they may be."""
+    """Return why no episodes of the task are like a result's; None where they may be."""
     episodes, count = result.episodes, len(result.episodes)
     if count > (most := most_of(task)):
         return f"it has {count:,} episodes; this task allows at most {most:,}"

@@ -154,7 +154,7 @@ def published_tasks() -> list[str]:
 def published(task: str) -> list[PublishedRow]:
     """Return the rows that papers print for a task, with the reference and doubts about them.
 
-    Those of a list of sessions are also of the task that draws the order of its classes.
+    Rows of a list of sessions are also of the task that draws the order of its classes.
     """
     rows = []
     for stem, file in _files():

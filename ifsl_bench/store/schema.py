@@ -375,7 +375,7 @@ def put(root: Path, result: Result) -> Path | None:
     """Write a result, and rename the file that was there if it has other hits.
 
     Args:
-        root: the folder of results, whose lock is held.
+        root: the folder of results, whose lock is taken.
         result: what the file shall hold.
 
     Returns:
@@ -490,7 +490,7 @@ def read_raw(path: Path) -> dict[str, Any]:
 
 @lru_cache
 def _result_with(form: type[StoredCounts]) -> type[Result]:
-    """Return a result whose counts are those of one protocol, for its types to be checked."""
+    """Return a result with the counts of one protocol, for its types to be checked."""
     kind = msgspec.defstruct("Result", [("episodes", form)], bases=(Result,), frozen=True, kw_only=True)
     return cast("type[Result]", kind)
 

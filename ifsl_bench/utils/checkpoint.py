@@ -41,7 +41,12 @@ class CheckpointFolder:
         self.json = folder / "checkpoint.json"
 
     def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the state; return the JSON part as :meth:`info` would."""
+        """Replace the state; return the JSON part as :meth:`info` would.
+
+        Args:
+            tensors: name -> tensor, on any device.
+            info: the JSON part.
+        """
         from safetensors.torch import save
 
         # Copies in the plain order, since safetensors takes no parts of a common memory, and no other order.
@@ -52,7 +57,12 @@ class CheckpointFolder:
         return self.put(save(copies), info)
 
     def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the state, given its tensors as the content of a safetensors file."""
+        """Replace the state, given its tensors as bytes; return the JSON part as :meth:`info` would.
+
+        Args:
+            content: of a safetensors file with the tensors.
+            info: the JSON part.
+        """
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
@@ -128,7 +138,12 @@ def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
 
 
 def begun(folder: Path, counter: str) -> int:
-    """Return an unfinished training's own counter; 0 if there is no such training, or its state is damaged."""
+    """Return an unfinished training's own counter; 0 if there is no such training, or its state is damaged.
+
+    Args:
+        folder: of the checkpoint.
+        counter: its key in the JSON part.
+    """
     try:
         info = CheckpointFolder(folder).info()
     except UserError:

@@ -48,7 +48,12 @@ class RenamedAttribute:
         setattr(instance, self.new, value)
 
     def warn(self, owner: type, stacklevel: int = 3) -> None:
-        """Warn that a class uses the old name."""
+        """Warn that a class uses the old name.
+
+        Args:
+            owner: the class.
+            stacklevel: of the warning, see :func:`warnings.warn`.
+        """
         text = f"{owner.__qualname__}.{self.old} is now {self.new}; the old name goes in the next release"
         warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
 

@@ -264,7 +264,12 @@ _NUMBERS = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON with lists of numbers on one line each."""
+    """Write indented JSON with lists of numbers on one line each.
+
+    Args:
+        path: of the file.
+        value: without NaN or infinities.
+    """
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     text = _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
     write_bytes(path, f"{text}\n".encode())
@@ -313,7 +318,7 @@ def quarantine(path: Path, why: str = "corrupt") -> Path:
 def mark_used(path: Path) -> None:
     """Record that something of the cache is used now, in the time at which its file of facts was last touched.
 
-    The time is that of the file system. Reading alone leaves no trace where a disk is mounted without access times.
+    The time is the file system's. Reading alone leaves no trace where a disk is mounted without access times.
     """
     with contextlib.suppress(OSError):
         os.utime(path)

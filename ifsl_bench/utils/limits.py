@@ -39,7 +39,12 @@ def _grouped(number: int) -> str:
 
 
 def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
-    """Return a text file that is at most as long as a limit in characters.
+    """Return a text file that is at most as long as a limit.
+
+    Args:
+        path: of the file.
+        limit: in characters.
+        encoding: of the text.
 
     Raises:
         UserError: it is longer.
@@ -134,7 +139,7 @@ def image_bytes() -> Limit:
     """Return the limit on an encoded image and other files that are read whole: 256 MB, unless the environment sets it.
 
     Raises:
-        UserError: the environment says what is no whole number of MB.
+        UserError: the environment gives what is no whole number of MB.
     """
     setting = os.environ.get(IMAGE_SETTING, "256")
     if not (setting.isascii() and setting.isdigit() and int(setting[:9]) >= 1 and len(setting) < 10):

@@ -69,7 +69,13 @@ class Reporter:
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
-        """Report a stage of ``total`` units of which ``done`` were finished by an earlier run."""
+        """Report a stage of work.
+
+        Args:
+            title: of the stage.
+            total: number of its units.
+            done: how many of these an earlier run has finished.
+        """
         yield ProgressTask()
 
 

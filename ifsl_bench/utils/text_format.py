@@ -7,7 +7,12 @@ from typing import Any
 
 
 def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
-    """Format whole numbers in order, each once; ``least`` neighbours or more are a range: "0 to 4, 7, 9"."""
+    """Format whole numbers in order, each once: "0 to 4, 7, 9".
+
+    Args:
+        numbers: in any order.
+        least: the number of neighbours from which on they are a range.
+    """
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:

@@ -31,17 +31,22 @@ _stop: ContextVar[Event | None] = ContextVar("stop", default=None)
 
 
 def cores() -> int:
-    """Threads of work that takes the whole machine."""
+    """Return the number of threads for work that takes the whole machine."""
     return _cores
 
 
 def share() -> int:
-    """Threads that this process may keep busy at most."""
+    """Return the number of threads that this process may keep busy at most."""
     return _share
 
 
 def limit(whole: int, part: int) -> None:
-    """Tell this process both numbers; for workers, as they start."""
+    """Set this process's numbers of threads; for workers, as they start.
+
+    Args:
+        whole: threads for work that takes the whole machine, see :func:`cores`.
+        part: threads that this process may keep busy at most, see :func:`share`.
+    """
     global _cores, _share
     _cores, _share = whole, part
     torch.set_num_threads(part)
@@ -49,7 +54,12 @@ def limit(whole: int, part: int) -> None:
 
 @contextmanager
 def threads(torch_threads: int, kernel_threads: int | None = None) -> Iterator[None]:
-    """Inside, so many threads share a sum in PyTorch, and so many solve episodes (as many, if not said), each alone."""
+    """Set the numbers of threads inside the block.
+
+    Args:
+        torch_threads: how many threads share a sum in PyTorch.
+        kernel_threads: how many threads solve episodes, each alone; as many as ``torch_threads`` if None.
+    """
     before = torch.get_num_threads()
     token = _busy.set(torch_threads if kernel_threads is None else kernel_threads)
     torch.set_num_threads(torch_threads)
@@ -73,25 +83,25 @@ def _openblas() -> ThreadpoolController:
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """Inside, as many threads as what is around an evaluation takes; its blocks of episodes have one thread each.
+    """Set the threads of the work around an evaluation inside the block; its blocks of episodes have one thread each.
 
-    Few in PyTorch, so that many workers on a machine, each with its share of it, do not get in each other's way; and as
-    many as the process may have on episodes that compiled kernels solve one by one.
+    PyTorch has few, so that many workers on a machine, each with its share of it, do not get in each other's way;
+    compiled kernels, which solve episodes one by one, have as many as the process may keep busy.
     """
     with threads(min(EVALUATION, cores()), share()):
         yield
 
 
 def kernel_threads() -> int:
-    """Threads on which compiled kernels solve episodes, one episode on one thread."""
+    """Return the number of threads on which compiled kernels solve episodes, one episode on one thread."""
     return _busy.get() or torch.get_num_threads()
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Work that threads have begun inside ends at its next :func:`check_wanted` once the block has ended, however.
+    """End the work of threads begun inside at its next :func:`check_wanted` once the block has ended, however it ends.
 
-    For contexts copied inside. Ctrl-C is heard by the main thread alone, which would wait for all that others do.
+    It holds for contexts that are copied inside. Ctrl-C reaches the main thread alone, which would wait for all others.
     """
     stop = Event()
     token = _stop.set(stop)

@@ -40,8 +40,12 @@ def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE, encoding: st
 def parse_toml(text: str, where: str) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
+    Args:
+        text: of the file.
+        where: its name in errors.
+
     Raises:
-        UserError: not TOML, or larger than is parsed; ``where`` names it.
+        UserError: not TOML, or larger than is parsed.
     """
     TOML_FILE.check(len(text), where)
     TOML_LINE.check(max((line.count(".") for line in text.split("\n")), default=0), where)

@@ -39,6 +39,7 @@ NAMES_WIDE, LINE_WIDE, LINE_HIGH = 124, 18, 12  # of names on a contact sheet: p
 
 
 def prepared_names(home: Paths) -> list[str]:
+    """Return the names of the prepared data sets, sorted."""
     if not home.data.is_dir():
         return []
     folders = (p.name for p in home.data.iterdir() if not p.name.startswith(".") and ".corrupt-" not in p.name)

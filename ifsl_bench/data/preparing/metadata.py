@@ -144,7 +144,7 @@ def _outline(
 
 
 def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
-    """Return the data sets that a task needs: its own, and that of the novel classes if it is another.
+    """Return the data sets that a task needs: its own, and the novel classes' if it is another.
 
     Args:
         task: The task.

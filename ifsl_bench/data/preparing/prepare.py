@@ -291,7 +291,7 @@ def run(
         force: Resume only an import that was forced.
 
     Raises:
-        UserError: The import failed; complete pools are kept, as the message says.
+        UserError: The import failed; complete pools are kept, as the message explains.
     """
     recipe, complete = source.recipe(), dict[str, object]()
     keys: list[str] = []

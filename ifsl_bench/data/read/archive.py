@@ -108,7 +108,12 @@ def printable(path: str) -> str:
 
 
 def first_few(names: Sequence[str], count: int = 3) -> str:
-    """Return the first ``count`` of ``names`` as text, and the number of the others."""
+    """Return the first names as text, and the number of the others.
+
+    Args:
+        names: All of them.
+        count: How many are written out.
+    """
     return ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
 
 

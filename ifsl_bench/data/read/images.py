@@ -292,7 +292,12 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Sequence[Item]], int], i
 
 
 def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[Item]:
-    """Yield items for :func:`decode_into`; row i is the file ``paths[i]`` of the tree."""
+    """Yield items for :func:`decode_into`; row i is the file ``paths[i]`` of the tree.
+
+    Args:
+        tree: Folder or archive.
+        paths: Of the files in the tree, in the order of the rows.
+    """
 
     def reader(entry: Entry) -> Callable[[], bytes]:
         def read() -> bytes:

@@ -54,6 +54,8 @@ sides = partial(columns, CLASSES, "class", "split")  # class -> train, val or te
 
 
 class Cifar100(Layout):
+    """The Python version of CIFAR-100."""
+
     title: ClassVar[str] = "the Python version of CIFAR-100 (cifar-100-python: train, test, meta)"
 
     def matches(self, tree: FileTree) -> bool:
@@ -158,6 +160,8 @@ WHAT = "CIFAR-100's session lists"
 
 
 class SessionArrays(Cifar100):
+    """The Python version of CIFAR-100, divided by the session lists."""
+
     def pools(
         self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:

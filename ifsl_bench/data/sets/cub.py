@@ -49,6 +49,8 @@ sides = partial(columns, CLASSES, "class", "split")  # class, "001.Black_footed_
 
 
 class CubPhotographs(Layout):
+    """The photographs of CUB-200-2011."""
+
     title: ClassVar[str] = "the photographs of CUB-200-2011 (images/001.Black_footed_Albatross/*.jpg, ...)"
 
     def __init__(self, size: int) -> None:
@@ -101,6 +103,8 @@ SESSION_COUNTS = {
 
 
 class CubSessionPhotographs(CubPhotographs):
+    """The photographs of CUB-200-2011, divided by the session lists."""
+
     def build(self, context: BuildContext) -> None:
         paths = self.images(context.files)
         images = [

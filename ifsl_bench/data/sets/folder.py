@@ -214,7 +214,7 @@ def _counts(sides: Mapping[str, str]) -> str:
 
 
 def warn_of_ignored_files(context: BuildContext, split: Path | None = None) -> None:
-    """Warn of files whose names are not those of images.
+    """Warn of files whose names are no image names.
 
     Args:
         context: State of the build.
@@ -286,7 +286,15 @@ def _listed(context: BuildContext, classes: Mapping[str, Sequence[str]], split: 
 
 
 def large_enough(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
-    """Return the classes with enough images for 5-shot episodes; raise UserError if others are not allowed to go."""
+    """Return the classes with enough images for 5-shot episodes.
+
+    Args:
+        context: Of the import; decides whether the other classes may be left out.
+        classes: Class -> its images.
+
+    Raises:
+        UserError: Some classes are too small, and may not be left out.
+    """
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
     if small:
@@ -300,6 +308,10 @@ def seeded_sides(names: Sequence[str], seed: int) -> dict[str, str]:
     """Return a side for each class: 20% test, 16% val (at least 5 classes each), the others base.
 
     Classes are ordered by a hash of seed and name, so a class that is added or removed moves few others.
+
+    Args:
+        names: Of the classes.
+        seed: Of the hash.
     """
     order = sorted(names, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
     test, val = (max(WAYS, round(share * len(names))) for share in (0.2, 0.16))

@@ -83,6 +83,8 @@ def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:
 
 
 class LwofPickles(Layout):
+    """The pickles of LwoF and of Ren et al. (2019), one for each pool."""
+
     title: ClassVar[str] = "the pickles of LwoF and of Ren et al. (2019) (miniImageNet_category_split_*.pickle)"
     files: ClassVar[Mapping[str, str]] = {
         pool: f"miniImageNet_category_split_{part}.pickle"
@@ -119,6 +121,8 @@ def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Seq
 
 
 class Caches(Layout):
+    """The caches of learn2learn, one for each side of the split."""
+
     title: ClassVar[str] = "the caches of learn2learn (mini-imagenet-cache-{train,validation,test}.pkl)"
     files: ClassVar[Mapping[str, Sequence[str]]] = {
         side: [f"mini-imagenet-cache-{name}.pkl" for name in names]
@@ -220,6 +224,8 @@ def listed_images(context: BuildContext) -> dict[str, dict[str, str]]:
 
 
 class HeldOutPhotographs(MiniPhotographs):
+    """The photographs of mini-ImageNet, with base/val and base/test drawn from the images of the base classes."""
+
     def build(self, context: BuildContext) -> None:
         paths = {wnid: list(images.values()) for wnid, images in listed_images(context).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), HELD_OUT_NAME)
@@ -261,6 +267,8 @@ WHAT = "mini-ImageNet's session lists"
 
 
 class MiniSessionPhotographs(MiniPhotographs):
+    """The photographs of mini-ImageNet, divided by the session lists."""
+
     def build(self, context: BuildContext) -> None:
         images = (
             ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)

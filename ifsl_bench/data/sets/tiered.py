@@ -45,6 +45,8 @@ sides = partial(columns, CLASSES, "wnid", "split")  # wnid -> train_a, train_b, 
 
 
 class IlsvrcFolder(IlsvrcLayout):
+    """The photographs of ILSVRC-2012, divided as by Ren et al. (2019)."""
+
     def build(self, context: BuildContext) -> None:
         phases = columns(PHASES, "image", "phase")
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
@@ -157,6 +159,8 @@ class _PngPickles(Layout):
 
 
 class AttractorFiles(_PngPickles):
+    """The files of Ren et al. (2019)."""
+
     title: ClassVar[str] = "the files of Ren et al. (2019) (train_a_*, train_b_*, val_*, test_*)"
     prefixes: ClassVar = {f"train_a_train_a_phase_{phase}": ["train_a"] for phase in ("train", "val", "test")} | {
         side: [side] for side in _POOLS
@@ -168,6 +172,8 @@ class AttractorFiles(_PngPickles):
 
 
 class Files2018(_PngPickles):
+    """The files of Ren et al. (2018) and of learn2learn."""
+
     title: ClassVar[str] = (
         "the files of Ren et al. (2018) and of learn2learn ({train,val,test}_{images_png,labels}.pkl)"
     )

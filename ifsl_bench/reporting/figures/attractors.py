@@ -88,7 +88,7 @@ class _Watched:
 def weights_of(ready: EvaluationContext, index: int, label: str = "") -> AttractorWeights:
     """Return the attractors and fast weights of a test episode, and the attractors of its classes in others.
 
-    LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.
+    LR's fast weights are its scores' weights; MLP's are the weights of its part that is linear in the features, W_3.
 
     Args:
         ready: the trained model.

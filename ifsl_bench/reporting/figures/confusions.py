@@ -74,7 +74,7 @@ class Confusions:
     def share(self, of: int, answer: int) -> Estimate:
         """Return the share of a class's queries with an answer, in percent, with the 95% interval over units.
 
-        The interval is that of a ratio of two means, which has t s / sqrt(n) where q is always the same, t being
+        The interval is of a ratio of two means, which has t s / sqrt(n) where q is always the same, t being
         Student's quantile for n - 1 degrees of freedom: a class may have few units. It is NaN for fewer than two, as
         the mean is for none.
 
@@ -201,7 +201,7 @@ def class_accuracy(
         task: the name of the task.
         methods: as :func:`ifsl_bench.run` takes them.
         options: as :func:`ifsl_bench.run` takes them.
-        episodes: the first so many test episodes, 500 by default; or sequences, 100 by default, of which the answers
+        episodes: how many test episodes, from the first, 500 by default; or sequences, 100 by default, whose answers
             after the last session count.
         train: train what is not trained yet.
         work: the workspace; the usual one by default.

@@ -108,7 +108,7 @@ class _Sheet:
         self.axes.add_patch(Rectangle((x, y), size, size, fill=False, **FRAMES[kind], gid=gid))
 
     def text(self, x: float, y: float, words: str, **more: Any) -> None:
-        """Write one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
+        """Write one line or more, the first one around ``y``; Matplotlib's baseline is the last line's."""
         self.axes.text(
             x,
             y + CAPITAL / 2 + LINE * words.count("\n"),

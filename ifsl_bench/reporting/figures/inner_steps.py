@@ -70,7 +70,7 @@ def step_curves(
         steps: after which gradient steps to stop.
         unrolled: how many steps T-BPTT is trained with.
         seeds: the training seeds to average over.
-        episodes: the first so many test episodes; :data:`EPISODES` by default, or all where these are fewer.
+        episodes: how many test episodes, from the first; :data:`EPISODES` by default, or all where these are fewer.
         options: options of the methods.
         train: train what is not there yet, as ``run`` does.
 
@@ -127,7 +127,7 @@ def _accuracies(
 
 
 def stopped(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
-    """Return the method with the parameters that were trained, whose search ends after so many gradient steps.
+    """Return the method with the parameters that were trained, whose search ends after a number of gradient steps.
 
     Args:
         ready: the trained model.

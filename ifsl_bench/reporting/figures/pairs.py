@@ -26,7 +26,7 @@ NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
 
 @styled()
 def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
-    """Row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
+    """Draw row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
 
     A cell has colour where the difference is significant, all pairs of the figure at once (Holm, 5% for any mistake, as
     for ranks); the others are hatched. Numbers stand where there is room for them.

@@ -62,7 +62,7 @@ class Drawing:
     notes: tuple[str, ...] = ()
 
     def save(self, path: str | Path) -> None:
-        """Write the figure as the name's ending says, .pdf, .svg or .png.
+        """Write the figure in the format of the name's ending, .pdf, .svg or .png.
 
         Raises UserError where that cannot be done.
         """
@@ -149,7 +149,13 @@ def ranks(
 ) -> Drawing:  # fmt: skip
     """Draw the ranks that each row can have, a panel for each task.
 
-    Arguments are explained above, as of all figures from results.
+    Args:
+        tasks: their names.
+        methods: see the module.
+        setting: see the module.
+        wide: see the module.
+        home: see the module.
+        results: see the module.
     """
     if not tasks:
         raise UserError("ranks takes the name of a task, or several")
@@ -161,7 +167,16 @@ def base_classes(
     task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
-    """Draw accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
+    """Draw accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``.
+
+    Args:
+        task: its name.
+        methods: see the module.
+        setting: see the module.
+        wide: see the module.
+        home: see the module.
+        results: see the module.
+    """
     folders = Paths.locate(home, results)
     boards = _base_classes.boards_by_count(find_one(task, folders), folders)
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
@@ -181,7 +196,7 @@ def inner_steps(
         steps: after which gradient steps to stop.
         unrolled: how many steps T-BPTT is trained with; a line each.
         seeds: how many training seeds to average over.
-        episodes: only the first so many test episodes, 500 by default.
+        episodes: how many test episodes, from the first, 500 by default.
         train: see the module.
         wide: see the module.
         work: see the module.
@@ -204,7 +219,17 @@ def episode(
     task: str, *, methods: Names, index: int = 0, options: Mapping[str, Any] | None = None, train: bool = False,
     wide: bool = False, work: Workspace | None = None,
 ) -> Drawing:  # fmt: skip
-    """Draw the contact sheet of test episode ``index``: support above, queries with the predictions below."""
+    """Draw the contact sheet of a test episode: support above, queries with the predictions below.
+
+    Args:
+        task: its name.
+        methods: see the module.
+        index: of the test episode, from 0.
+        options: see the module.
+        train: see the module.
+        wide: see the module.
+        work: see the module.
+    """
     from ifsl_bench.reporting.figures.episode_sheet import check_images, draw
     from ifsl_bench.reporting.figures.models import dataset_of, episode_of
 
@@ -225,7 +250,7 @@ def confusions(
         task: its name.
         methods: see the module.
         options: see the module.
-        episodes: only the first so many test episodes, 500 by default, or sequences, 100 by default.
+        episodes: how many test episodes, from the first, 500 by default, or sequences, 100 by default.
         train: see the module.
         wide: see the module.
         work: see the module.

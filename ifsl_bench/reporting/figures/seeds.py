@@ -33,7 +33,7 @@ SPREAD = 0.22  # of a line's height, that the first and the last seed are above 
 def draw_seeds(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the mean over episodes of each seed as a dot, and the mean of each row as a line with its interval.
 
-    The interval is that over episodes, as in ``table``. The trained models are held fixed in it; how they vary is what
+    The interval is over episodes, as in ``table``. The trained models are kept fixed in it; how they vary is what
     the dots show. Seeds stand one below the other, so that none hides another.
 
     Args:

@@ -113,7 +113,7 @@ def format_of(path: Path) -> str:
     """Return the format that a file's name asks for.
 
     Raises:
-        UserError: another one than those of :data:`FORMATS`; or a folder that is not there or cannot be written, before
+        UserError: none of :data:`FORMATS`; or a folder that is not there or cannot be written, before
             anything is drawn.
     """
     if (suffix := path.suffix.lower().removeprefix(".")) not in FORMATS:
@@ -166,7 +166,7 @@ def marker_style(label: str) -> dict[str, Any]:
 
 
 def line_styles(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
-    """Return the looks of rows in one figure: those of :func:`ifsl_bench.reporting.plot_styles.styles_of`.
+    """Return the looks of rows in one figure, from :func:`ifsl_bench.reporting.plot_styles.styles_of`.
 
     Further rows of a method have a thin line, and marks that are half white.
 
@@ -222,7 +222,7 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], 
 
 
 def _mark_columns(marks: Sequence[Mark], width: float) -> int:
-    """Return how many marks fit next to each other in so many inches, each column as wide as its longest text."""
+    """Return how many marks fit next to each other in ``width`` inches, each column as wide as its longest text."""
 
     def needed(columns: int) -> float:
         each, more = divmod(len(marks), columns)  # Matplotlib fills the first columns first
@@ -270,7 +270,7 @@ def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
 def rows_to_draw(
     board: TaskResults, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False
 ) -> TaskResults:
-    """Return the results with the rows to be drawn: those with these labels, or those of a setting without own options.
+    """Return the results with the rows to be drawn: rows with these labels, or a setting's without own options.
 
     Args:
         board: the results of the task.

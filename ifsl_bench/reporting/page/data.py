@@ -344,7 +344,7 @@ class RowPair:
 
 
 def digits_of(value: float) -> int:
-    """Return the page's digits of a number: more where its two, or fewer, would be those of another number."""
+    """Return the page's digits of a number: more where its two, or fewer, would be another number's."""
     return 9 if f"{value:.4f}".endswith(("50", "500", "5000")) else 4
 
 

@@ -77,7 +77,7 @@ def letters_of(pool: str) -> list[Letter]:
 
 @cache
 def recipe() -> str:
-    """SHA-256, in hex, of all that determines the images: code version, seed, style, letters, font files."""
+    """Return the SHA-256, in hex, of all that determines the images: code version, seed, style, letters, font files."""
     parts = {
         "version": VERSION,
         "seed": SEED,

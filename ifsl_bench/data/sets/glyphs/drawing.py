@@ -31,7 +31,12 @@ def key_of(*parts: str | int) -> int:
 
 
 def mix(keys: U64, counters: U64) -> U64:
-    """Return splitmix64's outputs number ``counters`` from the states ``keys``; the arrays broadcast."""
+    """Return outputs of splitmix64; the arrays broadcast.
+
+    Args:
+        keys: States of the generator, uint64.
+        counters: Numbers of the outputs after each state, from 0, uint64.
+    """
     state = keys + (counters + np.uint64(1)) * np.uint64(_GOLDEN)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
@@ -40,14 +45,25 @@ def mix(keys: U64, counters: U64) -> U64:
 
 
 def below(words: U64, bound: I64) -> I64:
-    """Map uint64 words to 0 .. bound - 1 (bound < 2**31), uniform up to a part in 2**32; int64 of the same shape."""
+    """Map uint64 words to 0 .. bound - 1, uniform up to a part in 2**32; int64 of the same shape.
+
+    Args:
+        words: Random words.
+        bound: Below 2**31; broadcasts with the words.
+    """
     high: I64 = (words >> np.uint64(32)).astype(np.int64)
     scaled: I64 = (high * bound) >> 32
     return scaled
 
 
 def between(words: U64, low: I64 | int, high: I64 | int) -> I64:
-    """Map uint64 words to low .. high, both included; int64 of the same shape."""
+    """Map uint64 words to low .. high, both included; int64 of the same shape.
+
+    Args:
+        words: Random words.
+        low: The smallest number.
+        high: The largest number; both broadcast with the words.
+    """
     bound = np.asarray(high, dtype=np.int64) - np.asarray(low, dtype=np.int64) + 1
     value: I64 = low + below(words, bound)
     return value
@@ -163,7 +179,12 @@ _UNITS = 1 << 10  # grey levels are computed in 1/_UNITS
 
 
 def draw(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]:
-    """Draw images [N, 32, 32, 1] for keys [N] of a letter with these outlines, one for each face."""
+    """Draw images [N, 32, 32, 1] of a letter.
+
+    Args:
+        keys: [N], one for each image.
+        outlines: Of the letter, one for each face.
+    """
     words = mix(keys[:, None], np.arange(_SEED + 1, dtype=np.uint64)[None, :])
     faces = below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
     sizes = between(words[:, _SIZE], *STYLE.size)
