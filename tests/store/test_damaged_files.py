@@ -446,4 +446,5 @@ def test_every_cache_to_begin_with_has_what_a_killed_run_leaves(whole):
     assert list((whole.root / "data half made").rglob(".partial-tiny-images/progress.json"))
     assert "features" not in folders["pretraining's next state written"]
     assert len(list((whole.root / STARTS[2]).rglob("state-*.safetensors"))) == 2
-    assert "trials" not in folders["meta-training saved twice"]
+    assert "trained" in folders[STARTS[3]]
+    assert not list((whole.root / STARTS[3]).rglob("results/*/*.json"))
