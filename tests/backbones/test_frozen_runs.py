@@ -57,6 +57,7 @@ def test_run_table_check_and_campaign(hues, call):
     assert status == 0, err
 
 
+@pytest.mark.slow("a whole run")
 def test_sessions_on_a_backbone_from_elsewhere_have_one_for_both_heads(hues, call):
     options = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors", "--sessions", "2", "--ways", "2")
     status, _, err = call("run", "--method", "lr,imprint", "--task", "hues.toml", *options, "-q")

@@ -63,6 +63,7 @@ def scipy_rate(args: Regression, base_logits: torch.Tensor, count: int, **option
     return count / elapsed, np.array(values)
 
 
+@pytest.mark.slow("a benchmark")
 @pytest.mark.parametrize("shots", [5, 1])
 def test_lr_evaluation(benchmark, shots):
     count, few = (32, 2) if benchmark.disabled else (2048, 24)  # fewer where nothing is timed
@@ -91,6 +92,7 @@ def test_lr_evaluation(benchmark, shots):
     )  # fmt: skip
 
 
+@pytest.mark.slow("a benchmark")
 @pytest.mark.parametrize("shots", [5, 1])
 def test_mlp_evaluation(benchmark, shots):
     count, few = (4, 1) if benchmark.disabled else (128, 4)

@@ -166,6 +166,7 @@ def read_screen(screen: int, until: Callable[[bytes], bool] = lambda text: False
     return text
 
 
+@pytest.mark.slow("runs in terminals are ended by signals")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
 def test_who_ends_a_run_gets_the_cursor_back(here):
     words = "--method", "lwof", "--task", "clusters.toml:clusters-1shot", "--train", "steps=1000000", "--device", "cpu"

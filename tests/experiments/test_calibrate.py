@@ -53,6 +53,7 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
         assert result.calibration.resampled_novel[resample] == (test.margins.novel < bias).sum()
 
 
+@pytest.mark.slow("whole runs in sessions")
 def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_bias(work):
     """Hits of resamples are those of a run with their bias; their spread widens what the bias moves, and no more."""
     of = {"work": work, "episodes": 12}

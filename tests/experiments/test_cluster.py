@@ -130,6 +130,7 @@ def opened(spec: ClusterSpec, home: Paths, warn: Callable[[str], None]) -> Itera
         workers.close()
 
 
+@pytest.mark.slow("a cluster is started")
 def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, tmp_path):
     heard: list[str] = []
     with opened(read_cluster(cluster_toml(tmp_path)), home, heard.append) as cluster:
@@ -141,6 +142,7 @@ def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, 
     assert "without TLS" in heard[0]
 
 
+@pytest.mark.slow("a cluster is started")
 def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
     own = distributed.Security.temporary()
     heard: list[str] = []
@@ -158,6 +160,7 @@ def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
     assert not heard
 
 
+@pytest.mark.slow("a cluster is started")
 def test_keys_of_dasks_own_settings_are_those_of_the_cluster(home, tmp_path):
     security, settings = distributed.Security.temporary(), {}
     for role in ("client", "scheduler", "worker"):
@@ -253,6 +256,7 @@ def test_counts_in_episodes_and_sessions_are_those_of_one_process_though_a_clock
     assert counts(here / "home") == counts(here / "alone")
 
 
+@pytest.mark.slow("a cluster is started")
 def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
     real = worker_check.version
     versions = {"ifsl_bench": "9.9", "torch": "1.0", "numba": "0.1"}

@@ -109,6 +109,7 @@ def same(a: Result, b: Result) -> bool:
     return bool(a.episodes == b.episodes) and a.calibration == b.calibration
 
 
+@pytest.mark.slow("three whole runs")
 @pytest.mark.parametrize("name", ["alpha-1shot", "alpha-shared-1shot", "alpha-sessions"])
 def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, root, work):
     """Pretraining, features, meta-training with its validation, calibration, and the test episodes, or sequences."""

@@ -101,6 +101,7 @@ def undisturbed(mine, call):
     return counts(mine / "one")
 
 
+@pytest.mark.slow("workers are started")
 def test_two_workers_find_what_one_process_finds_though_a_job_fails(mine, undisturbed, call):
     rows = [word.replace("lwof", "lwof,my.py:Broken") for word in ROWS]
     status, out, err = call("run", *rows, "--results", "two", "--jobs", "2", "--format", "json")

@@ -93,6 +93,7 @@ def seeded_method(name: str, base: Base, ways: int = 2) -> Method:
 METHODS = [name for name in registry.names(registry.METHODS) if name not in ("anil", "upper-bound")] + [FECAM]
 
 
+@pytest.mark.slow("every method is asked query by query")
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("hide", [False, True], ids=["drawn", "hidden"])
 @torch.no_grad()
@@ -371,6 +372,7 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow("a whole run in sessions")
 def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, home):
     """Class means of all supports so far are those of each session: the hits are ProtoNet's, session by session."""
     (home / "mine.py").write_text(FORWARD, encoding="utf-8")
@@ -485,6 +487,7 @@ def test_methods_keep_the_rules_on_made_up_sequences(name):
     assert not any(rules.values()), rules
 
 
+@pytest.mark.slow("two whole runs")
 def test_the_ten_lines_of_the_manual_run_in_sessions_and_in_episodes(call, home):
     """Also held against all rules; and a method with ``forward`` alone has none of sessions."""
     page = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text(encoding="utf-8")
@@ -604,6 +607,7 @@ def test_a_run_from_the_command_to_the_table(call, home):
     assert call("check", str(files[1]))[0] == 2
 
 
+@pytest.mark.slow("a whole run in sessions")
 def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
     """Each validation sequence would be another fit to all images."""
     sessions = "{ count = 3, ways = 2, orders = 2, supports = 2, queries = 9 }"
@@ -700,6 +704,7 @@ class BreaksSoon(BreaksStepByStep):
 """
 
 
+@pytest.mark.slow("whole runs in sessions")
 def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
     (home / "faults.py").write_text(OF_FAULTS, encoding="utf-8")
     task = ("--task", "tiny-features-sessions", "--episodes", "10", "--device", "cpu")

@@ -104,6 +104,7 @@ def test_a_second_module_that_changes_is_seen(strange, clusters, messages):
     assert again.episodes == first.episodes
 
 
+@pytest.mark.slow("a method is trained several times")
 def test_a_raised_revision_trains_anew(work, task):
     kind = type("Again", (registry.method("lwof"),), {"schedule": MetaTraining(steps=2, validate_every=2)})
     first = api.run(kind, task, work=work)

@@ -58,6 +58,7 @@ def tables(claims) -> ModuleType:
 # -- what pages say
 
 
+@pytest.mark.slow("all rows that sentences compare are read")
 def test_every_claim_holds_and_says_so(claims):
     """Its verb is one of what it says, its rows end inside of what was tried or it says that they do not."""
     for name, judgement in claims.items():
@@ -162,6 +163,7 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
     return verdicts
 
 
+@pytest.mark.slow("all rows that sentences compare are read")
 def test_verdicts_are_those_of_a_plain_computation():
     every = read_claims(packaged_root() / CLAIMS)
     some = {name: every[name] for name in ("attention-gains", "attention-letters-5shot", "lwof-letters")}

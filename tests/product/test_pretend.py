@@ -463,6 +463,7 @@ def pretrained_on(device: torch.device, glyph_home: Path, rate: float) -> tuple[
     return [value.cpu() for value in trained.network.state_dict().values()], np.array(bank)
 
 
+@pytest.mark.slow("a network is trained twice")
 def test_pretraining_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
     """In single precision on both: a processor may have bf16, which rounds otherwise."""
     monkeypatch.setattr("ifsl_bench.backbones.trainer.choose_precision", lambda device: Precision(False, "float32"))
@@ -493,6 +494,7 @@ def pretraining(backbone: str, batch: int, steps: int, folder: Path) -> None:
     pretrain(Paths.locate(folder), task, dataset, "linear", 0, DEVICE, Reporter())
 
 
+@pytest.mark.slow("a network is trained")
 def test_a_step_of_pretraining_keeps_to_its_budget(tmp_path):
     totals = []
     for steps in (4, 24):

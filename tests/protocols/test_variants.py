@@ -241,6 +241,7 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
     assert len(np.unique(pool.images[:, 1])) == len(pool) == sum(sizes[k] for k in classes)
 
 
+@pytest.mark.slow("a network is trained")
 def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     """From images: the view goes through pretraining and features like a data set of its own."""
     (task,) = find(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")

@@ -352,6 +352,7 @@ def test_notebooks_draw_what_the_command_draws(kind, call, measured, tmp_path):
         drawing.save(tmp_path / "notebook.svg" / "x.pdf")
 
 
+@pytest.mark.slow("figures are drawn in processes of their own")
 def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
     arguments = ["ifsl-bench", "plot", "seeds", f"{measured / 'clusters.toml'}:clusters-5shot", "--out",
                  str(tmp_path / "x.svg"), "--results", str(measured / "results")]  # fmt: skip

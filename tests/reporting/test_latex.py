@@ -73,6 +73,7 @@ def test_latex_has_ranks_where_they_are_asked_for(stored_rows):
     assert ranks["t, transductive"] == "1"  # among rows of its kind
 
 
+@pytest.mark.slow("rows of several tasks are ranked")
 def test_ranks_of_several_tasks_and_of_sessions_are_those_of_the_text_table(call):
     for tasks, labels in (
         (["glyphs-1shot", "glyphs-5shot"], {"lwof": "LwoF"}),

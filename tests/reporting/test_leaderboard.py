@@ -236,6 +236,7 @@ def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch
     assert re.search(r"(aaa \(yours\), s|s \(yours\), aaa) \(yours\) are not comparable with .*: the data differ", text)
 
 
+@pytest.mark.slow("all stored results are read")
 def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the_user(call, tmp_path):
     (tmp_path / "glyphs-1shot").mkdir()
     for path in packaged_root().glob("glyphs-1shot/teen.seed-*.json"):

@@ -299,6 +299,7 @@ def in_sessions(here):
     return workspace(here / "home", device="cpu"), f"{here / 'clusters.toml'}:clusters-sessions"
 
 
+@pytest.mark.slow("models are trained in sessions")
 @pytest.mark.parametrize("method", ["ncm", "subspace", "upper-bound"])
 def test_confusions_in_sessions_are_counted_after_the_last_one(method, in_sessions):
     work, task = in_sessions

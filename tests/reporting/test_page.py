@@ -332,6 +332,7 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     assert data_of(text)["citations"][0][1] == "", "of a method that nobody knows"
 
 
+@pytest.mark.slow("the whole page is built from all stored results")
 def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     if not KEPT.exists():
         pytest.skip("none is kept")

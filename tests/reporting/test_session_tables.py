@@ -185,6 +185,7 @@ def test_latex_has_a_column_for_each_session(call):
     assert numbers == pytest.approx([row[name] for name in names], abs=0.005)
 
 
+@pytest.mark.slow("rows of several tasks are ranked")
 def test_latex_in_full_has_more_columns_and_explains_those_there(call):
     command = ("table", "tiny-features-sessions", "--method", "teen", "--format")
     plain, full = (call(*command, "latex", *more)[1].splitlines() for more in ([], ["--full"]))
@@ -206,6 +207,7 @@ def test_latex_in_full_has_more_columns_and_explains_those_there(call):
     assert {line.count("&") for line in full if line.endswith(r"\\")} == {19, 10}
 
 
+@pytest.mark.slow("rows of several tasks are ranked")
 def test_latex_and_compare_say_which_rows_keep_images(call):
     _, out, _ = call("table", "glyphs-sessions", "--format", "latex")
     rows = [line for line in out.splitlines() if line.endswith(r"\\")]

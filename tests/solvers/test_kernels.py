@@ -242,6 +242,7 @@ def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatc
     assert "in every process" in messages[1]
 
 
+@pytest.mark.slow("commands run in processes of their own")
 def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     code = "\n".join([

@@ -53,6 +53,7 @@ def test_a_stored_choice_is_inside_what_was_tried_or_marked_below_the_table(name
         assert all(bool(result.tuned) == bool(result.rounds) for result in row.results), row.label
 
 
+@pytest.mark.slow("all stored searches are compared")
 def test_tuned_is_nowhere_significantly_worse_than_untuned(tmp_path):
     """Over episodes and seeds; Bonferroni over all of them."""
     gaps = {}

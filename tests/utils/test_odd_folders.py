@@ -82,6 +82,7 @@ def test_a_file_system_without_locks_is_not_waited_for(tmp_path, monkeypatch):
         assert not is_locked(tmp_path / "thing")
 
 
+@pytest.mark.slow("it waits for seconds")
 def test_a_quiet_run_tells_that_it_waits(here):
     """Holds the lock of the pretraining, in another handle, until somebody is told of it."""
     log = io.StringIO()
