@@ -161,7 +161,7 @@ def wait_for_checkpoints(home: Path, count: int) -> None:
         time.sleep(0.02)
 
 
-LONG = ["--method", "lwof", "--task", TASKS, "--train", "steps=3000", "--device", "cpu", "--jobs", "2", "-v"]
+LONG = ["--method", "lwof", "--task", TASKS, "--train", "steps=15000", "--device", "cpu", "--jobs", "2", "-v"]
 
 
 @pytest.mark.slow("workers are started three times, and train for a while")
