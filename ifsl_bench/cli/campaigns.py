@@ -66,9 +66,7 @@ def load(campaign: str | None, config: RunConfig) -> tuple[list[RunConfig], list
 
 @click.command(
     epilog=examples(
-        "plan leaderboard",
-        "plan --method paper --task glyphs-5shot --seeds 3",
-        "plan campaign.toml --format json",
+        "plan leaderboard", "plan --method paper --task glyphs-5shot --seeds 3", "plan campaign.toml --format json"
     )
 )
 @config_options(

@@ -28,14 +28,27 @@ from ifsl_bench.utils.progress import ConsumerDisconnected
 
 # The commands by what they are for, each with its module, which is imported when it is called for.
 SECTIONS = {
-    "Run": {"run": "running", "plan": "campaigns", "status": "campaigns", "reproduce": "results",
-            "pretrain": "pretraining"},
-    "Results": {"leaderboard": "results", "table": "results", "report": "report", "plot": "plot",
-                "compare": "results", "variance": "results", "show": "results", "results": "own_results",
-                "check": "results"},
+    "Run": {
+        "run": "running",
+        "plan": "campaigns",
+        "status": "campaigns",
+        "reproduce": "results",
+        "pretrain": "pretraining",
+    },
+    "Results": {
+        "leaderboard": "results",
+        "table": "results",
+        "report": "report",
+        "plot": "plot",
+        "compare": "results",
+        "variance": "results",
+        "show": "results",
+        "results": "own_results",
+        "check": "results",
+    },
     "What there is": {"methods": "methods", "tasks": "tasks", "data": "data", "cite": "methods"},
     "Folders": {"cache": "cache", "weights": "weights"},
-}  # fmt: skip
+}
 MODULES = {name: module for commands in SECTIONS.values() for name, module in commands.items()}
 
 
@@ -61,7 +74,7 @@ class Program(Group):
     cls=Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=examples("leaderboard glyphs-5shot", "run --method lr,lr+a --task glyphs-5shot", "COMMAND --help"),
-)  # fmt: skip
+)
 @click.version_option(__version__, prog_name="ifsl-bench")
 @click.option("--traceback", is_flag=True, help="Where an error comes from, call by call.")
 def cli(traceback: bool) -> None:

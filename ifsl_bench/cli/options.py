@@ -94,9 +94,15 @@ def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
-label_option = click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL",
-                            shell_complete=complete_rows,
-                            help="Only rows with these labels, comma-separated or repeated.")  # fmt: skip
+label_option = click.option(
+    "--method",
+    "labels",
+    multiple=True,
+    callback=names,
+    metavar="LABEL",
+    shell_complete=complete_rows,
+    help="Only rows with these labels, comma-separated or repeated.",
+)
 home_option = click.option("--home", metavar="DIR", help="Folder of caches [IFSL_BENCH_HOME, or the platform's].")
 results_option = click.option(
     "--results", "results_dir", metavar="DIR", help="Folder of results [the platform's, or results below the home]."
@@ -180,25 +186,55 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
     """
     options = [
         click.argument("campaign", nargs=-1, metavar="[CAMPAIGN]", callback=_campaign),
-        click.option("--method", "methods", multiple=True, callback=names, shell_complete=complete_methods,
-                     help="Methods, comma-separated or repeated; globs, or the sets paper and all."),
-        click.option("--task", "tasks", multiple=True, callback=names, shell_complete=complete_tasks,
-                     help="Tasks, or TOML files of your own; globs, or the sets paper and all."),
-        click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
-                     shell_complete=complete_options, help="An option of the method."),
-        click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
-                     help="Of meta-training: steps, rate, episodes_per_step, views, sessions; select=last|best."),
-        click.option("--tune", "trials", type=Whole(),
-                     help="Choose among N settings of each method on validation episodes."),
+        click.option(
+            "--method",
+            "methods",
+            multiple=True,
+            callback=names,
+            shell_complete=complete_methods,
+            help="Methods, comma-separated or repeated; globs, or the sets paper and all.",
+        ),
+        click.option(
+            "--task",
+            "tasks",
+            multiple=True,
+            callback=names,
+            shell_complete=complete_tasks,
+            help="Tasks, or TOML files of your own; globs, or the sets paper and all.",
+        ),
+        click.option(
+            "--set",
+            "options",
+            multiple=True,
+            callback=pairs,
+            metavar="NAME=VALUE",
+            shell_complete=complete_options,
+            help="An option of the method.",
+        ),
+        click.option(
+            "--train",
+            multiple=True,
+            callback=pairs,
+            metavar="NAME=VALUE",
+            help="Of meta-training: steps, rate, episodes_per_step, views, sessions; select=last|best.",
+        ),
+        click.option(
+            "--tune", "trials", type=Whole(), help="Choose among N settings of each method on validation episodes."
+        ),
         click.option("--seed", type=Whole(0, LARGEST_SEED), help="The training seed; with --seeds, the first one [0]."),
         click.option("--seeds", type=Seeds(1, MOST_SEEDS), help="How many training seeds [1]."),
         click.option("--episodes", type=Whole(), help="Number of test episodes; fewer or more than the task's own."),
-        click.option("--calibrate", is_flag=True,
-                     help="Add to novel logits the bias that is best on validation episodes; makes a row NAME+cal."),
-        *(click.option(f"--{key}", type=int if metavar == "N" else str, metavar=metavar, help=text)
-          for key, (metavar, text) in CHANGES.items()),
+        click.option(
+            "--calibrate",
+            is_flag=True,
+            help="Add to novel logits the bias that is best on validation episodes; makes a row NAME+cal.",
+        ),
+        *(
+            click.option(f"--{key}", type=int if metavar == "N" else str, metavar=metavar, help=text)
+            for key, (metavar, text) in CHANGES.items()
+        ),
         *more,
-    ]  # fmt: skip
+    ]
 
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
@@ -223,8 +259,13 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-data_option = click.option("--data", multiple=True, callback=pairs, metavar="NAME=PATH",
-                           help="Files to make a data set from, if it is not prepared yet.")  # fmt: skip
+data_option = click.option(
+    "--data",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=PATH",
+    help="Files to make a data set from, if it is not prepared yet.",
+)
 log_option = click.option("--log", metavar="KIND", help="Losses and accuracies of trainings: csv or tensorboard.")
 log_dir_option = click.option("--log-dir", metavar="DIR", help="Where the logs go [logs/KIND in the home folder].")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")

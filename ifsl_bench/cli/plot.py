@@ -68,40 +68,70 @@ FIRST = click.option("--episodes", type=Whole(), help="Use only the first N test
 INDEX = click.option("--index", type=Whole(), default=0, help="Which test episode [0].")
 OF_RESULTS = (
     OUT,
-    click.option("--method", "methods", multiple=True, callback=names, metavar="LABEL", shell_complete=complete_rows,
-                 help="Only rows with these labels, comma-separated or repeated [methods without options of their "
-                      "own]."),
+    click.option(
+        "--method",
+        "methods",
+        multiple=True,
+        callback=names,
+        metavar="LABEL",
+        shell_complete=complete_rows,
+        help="Only rows with these labels, comma-separated or repeated [methods without options of their own].",
+    ),
     click.option("--setting", metavar="NAME", help="Rows that are not tuned (paper), or tuned ones (tuned-12)."),
     WIDE,
     home_option,
     results_option,
-)  # fmt: skip
+)
 OF_STEPS = (
-    click.option("--steps", default="1,2,5,10,20,50,100,200,500", callback=_numbers, metavar="N,...",
-                 help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500]."),
-    click.option("--unrolled", default="20", callback=_numbers, metavar="N,...",
-                 help="Numbers of steps that T-BPTT is trained with; one line each [20]."),
+    click.option(
+        "--steps",
+        default="1,2,5,10,20,50,100,200,500",
+        callback=_numbers,
+        metavar="N,...",
+        help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500].",
+    ),
+    click.option(
+        "--unrolled",
+        default="20",
+        callback=_numbers,
+        metavar="N,...",
+        help="Numbers of steps that T-BPTT is trained with; one line each [20].",
+    ),
     click.option("--seeds", type=Whole(1, MOST_SEEDS), default=1, help="How many training seeds to average over [1]."),
     FIRST,
-)  # fmt: skip
+)
 
 
 def _of_models(usual: str = "") -> tuple[Callable[..., Any], ...]:
     """The options of figures that are made with trained models; ``usual`` is the method where the user names none."""
     return (
         OUT,
-        click.option("--method", "methods", multiple=True, callback=names, required=not usual, metavar="TEXT",
-                     shell_complete=complete_methods,
-                     help="Methods, comma-separated or repeated" + (f" [{usual}]." if usual else ".")),
-        click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
-                     shell_complete=complete_options, help="An option of the methods."),
+        click.option(
+            "--method",
+            "methods",
+            multiple=True,
+            callback=names,
+            required=not usual,
+            metavar="TEXT",
+            shell_complete=complete_methods,
+            help="Methods, comma-separated or repeated" + (f" [{usual}]." if usual else "."),
+        ),
+        click.option(
+            "--set",
+            "options",
+            multiple=True,
+            callback=pairs,
+            metavar="NAME=VALUE",
+            shell_complete=complete_options,
+            help="An option of the methods.",
+        ),
         click.option("--train", is_flag=True, help="Train what is not trained yet, as 'run' does."),
         WIDE,
         device_option,
         home_option,
         quiet_option,
         verbose_option,
-    )  # fmt: skip
+    )
 
 
 class FigureKind(NamedTuple):

@@ -22,14 +22,12 @@ from ifsl_bench.utils.errors import UserError
 
 
 @click.command(
-    epilog=examples(
-        "pretrain --task mini-5shot --head cosine",
-        "pretrain --task tiered-5shot --device cuda:1",
-    )
+    epilog=examples("pretrain --task mini-5shot --head cosine", "pretrain --task tiered-5shot --device cuda:1")
 )
 @click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
-@click.option("--head", default="linear",
-              help="Head of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'.")  # fmt: skip
+@click.option(
+    "--head", default="linear", help="Head of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'."
+)
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Training seed [0].")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
 @click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
@@ -40,9 +38,18 @@ from ifsl_bench.utils.errors import UserError
 @quiet_option
 @verbose_option
 def pretrain(
-    task: str | None, head: str, seed: int, compiled: bool, anew: bool, log: str | None, log_dir: str | None,
-    device: str, home: str | None, quiet: bool, verbose: bool,
-) -> None:  # fmt: skip
+    task: str | None,
+    head: str,
+    seed: int,
+    compiled: bool,
+    anew: bool,
+    log: str | None,
+    log_dir: str | None,
+    device: str,
+    home: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
     """Pretrain the backbone of a task; later runs find it done."""
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
@@ -57,9 +64,16 @@ def pretrain(
     keep_freed_memory()
     reporter, curves = (reporter_for(quiet, verbose), curve_logs(log, log_dir, folders))
     pretrained = pretrain_for(
-        task, head=head, seed=seed, device=device, home=folders, reporter=reporter, compiled=compiled,
-        anew=anew, curves=curves,
-    )  # fmt: skip
+        task,
+        head=head,
+        seed=seed,
+        device=device,
+        home=folders,
+        reporter=reporter,
+        compiled=compiled,
+        anew=anew,
+        curves=curves,
+    )
     shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
     click.echo(f"{pretrained.key}: {shown}")
     click.echo(f"weights: {folders.pretrained / pretrained.key / pretrained.info['tensors']['file']}")

@@ -71,9 +71,10 @@ def _show_tasks(
     "--rank", is_flag=True, help="Show the ranks that each measured row can have; variants are ranked separately."
 )
 @click.option(
-    "--setting", metavar="NAME",
+    "--setting",
+    metavar="NAME",
     help="Only rows that are not tuned (paper, what --rank ranks), or tuned ones (tuned-12 for the best of 12 trials).",
-)  # fmt: skip
+)
 @click.option("--full", is_flag=True, help=FULL)
 @click.option(
     "--beside", is_flag=True, help="Show measured rows beside printed ones, and whether they are within the band."
@@ -82,9 +83,15 @@ def _show_tasks(
 @folders_options
 @style_option
 def table(
-    tasks: tuple[str, ...], rank: bool, setting: str | None, full: bool, beside: bool, labels: tuple[str, ...],
-    folders: Paths, style: str,
-) -> None:  # fmt: skip
+    tasks: tuple[str, ...],
+    rank: bool,
+    setting: str | None,
+    full: bool,
+    beside: bool,
+    labels: tuple[str, ...],
+    folders: Paths,
+    style: str,
+) -> None:
     """Print the stored and published rows of tasks.
 
     By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
@@ -101,8 +108,10 @@ def table(
             from ifsl_bench.protocols.registry import protocol_of
 
             if boards and all(protocol_of(board.task).published_apart for board in boards):
-                raise UserError("--beside is for tasks in episodes; printed rows in sessions are of other backbones: "
-                                "'ifsl-bench leaderboard' shows them")  # fmt: skip
+                raise UserError(
+                    "--beside is for tasks in episodes; printed rows in sessions are of other backbones: "
+                    "'ifsl-bench leaderboard' shows them"
+                )
             raise UserError("no row measured here is printed in a paper too; docs/paper.md has the command")
         show_tables(tables_beside, style)
         return
@@ -292,9 +301,16 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @quiet_option
 @verbose_option
 def reproduce(
-    what: tuple[str, ...], seed: int | None, method: str | None, task: str | None, within: float, device: str,
-    home: str | None, quiet: bool, verbose: bool,
-) -> None:  # fmt: skip
+    what: tuple[str, ...],
+    seed: int | None,
+    method: str | None,
+    task: str | None,
+    within: float,
+    device: str,
+    home: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
     """Run the jobs of stored results again, and compare.
 
     Takes a row, with all its seeds, or files. Exit status 1 if any differs: on the processor that is
@@ -358,5 +374,6 @@ def _neither(command: str, what: Sequence[str]) -> UserError:
     task = "glyphs-5shot"
     if label in packaged():
         label, task = "LABEL", label
-    return UserError(f"{beginning}{command} takes a result file, or a row's label and its task: "
-                     f"ifsl-bench {command} {label} {task}")  # fmt: skip
+    return UserError(
+        f"{beginning}{command} takes a result file, or a row's label and its task: ifsl-bench {command} {label} {task}"
+    )

@@ -62,8 +62,10 @@ def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> 
         dry_run: whether nothing shall be run.
     """
     if campaign or dry_run or config.rerun or config.retrain or config.own_weights or config.data:
-        raise UserError("--checkpoint evaluates a model and stores nothing: leave out a campaign, --dry-run, "
-                        "--rerun, --retrain, --pretrain and --data")  # fmt: skip
+        raise UserError(
+            "--checkpoint evaluates a model and stores nothing: leave out a campaign, --dry-run, "
+            "--rerun, --retrain, --pretrain and --data"
+        )
     named = config.methods or config.options or config.seed is not None or config.seeds is not None
     if (
         len(config.tasks) != 1
@@ -72,8 +74,10 @@ def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> 
         or config.trials is not None
         or config.train.keys() - {"select"}
     ):
-        raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
-                        "(of --train it takes select=best)")  # fmt: skip
+        raise UserError(
+            "--checkpoint takes one --task, and method, options and seed from the model itself "
+            "(of --train it takes select=best)"
+        )
     if config.jobs or config.devices or config.cluster:
         raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs, --devices, --cluster")
 
@@ -89,14 +93,25 @@ def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> 
     data_option,
     click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored."),
     click.option("--retrain", is_flag=True, help="Train again too; the old model is kept under another name."),
-    click.option("--pretrain", "own_weights", is_flag=True,
-                 help="Train the backbone here even if its weights come with the package."),
-    click.option("--jobs", type=Whole(1, MOST_WORKERS),
-                 help="Worker processes that share the jobs [1, or one for each of --devices]."),
+    click.option(
+        "--pretrain",
+        "own_weights",
+        is_flag=True,
+        help="Train the backbone here even if its weights come with the package.",
+    ),
+    click.option(
+        "--jobs",
+        type=Whole(1, MOST_WORKERS),
+        help="Worker processes that share the jobs [1, or one for each of --devices].",
+    ),
     click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2."),
     click.option("--cluster", metavar="WHERE", help="Hand the jobs to Dask: tcp://HOST:PORT, or a TOML file."),
-    log_option, log_dir_option, device_option, home_option, results_option,
-)  # fmt: skip
+    log_option,
+    log_dir_option,
+    device_option,
+    home_option,
+    results_option,
+)
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
 @click.option("--dry-run", is_flag=True, help="List what is cached and what is missing, and run nothing.")
 @click.option(
@@ -106,9 +121,15 @@ def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> 
 @quiet_option
 @verbose_option
 def run(
-    campaign: str | None, config: RunConfig, checkpoint: str | None, dry_run: bool, full: bool, style: str, quiet: bool,
+    campaign: str | None,
+    config: RunConfig,
+    checkpoint: str | None,
+    dry_run: bool,
+    full: bool,
+    style: str,
+    quiet: bool,
     verbose: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Train and evaluate methods on tasks, and show the rows.
 
     New rows are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package;
@@ -147,8 +168,10 @@ def run(
     _show_rows(tasks, summary, work, style, full)
     if first and summary.stored and style == "text":
         task = summary.stored[0].task.name
-        say(f"\nNext: 'ifsl-bench compare A B --task {task}' for a difference, --seeds 3 for a rank, "
-            "--method FILE.py:CLASS for a method of your own")  # fmt: skip
+        say(
+            f"\nNext: 'ifsl-bench compare A B --task {task}' for a difference, --seeds 3 for a rank, "
+            "--method FILE.py:CLASS for a method of your own"
+        )
     return tell(summary, len(jobs), lacking)
 
 
@@ -158,9 +181,14 @@ def _evaluate(checkpoint: Path, config: RunConfig, work: Workspace, style: str) 
     from ifsl_bench.reporting.detail_tables import row_table
 
     result = evaluate_checkpoint(
-        checkpoint, config.tasks[0], select=config.train.get("select"), episodes=config.episodes,
-        change=config.change.parts(), work=work, command=_typed(sys.argv[1:]),
-    )  # fmt: skip
+        checkpoint,
+        config.tasks[0],
+        select=config.train.get("select"),
+        episodes=config.episodes,
+        change=config.change.parts(),
+        work=work,
+        command=_typed(sys.argv[1:]),
+    )
     show_tables([row_table(SeedAggregate(result.label, FILE, (result,)))], style)
     return 0
 
@@ -198,8 +226,10 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
     from ifsl_bench.reporting.comparison_tables import published_comparison_tables
     from ifsl_bench.reporting.notes import standings
 
-    labels_of = {board.name: list(dict.fromkeys(job.label for job in summary.stored if job.task.name == board.name))
-            for board in boards}  # fmt: skip
+    labels_of = {
+        board.name: list(dict.fromkeys(job.label for job in summary.stored if job.task.name == board.name))
+        for board in boards
+    }
     boards = [board.default_view(labels_of[board.name]) for board in boards if labels_of[board.name]]
     if style == "latex" and boards:
         from ifsl_bench.reporting.latex import paper_tables

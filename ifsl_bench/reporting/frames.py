@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench.protocols.registry import titles
 from ifsl_bench.reporting.render import render
 from ifsl_bench.reporting.table import Table, plain_table
-from ifsl_bench.store.data_frames import (
-    EPISODE,
-    FACTS,
-    data_frame,
-    episodes,
-    facts,
-    line,
-    pandas_module,
-    with_interval,
-)
+from ifsl_bench.store.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line, pandas_module, with_interval
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
 

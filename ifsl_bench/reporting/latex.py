@@ -14,13 +14,7 @@ from ifsl_bench.plugin.papers import Paper, papers
 from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
-from ifsl_bench.reporting.columns import (
-    TableRow,
-    entries_of,
-    paper_columns,
-    published_entries,
-    remarks_of,
-)
+from ifsl_bench.reporting.columns import TableRow, entries_of, paper_columns, published_entries, remarks_of
 from ifsl_bench.reporting.leaderboard import WARNING
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.render import escaped
@@ -176,10 +170,7 @@ def _sessions_header(columns: Sequence[Column[TableRow]]) -> list[str]:
     heads = [rf"\multirow{{2}}{{*}}{{{column.latex_heading}}}" for column in columns[count:]]
     over = rf"\multicolumn{{{count}}}{{c}}{{Acc. after each session (\%) $\uparrow$}}"
     numbers = " & ".join(map(str, range(count)))
-    return [
-        " & ".join([r"\multirow{2}{*}{Model}", over, *heads]) + r" \\",
-        f" & {numbers}{' &' * len(heads)} " + r"\\",
-    ]
+    return [" & ".join([r"\multirow{2}{*}{Model}", over, *heads]) + r" \\", f" & {numbers}{' &' * len(heads)} " + r"\\"]
 
 
 def _order(entries: Mapping[str, TableRow]) -> tuple[int, float]:

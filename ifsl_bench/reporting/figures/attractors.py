@@ -30,16 +30,38 @@ from ifsl_bench.utils.errors import UserError
 
 EPISODES = 20  # in which a class is looked at, as in the paper
 LOOKED = 2000  # test episodes that these are sought in
-RING: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3, "markerfacecolor": "white",
-                        "markeredgecolor": "#707070", "markeredgewidth": 0.5}  # fmt: skip
-PRODUCED: dict[str, Any] = {"marker": "x", "linestyle": "none", "markersize": 3, "color": "#707070",
-                            "markeredgewidth": 0.6}  # a shape that no class has  # fmt: skip
-FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
-                        "markeredgewidth": 0.4}  # fmt: skip
+RING: dict[str, Any] = {
+    "marker": "o",
+    "linestyle": "none",
+    "markersize": 3,
+    "markerfacecolor": "white",
+    "markeredgecolor": "#707070",
+    "markeredgewidth": 0.5,
+}
+PRODUCED: dict[str, Any] = {
+    "marker": "x",
+    "linestyle": "none",
+    "markersize": 3,
+    "color": "#707070",
+    "markeredgewidth": 0.6,
+}  # a shape that no class has
+FAST: dict[str, Any] = {
+    "marker": "P",
+    "linestyle": "none",
+    "markersize": 5,
+    "markeredgecolor": "black",
+    "markeredgewidth": 0.4,
+}
 EDGE = 0.02  # of a panel: half of the widest symbol in its background
 LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
-STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
-                        "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
+STAR: dict[str, Any] = {
+    "marker": "*",
+    "linestyle": "none",
+    "markersize": 8,
+    "color": "black",
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.5,
+}
 
 
 @dataclass(frozen=True)
@@ -171,8 +193,9 @@ def draw(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figur
     """
     base = methods[0].base
     if any(method.base.shape != base.shape or not np.allclose(method.base, base) for method in methods):
-        raise UserError("these methods start from different base weights, which have no plane in common: draw them "
-                        "one at a time")  # fmt: skip
+        raise UserError(
+            "these methods start from different base weights, which have no plane in common: draw them one at a time"
+        )
     fixed = [method for method in methods if method.static]
     rows = [method for method in methods if not method.static] or fixed[:1]
     stars = [method for method in fixed if method is not rows[0]]
@@ -194,8 +217,13 @@ def draw(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figur
 
 def _marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[Mark]:
     """Return legend entries of symbols that every class has, in white; lines join symbols on either side."""
-    white: dict[str, Any] = {"marker": "s", "linestyle": "none", "color": "white", "markeredgecolor": "black",
-                             "markeredgewidth": 0.4}  # fmt: skip
+    white: dict[str, Any] = {
+        "marker": "s",
+        "linestyle": "none",
+        "color": "white",
+        "markeredgecolor": "black",
+        "markeredgewidth": 0.4,
+    }
     line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
     marks: list[Mark] = []
     if rows[0].produced is not None:
@@ -246,7 +274,13 @@ def _episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndarray])
     axes.margins(0.08)
     x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
     if weights.produced is not None:
-        axes.plot(*_within(flat(weights.produced), x_limits, y_limits).T, **PRODUCED, zorder=1, scalex=False,
-                  scaley=False, gid="attractors of base classes near by")  # fmt: skip
+        axes.plot(
+            *_within(flat(weights.produced), x_limits, y_limits).T,
+            **PRODUCED,
+            zorder=1,
+            scalex=False,
+            scaley=False,
+            gid="attractors of base classes near by",
+        )
     axes.set(xlim=x_limits, ylim=y_limits)
     name_plane(axes, share)

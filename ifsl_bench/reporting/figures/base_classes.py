@@ -42,13 +42,17 @@ def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
     }
     boards = {int(count): board for count, board in few.items()}
     if not boards:
-        raise UserError(f"no results of {task.name} with fewer base classes are stored; make some, for example with "
-                        f"ifsl-bench run --method imprint --task {task.name} --base-classes 20")  # fmt: skip
+        raise UserError(
+            f"no results of {task.name} with fewer base classes are stored; make some, for example with "
+            f"ifsl-bench run --method imprint --task {task.name} --base-classes 20"
+        )
     whole = load_board(task, home.results)
     if whole.rows:
         if not (every := metadata_of(task, home).base_classes):
-            raise UserError(f"the number of base classes of {task.name} is unknown until data set "
-                            f"{task.dataset.name} is prepared: ifsl-bench data list")  # fmt: skip
+            raise UserError(
+                f"the number of base classes of {task.name} is unknown until data set "
+                f"{task.dataset.name} is prepared: ifsl-bench data list"
+            )
         boards[every] = whole
     return dict(sorted(boards.items()))
 
@@ -70,16 +74,21 @@ def draw(
     Raises:
         UserError: no row is stored for two numbers of base classes.
     """
-    chosen = {count: by_accuracy(rows_to_draw(board, _there(board, labels), setting)) for count, board in boards.items()
-              if not labels or _there(board, labels)}  # fmt: skip
+    chosen = {
+        count: by_accuracy(rows_to_draw(board, _there(board, labels), setting))
+        for count, board in boards.items()
+        if not labels or _there(board, labels)
+    }
     lines: dict[tuple[str, str], dict[int, SeedAggregate]] = {}  # a stored row and your own of its label are two
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
         for row in chosen[count]:
             lines.setdefault((row.label, row.origin), {})[count] = row
     shared = [line for line in lines.values() if len(line) > 1]
     if not shared:
-        raise UserError("no row of these is stored for two numbers of base classes; those that there are: "
-                        f"{', '.join(map(str, boards))}")  # fmt: skip
+        raise UserError(
+            "no row of these is stored for two numbers of base classes; those that there are: "
+            f"{', '.join(map(str, boards))}"
+        )
     firsts = [next(iter(line.values())) for line in shared]
     names, looks = names_and_styles(firsts)
     figure = new_figure(2.0, wide)
@@ -87,8 +96,16 @@ def draw(
     for name, line, look in zip(names, shared, looks, strict=True):
         counts = sorted(line)
         values = [line[count].summary()["acc"] for count in counts]
-        axes.errorbar(counts, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.8,
-                      capsize=1.5, label=name, gid=name)  # fmt: skip
+        axes.errorbar(
+            counts,
+            [v.mean for v in values],
+            [v.interval for v in values],
+            **look,
+            elinewidth=0.8,
+            capsize=1.5,
+            label=name,
+            gid=name,
+        )
     axes.set_xticks(sorted(boards))
     grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in looks], names)

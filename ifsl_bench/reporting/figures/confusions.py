@@ -190,9 +190,14 @@ def summed(
 
 
 def class_accuracy(
-    task: str, methods: Names, *, options: Mapping[str, Any] | None = None, episodes: int | None = None,
-    train: bool = False, work: Workspace | None = None,
-) -> Frame:  # fmt: skip
+    task: str,
+    methods: Names,
+    *,
+    options: Mapping[str, Any] | None = None,
+    episodes: int | None = None,
+    train: bool = False,
+    work: Workspace | None = None,
+) -> Frame:
     """Return the accuracy of each class and what is answered instead, in percent of its queries.
 
     Novel classes come before base ones, the worst first.
@@ -231,18 +236,32 @@ def _table(of_method: Confusions) -> Table[dict[str, Any]]:
         others[at] = 0
         taker = int(others.argmax())
         shares = {"acc": at, "as_base": count, "as_novel": count + 1, "taken": taker}
-        rows.append({
-            "task": of_method.task, "method": of_method.label, "class": of_method.classes[at],
-            "novel": at >= of_method.base, "queries": int(of_method.queries[at]),
-            "taken_by": of_method.classes[taker] if others[taker] else None,
-            **{name: of_method.share(at, answer) for name, answer in shares.items()},
-        })  # fmt: skip
-    return Table([_plain(*names) for names in PLAIN] + [_share(*names) for names in SHARES],
-                 rows, f"{of_method.task}, {of_method.label}, in percent of a class's queries")  # fmt: skip
+        rows.append(
+            {
+                "task": of_method.task,
+                "method": of_method.label,
+                "class": of_method.classes[at],
+                "novel": at >= of_method.base,
+                "queries": int(of_method.queries[at]),
+                "taken_by": of_method.classes[taker] if others[taker] else None,
+                **{name: of_method.share(at, answer) for name, answer in shares.items()},
+            }
+        )
+    return Table(
+        [_plain(*names) for names in PLAIN] + [_share(*names) for names in SHARES],
+        rows,
+        f"{of_method.task}, {of_method.label}, in percent of a class's queries",
+    )
 
 
-PLAIN = (("task", None), ("method", None), ("class", "class"), ("novel", "novel"), ("queries", "queries"),
-         ("taken_by", "taken by"))  # fmt: skip
+PLAIN = (
+    ("task", None),
+    ("method", None),
+    ("class", "class"),
+    ("novel", "novel"),
+    ("queries", "queries"),
+    ("taken_by", "taken by"),
+)
 SHARES = (("acc", "Acc."), ("as_base", "as base"), ("as_novel", "as novel"), ("taken", "taken"))
 
 
@@ -281,14 +300,21 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
     labels = [of_method.label for of_method in of_methods]
     looks, apart = line_styles(labels), 0.7 / len(labels)
     figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)), wide)
-    axes = figure.add_subplot(xlabel="queries of the novel class (%)",
-                              ylim=(len(pairs) - 0.4, -0.6))  # fmt: skip
+    axes = figure.add_subplot(xlabel="queries of the novel class (%)", ylim=(len(pairs) - 0.4, -0.6))
     for row, (of_method, look) in enumerate(zip(of_methods, looks, strict=True)):
         values = [of_method.share(of_method.base + of, answer) for of, answer in pairs]
         places = [at + (row - (len(labels) - 1) / 2) * apart for at in range(len(pairs))]
         means, intervals = [v.mean for v in values], [v.interval for v in values]
-        axes.errorbar(means, places, xerr=intervals, **look | {"linestyle": "none"}, elinewidth=0.8, capsize=1.5,
-                      capthick=0.6, label=of_method.label)  # fmt: skip
+        axes.errorbar(
+            means,
+            places,
+            xerr=intervals,
+            **look | {"linestyle": "none"},
+            elinewidth=0.8,
+            capsize=1.5,
+            capthick=0.6,
+            label=of_method.label,
+        )
     axes.set_xlim(left=0)
     lines_of_rows(axes, [plain_text(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)

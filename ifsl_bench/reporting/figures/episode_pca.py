@@ -29,13 +29,24 @@ GREY, BASE = "#9A9A9A", "#E6E6E6"
 
 DOT: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgewidth": 0}
 MARKS: list[Mark] = [
-    (Line2D([], [], color="white", marker="o", linestyle="none", markersize=5.5, markeredgecolor="black",
-            markeredgewidth=0.4), "support"),
+    (
+        Line2D(
+            [],
+            [],
+            color="white",
+            marker="o",
+            linestyle="none",
+            markersize=5.5,
+            markeredgecolor="black",
+            markeredgewidth=0.4,
+        ),
+        "support",
+    ),
     (Line2D([], [], **DOT, color=DARK, markersize=3), "novel query"),
     (Line2D([], [], **DOT, color=GREY, markersize=3.5), "base query"),
     (Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8), "wrong"),
     (Patch(facecolor=BASE, edgecolor="white"), "base classes (white: borders)"),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -76,8 +87,10 @@ def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
     """
     job = ready.job
     if job.method.transductive:
-        raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there "
-                        f"are no decision regions")  # fmt: skip
+        raise UserError(
+            f"{job.label} is transductive: what it says of a point depends on the others, so that there "
+            f"are no decision regions"
+        )
     if not job.task.has_base:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
     episode = episode_of(ready, index, label)
@@ -146,8 +159,13 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
 
 def way_look(way: int) -> dict[str, Any]:
     """Return colour and marker of the points of a novel class, by its place in the episode."""
-    return {"color": COLOURS[way % len(COLOURS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
-            "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip
+    return {
+        "color": COLOURS[way % len(COLOURS)],
+        "marker": MARKERS[way % len(MARKERS)],
+        "linestyle": "none",
+        "markeredgecolor": "black",
+        "markeredgewidth": 0.4,
+    }
 
 
 def ways_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
@@ -176,12 +194,27 @@ def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
         (1 - 0.4 * (1 - np.array(to_rgb(COLOURS[way % len(COLOURS)])))).tolist() for way in range(len(episode.classes))
     ]
     extent = (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1])
-    axes.imshow(kinds, cmap=ListedColormap([BASE, *light]), vmin=-0.5, vmax=len(light) + 0.5, origin="lower",
-                extent=extent, aspect="auto", interpolation="nearest", gid="regions")  # fmt: skip
+    axes.imshow(
+        kinds,
+        cmap=ListedColormap([BASE, *light]),
+        vmin=-0.5,
+        vmax=len(light) + 0.5,
+        origin="lower",
+        extent=extent,
+        aspect="auto",
+        interpolation="nearest",
+        gid="regions",
+    )
     thick = max(2, round(BORDER / (72 * side / len(labels))))
     edges = maximum_filter(labels, thick) != minimum_filter(labels, thick)
-    axes.imshow(np.where(edges, 1.0, np.nan), cmap=ListedColormap(["white"]), origin="lower", extent=extent,
-                aspect="auto", interpolation="nearest")  # fmt: skip
+    axes.imshow(
+        np.where(edges, 1.0, np.nan),
+        cmap=ListedColormap(["white"]),
+        origin="lower",
+        extent=extent,
+        aspect="auto",
+        interpolation="nearest",
+    )
     _name_regions(axes, plane, kinds)
     novel = episode.drawn.query_novel[0].cpu().numpy()
     axes.plot(*plane.query[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white")
@@ -208,5 +241,12 @@ def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:
         depth = distance_transform_edt((kinds == way) & free)
         if depth.max() >= ROOM:
             row, column = divmod(int(depth.argmax()), depth.shape[1])
-            axes.text(float(plane.x[column]), float(plane.y[row]), f"N{way}", ha="center", va="center",
-                      color="#303030", gid=f"region {way}")  # fmt: skip
+            axes.text(
+                float(plane.x[column]),
+                float(plane.y[row]),
+                f"N{way}",
+                ha="center",
+                va="center",
+                color="#303030",
+                gid=f"region {way}",
+            )

@@ -100,8 +100,15 @@ class _Sheet:
 
     def image(self, image: np.ndarray, x: float, y: float, size: float, frame: str = "right") -> None:
         grey = image.shape[-1] == 1
-        self.axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, aspect="auto",
-                         extent=(x, x + size, y + size, y), interpolation="nearest")  # fmt: skip
+        self.axes.imshow(
+            image[..., 0] if grey else image,
+            cmap="gray",
+            vmin=0,
+            vmax=255,
+            aspect="auto",
+            extent=(x, x + size, y + size, y),
+            interpolation="nearest",
+        )
         self.frame(x, y, size, frame)
 
     def frame(self, x: float, y: float, size: float, kind: str, gid: str | None = None) -> None:
@@ -144,8 +151,13 @@ def _query(sheet: _Sheet, x: float, y: float, query: int, answers: Sequence[Epis
     for i, answer in enumerate(answers):
         right, middle = bool(answer.right[query]), y + LINE * (i + 0.5)
         sheet.axes.plot(x + IMAGE + 0.07, middle, **_small(answer.label))
-        sheet.text(x + IMAGE + 0.12, middle, RIGHT if right else WRONG, color=BLUE if right else ORANGE,
-                   gid=f"query {query}, method {i}")  # fmt: skip
+        sheet.text(
+            x + IMAGE + 0.12,
+            middle,
+            RIGHT if right else WRONG,
+            color=BLUE if right else ORANGE,
+            gid=f"query {query}, method {i}",
+        )
     y += max(IMAGE, LINE * len(answers))
     inset = LINE / 2 + 0.02
     y += sheet.name(x, y + inset, int(episode.labels[query]), width - EDGE, color=DARK)

@@ -101,8 +101,9 @@ def _jobs(
     if clash := sorted({"gradient", "steps", "converge"} & {*options}):
         raise UserError(f"--set {clash[0]}: inner-steps sets this itself; see --unrolled and --steps")
     if not issubclass(find_method(method)[0].method, AttractorMethod):
-        raise UserError(f"{method} has no option gradient, so no inner steps that RBP and T-BPTT tell apart; lr+a and "
-                        f"mlp+a have it")  # fmt: skip
+        raise UserError(
+            f"{method} has no option gradient, so no inner steps that RBP and T-BPTT tell apart; lr+a and mlp+a have it"
+        )
     ways: list[dict[str, Any]] = [{}]  # RBP is the default
     ways += [{"gradient": "t-bptt", **({} if n == DEFAULT else {"steps": n})} for n in unrolled]
     return [jobs_of([method], task, work.home, seeds, {**options, **way}) for way in ways]
@@ -161,8 +162,9 @@ def draw(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tupl
     figure, panels = new_panels(len(by_task), across, 1.75, wide)
     for i, (axes, (task, of_task)) in enumerate(zip(panels, by_task.items(), strict=True)):
         axes.set_title(task)
-        axes.set(xlabel="inner steps" if i >= len(by_task) - across else "",
-                 ylabel="Acc. (%)" if i % across == 0 else "")  # fmt: skip
+        axes.set(
+            xlabel="inner steps" if i >= len(by_task) - across else "", ylabel="Acc. (%)" if i % across == 0 else ""
+        )
         _panel(axes, of_task)
     handles = [Line2D([], [], **_look(course, i)) for i, course in enumerate(rows)]
     legend_below(figure, handles, names)
@@ -185,12 +187,31 @@ def _panel(axes: Axes, curves: Sequence[StepCurve]) -> None:
     for row, course in enumerate(curves):
         steps, look = sorted(course.at), _look(course, row)
         values = [course.at[n] for n in steps]
-        axes.errorbar(steps, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.7,
-                      label=course.name, gid=course.name)  # fmt: skip
-        axes.errorbar([end], [course.converged.mean], [course.converged.interval], **look | {"linestyle": "none"},
-                      elinewidth=0.7, gid=f"{course.name}, converged")  # fmt: skip
-        axes.plot([steps[-1], end], [values[-1].mean, course.converged.mean], color=look["color"], linewidth=0.5,
-                  linestyle=(0, (1, 2)), zorder=1)  # fmt: skip
+        axes.errorbar(
+            steps,
+            [v.mean for v in values],
+            [v.interval for v in values],
+            **look,
+            elinewidth=0.7,
+            label=course.name,
+            gid=course.name,
+        )
+        axes.errorbar(
+            [end],
+            [course.converged.mean],
+            [course.converged.interval],
+            **look | {"linestyle": "none"},
+            elinewidth=0.7,
+            gid=f"{course.name}, converged",
+        )
+        axes.plot(
+            [steps[-1], end],
+            [values[-1].mean, course.converged.mean],
+            color=look["color"],
+            linewidth=0.5,
+            linestyle=(0, (1, 2)),
+            zorder=1,
+        )
     for n in {course.unrolled for course in curves} - {0}:
         axes.axvline(n, color=FAINT, linestyle="dotted", linewidth=0.8, zorder=0)
     axes.set_xscale("log")

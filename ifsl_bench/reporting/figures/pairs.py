@@ -58,14 +58,31 @@ def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[F
     for i, j in np.ndindex(values.shape):
         if not differs[i, j]:
             hatch = "" if i == j else "//////"
-            axes.add_patch(Rectangle((j, i), 1, 1, facecolor="white", edgecolor="#A0A0A0", hatch=hatch, linewidth=0,
-                                     gid=f"not significant {i} {j}"))  # fmt: skip
+            axes.add_patch(
+                Rectangle(
+                    (j, i),
+                    1,
+                    1,
+                    facecolor="white",
+                    edgecolor="#A0A0A0",
+                    hatch=hatch,
+                    linewidth=0,
+                    gid=f"not significant {i} {j}",
+                )
+            )
         if i != j and cell >= NUMBER:
             dark = differs[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
             box = None if differs[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
             number = f"{values[i, j]:+.1f}".replace("-", "\N{MINUS SIGN}")
-            axes.text(j + 0.5, i + 0.5, "0.0" if number[1:] == "0.0" else number, ha="center", va="center", bbox=box,
-                      color="white" if dark else "black")  # fmt: skip
+            axes.text(
+                j + 0.5,
+                i + 0.5,
+                "0.0" if number[1:] == "0.0" else number,
+                ha="center",
+                va="center",
+                bbox=box,
+                color="white" if dark else "black",
+            )
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names)
     slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}

@@ -40,8 +40,23 @@ if TYPE_CHECKING:  # what needs torch is imported for figures with trained model
     from ifsl_bench.experiments.job import Job
     from ifsl_bench.experiments.workspace import Workspace
 
-__all__ = ["Drawing", "attractors", "base_classes", "confusions", "episode", "episode_pca", "forgetting",
-           "inner_steps", "pairs", "ranks", "seeds", "sessions", "tradeoff", "validation", "variance"]  # fmt: skip
+__all__ = [
+    "Drawing",
+    "attractors",
+    "base_classes",
+    "confusions",
+    "episode",
+    "episode_pca",
+    "forgetting",
+    "inner_steps",
+    "pairs",
+    "ranks",
+    "seeds",
+    "sessions",
+    "tradeoff",
+    "validation",
+    "variance",
+]
 
 MODEL = "lr+a"  # of figures that explain the attention attractor
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -84,9 +99,14 @@ def _of_results(
     """Return the function that draws the results of a task; ``named`` passes on whether the user named the rows."""
 
     def figure(
-        task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+        task: str,
+        *,
+        methods: Names = (),
+        setting: str | None = None,
+        wide: bool = False,
+        home: Folder = None,
         results: Folder = None,
-    ) -> Drawing:  # fmt: skip
+    ) -> Drawing:
         board = _board(task, methods, setting, home, results, papers)
         return _drawing(draw(board, wide, **({"named": bool(methods)} if named else {})), board)
 
@@ -98,9 +118,15 @@ def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
     """Return the function that draws, by the module of that name, what trained models make of a test episode."""
 
     def figure(
-        task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
-        train: bool = False, wide: bool = False, work: Workspace | None = None,
-    ) -> Drawing:  # fmt: skip
+        task: str,
+        *,
+        index: int = 0,
+        methods: Names = MODEL,
+        options: Mapping[str, Any] | None = None,
+        train: bool = False,
+        wide: bool = False,
+        work: Workspace | None = None,
+    ) -> Drawing:
         module = importlib.import_module(f"ifsl_bench.reporting.figures.{name}")
         jobs, work = _jobs(task, index, methods, options, work)
         views = [getattr(module, seen_by)(ready, index, label) for label, ready in _opened(jobs, work, train)]
@@ -144,9 +170,13 @@ attractors = _of_episode(
 
 
 def ranks(
-    *tasks: str, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    *tasks: str,
+    methods: Names = (),
+    setting: str | None = None,
+    wide: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Drawing:  # fmt: skip
+) -> Drawing:
     """Draw the ranks that each row can have, a panel for each task.
 
     Args:
@@ -164,9 +194,14 @@ def ranks(
 
 
 def base_classes(
-    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    task: str,
+    *,
+    methods: Names = (),
+    setting: str | None = None,
+    wide: bool = False,
+    home: Folder = None,
     results: Folder = None,
-) -> Drawing:  # fmt: skip
+) -> Drawing:
     """Draw accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``.
 
     Args:
@@ -183,10 +218,17 @@ def base_classes(
 
 
 def inner_steps(
-    *tasks: str, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
-    steps: Sequence[int] = STEPS, unrolled: Sequence[int] = UNROLLED, seeds: int = 1, episodes: int | None = None,
-    train: bool = False, wide: bool = False, work: Workspace | None = None,
-) -> Drawing:  # fmt: skip
+    *tasks: str,
+    methods: Names = MODEL,
+    options: Mapping[str, Any] | None = None,
+    steps: Sequence[int] = STEPS,
+    unrolled: Sequence[int] = UNROLLED,
+    seeds: int = 1,
+    episodes: int | None = None,
+    train: bool = False,
+    wide: bool = False,
+    work: Workspace | None = None,
+) -> Drawing:
     """Draw accuracy against the number of gradient steps on the inner problem, for models trained by RBP and by T-BPTT.
 
     Args:
@@ -208,17 +250,32 @@ def inner_steps(
         raise UserError("inner_steps takes the name of a task, or several")
     work = work or workspace()
     by_task = {
-        task: step_curves(listed(methods), task, work, steps=steps, unrolled=unrolled, seeds=range(seeds),
-                      episodes=episodes, options=options or {}, train=train)
+        task: step_curves(
+            listed(methods),
+            task,
+            work,
+            steps=steps,
+            unrolled=unrolled,
+            seeds=range(seeds),
+            episodes=episodes,
+            options=options or {},
+            train=train,
+        )
         for task in tasks
-    }  # fmt: skip
+    }
     return _drawing(draw(by_task, wide))
 
 
 def episode(
-    task: str, *, methods: Names, index: int = 0, options: Mapping[str, Any] | None = None, train: bool = False,
-    wide: bool = False, work: Workspace | None = None,
-) -> Drawing:  # fmt: skip
+    task: str,
+    *,
+    methods: Names,
+    index: int = 0,
+    options: Mapping[str, Any] | None = None,
+    train: bool = False,
+    wide: bool = False,
+    work: Workspace | None = None,
+) -> Drawing:
     """Draw the contact sheet of a test episode: support above, queries with the predictions below.
 
     Args:
@@ -241,9 +298,15 @@ def episode(
 
 
 def confusions(
-    task: str, *, methods: Names, options: Mapping[str, Any] | None = None, episodes: int | None = None,
-    train: bool = False, wide: bool = False, work: Workspace | None = None,
-) -> Drawing:  # fmt: skip
+    task: str,
+    *,
+    methods: Names,
+    options: Mapping[str, Any] | None = None,
+    episodes: int | None = None,
+    train: bool = False,
+    wide: bool = False,
+    work: Workspace | None = None,
+) -> Drawing:
     """Draw the base classes that take most of novel classes' queries; in sessions, after the last one.
 
     Args:

@@ -62,8 +62,10 @@ def draw(boards: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, lis
 def _placed(board: TaskResults) -> list[Ranked]:
     ranked = [place for place in board.places if not place.provisional]
     if not ranked:
-        raise UserError(f"{board.name}: no row of these is ranked, for which it takes three seeds: "
-                        f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3")  # fmt: skip
+        raise UserError(
+            f"{board.name}: no row of these is ranked, for which it takes three seeds: "
+            f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3"
+        )
     return ranked
 
 
@@ -73,15 +75,31 @@ def _panel(axes: Axes, board: TaskResults, ranked: Sequence[Ranked]) -> None:
     for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
         assert place.ranks is not None
         look = marker_style(place.row.label)
-        axes.plot([place.ranks.first, place.ranks.last], [at, at], color=look["color"], linewidth=4, alpha=0.4,
-                  solid_capstyle="round", gid=f"ranks of {name}")  # fmt: skip
+        axes.plot(
+            [place.ranks.first, place.ranks.last],
+            [at, at],
+            color=look["color"],
+            linewidth=4,
+            alpha=0.4,
+            solid_capstyle="round",
+            gid=f"ranks of {name}",
+        )
         axes.plot(_place(place, board), at, **look | {"markersize": 5}, gid=f"place of {name}")
         labels.append(f"{plain_text(name)}  {place.row.summary()['acc'].mean:.1f}")
     last = max(place.among for place in ranked)
     axes.set(title=board.name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
     lines_of_rows(axes, labels)
-    axes.annotate("Acc. (%)", (0, 1), (-3.5, 2), xycoords="axes fraction", textcoords="offset points", ha="right",
-                  va="bottom", color=DARK, annotation_clip=False)  # fmt: skip
+    axes.annotate(
+        "Acc. (%)",
+        (0, 1),
+        (-3.5, 2),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        color=DARK,
+        annotation_clip=False,
+    )
     axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
 
 

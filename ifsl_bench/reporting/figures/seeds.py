@@ -46,8 +46,16 @@ def draw_seeds(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
     axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
     for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
         acc = row.summary()["acc"]
-        axes.barh(at, 2 * acc.interval, left=acc.mean - acc.interval, height=0.5, color=look["color"], alpha=0.3,
-                  linewidth=0, gid=f"interval of {name}")  # fmt: skip
+        axes.barh(
+            at,
+            2 * acc.interval,
+            left=acc.mean - acc.interval,
+            height=0.5,
+            color=look["color"],
+            alpha=0.3,
+            linewidth=0,
+            gid=f"interval of {name}",
+        )
         axes.plot([acc.mean] * 2, [at - 0.32, at + 0.32], color=look["color"], linewidth=1.2, gid=f"mean of {name}")
         means = [result.summary["acc"]["mean"] for result in row.results]
         places = at + np.linspace(-SPREAD, SPREAD, len(means)) if len(means) > 1 else [at]
@@ -62,8 +70,13 @@ def draw_seeds(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
     return figure, []
 
 
-RING: dict[str, Any] = {"marker": "o", "markersize": 6.5, "markerfacecolor": "none", "markeredgewidth": 0.7,
-                        "linestyle": "none"}  # fmt: skip
+RING: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 6.5,
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.7,
+    "linestyle": "none",
+}
 
 
 @styled()
@@ -95,15 +108,27 @@ def draw_validation(board: TaskResults, wide: bool = False) -> tuple[Figure, lis
     for row, name, look in zip(rows, names, looks, strict=True):
         seeds = {result.seed: _history(result) for result in row.results}
         for seed, history in seeds.items() if len(seeds) > 1 else ():
-            axes.plot([*history], [*history.values()], color=look["color"], linewidth=0.5, alpha=0.35, zorder=1,
-                      gid=f"seed {seed} of {name}")  # fmt: skip
+            axes.plot(
+                [*history],
+                [*history.values()],
+                color=look["color"],
+                linewidth=0.5,
+                alpha=0.35,
+                zorder=1,
+                gid=f"seed {seed} of {name}",
+            )
         steps = sorted(set.intersection(*map(set, seeds.values())))
         means = [np.mean([history[step] for history in seeds.values()]) for step in steps]
         axes.plot(steps, means, **look | {"markersize": 3.5}, zorder=2, gid=f"mean of {name}")
         kept_steps = [int(result.training.get("kept_step", 0)) for result in row.results]
         if (usual := max(sorted(set(kept_steps)), key=kept_steps.count)) in steps:
-            axes.plot(usual, means[steps.index(usual)], **RING | {"markeredgecolor": look["color"]}, zorder=3,
-                      gid=f"kept of {name}")  # fmt: skip
+            axes.plot(
+                usual,
+                means[steps.index(usual)],
+                **RING | {"markeredgecolor": look["color"]},
+                zorder=3,
+                gid=f"kept of {name}",
+            )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)

@@ -145,13 +145,7 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
         task, measured = member.task, bool(member.rows or member.others)
         in_sessions = protocol_of(task).learns_sessions
         lone = not any(len(row.seeds) > 1 for row in member.rows)  # then nothing is ranked
-        return (
-            not measured,
-            task.dataset.name == "glyphs",
-            in_sessions,
-            member.name not in boards,
-            lone,
-        )
+        return (not measured, task.dataset.name == "glyphs", in_sessions, member.name not in boards, lone)
 
     return carry_remarks(shown if named else sorted(shown, key=late), every.values())
 

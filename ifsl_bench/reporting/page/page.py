@@ -30,8 +30,22 @@ PROTOCOLS = {"episodes": "in one group", "sessions": "in sessions"}  # how novel
 PHOTOGRAPHS = ("tiny-features", "tiny-pack", "mini-imagenet-held-out", "mini-imagenet-sessions")
 PICTURES = {**dict.fromkeys(PHOTOGRAPHS, "photographs"), "glyphs": "letters"}
 # The columns that are shown before more are asked for, in this order; the others come last.
-ALWAYS = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "gain", "to the best", "base", "novel", "Delta", "Delta_a",
-          "Delta_b", "seeds", "source")  # fmt: skip
+ALWAYS = (
+    "rank",
+    "method",
+    "Acc.",
+    "Avg.",
+    "cal. Acc.",
+    "gain",
+    "to the best",
+    "base",
+    "novel",
+    "Delta",
+    "Delta_a",
+    "Delta_b",
+    "seeds",
+    "source",
+)
 # Of these, what a narrow screen is not shown until it asks for more.
 WIDE = ("base", "novel", "Delta_a", "Delta_b", "seeds", "source")
 
@@ -239,13 +253,19 @@ def _data(page: Page) -> dict[str, Any]:
     choices = _choices(page)
     boards = [
         {
-            "protocol": _protocol(board.task), "data": board.task.dataset.name, "shots": board.task.shots,
-            "task": board.task.name, "choices": choices[board.task.name],
-            "setting": board.setting, "said": _setting_text(board.setting), "rows": board.rows,
-            "queries": board.queries, "ranked": list(_ranked(board)),
+            "protocol": _protocol(board.task),
+            "data": board.task.dataset.name,
+            "shots": board.task.shots,
+            "task": board.task.name,
+            "choices": choices[board.task.name],
+            "setting": board.setting,
+            "said": _setting_text(board.setting),
+            "rows": board.rows,
+            "queries": board.queries,
+            "ranked": list(_ranked(board)),
             "pairs": {name: [compact(pair) for pair in pairs] for name, pairs in board.pairs.items()},
         }
         for board in page.boards
-    ]  # fmt: skip
+    ]
     citations = [[citation.text, citation.bibtex] for citation in page.citations]
     return {"rows": rows, "boards": boards, "citations": citations, "texts": list(texts)}
