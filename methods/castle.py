@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
-from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.cosine import direction, products
 from ifsl_bench.utils.errors import UserError
 
 ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
@@ -60,7 +60,7 @@ class _Synthesiser(Method):
         share = F.dropout((scores / math.sqrt(weight.shape[-1])).softmax(-1), ATTENTION_DROPOUT, self.training)
         near, learned = share.split([weight.shape[1], len(self.dictionary)], -1)
         added = (near @ values[0] + learned @ values[1]) @ self.to_output.T
-        return F.normalize(weight + F.dropout(added, self.dropout, self.training), dim=-1)
+        return direction(weight + F.dropout(added, self.dropout, self.training))
 
 
 class Castle(_Synthesiser, AdditiveClassifier):
@@ -94,7 +94,7 @@ class Castle(_Synthesiser, AdditiveClassifier):
         return SessionOutput(self.synthesised(support.class_means(self.ways), None))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.class_logits(F.normalize(self.base.weight, dim=-1), query)
+        return self.class_logits(direction(self.base.weight), query)
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return products(query.features, state).div_(self.temperature)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Choices, Range, Space
-from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.cosine import check_squares, direction, products
 from ifsl_bench.utils.errors import UserError
 
 
@@ -71,9 +71,15 @@ class LDA(AdditiveClassifier):
     }
 
     def __init__(
-        self, base: Base, ways: int, *, form: Literal["corrected", "slda", "fecam"] = "corrected",
-        shrinkage: float = 0.1, tukey: float = 1.0, per_class: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        base: Base,
+        ways: int,
+        *,
+        form: Literal["corrected", "slda", "fecam"] = "corrected",
+        shrinkage: float = 0.1,
+        tukey: float = 1.0,
+        per_class: bool = False,
+    ) -> None:
         super().__init__(base, ways)
         if not 0 < tukey < math.inf:
             raise UserError(f"tukey must be positive and finite, not {tukey}")
@@ -82,17 +88,22 @@ class LDA(AdditiveClassifier):
         self.form, self.shrinkage, self.tukey, self.per_class = form, shrinkage, tukey, per_class
         most = math.inf if form == "fecam" else 1.0
         if not 0 <= shrinkage <= most or shrinkage == math.inf:
-            raise UserError(f"shrinkage must be {'between 0 and 1' if most == 1 else '0 or positive, and finite'}, "
-                            f"not {shrinkage}")  # fmt: skip
+            allowed = "between 0 and 1" if most == 1 else "0 or positive, and finite"
+            raise UserError(f"shrinkage must be {allowed}, not {shrinkage}")
         if base.covariance is None or base.counts is None:
-            raise UserError("this base classifier comes without the covariance of its features and the counts of its "
-                            "images, which lda needs: give Base both")  # fmt: skip
+            raise UserError(
+                "this base classifier comes without the covariance of its features and the counts of its images, which "
+                "lda needs: give Base both"
+            )
+        check_squares(base.prototypes, self.name)
         covariance, counts = base.covariance.double(), base.counts.double()
         means = self.placed(base.prototypes.double())
         if tukey != 1 or per_class:
             if base.images is None:
-                raise UserError("tukey and per_class take covariances of the images of base/train, and this data set "
-                                "has only their means")  # fmt: skip
+                raise UserError(
+                    "tukey and per_class take covariances of the images of base/train, and this data set has only "
+                    "their means"
+                )
             features, labels = (part.to(base.weight.device) for part in base.images())
             images = [power(features[labels == k].double(), tukey) for k in range(len(means))]
             if per_class:
@@ -104,8 +115,9 @@ class LDA(AdditiveClassifier):
             covariance = sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in images) / counts.sum()
         shrunk = fecam(covariance, shrinkage) if form == "fecam" else slda(covariance, counts.sum(), shrinkage)
         if not bool(shrunk.isfinite().all()):
-            raise UserError("the covariance of the base features has no inverse: some feature never varies, or is not "
-                            "finite")  # fmt: skip
+            raise UserError(
+                "the covariance of the base features has no inverse: some feature never varies, or is not finite"
+            )
         metric = inverse(shrunk)  # L
         excess = 0.5 * (metric * covariance).sum() if form == "corrected" else covariance.new_zeros(())
         centre = means.mean(0)  # taken off everywhere, which changes no distance and keeps digits
@@ -117,13 +129,17 @@ class LDA(AdditiveClassifier):
 
     def placed(self, x: Tensor) -> Tensor:
         """Return features [..., D] as distances are taken between them."""
-        return F.normalize(power(x, self.tukey), dim=-1) if self.form == "fecam" else x
+        return direction(power(x, self.tukey)) if self.form == "fecam" else x
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         if self.per_class:
-            own = [[own_metric(power(x[of == n].double(), self.tukey), self.shrinkage).to(x) for n in range(self.ways)]
-                   for x, of in zip(support.features, support.labels, strict=True)]  # fmt: skip
-            metrics = torch.stack([torch.stack(classes) for classes in own])  # [E, N, D, D]
+            placed = power(support.features.double(), self.tukey)
+            own = [
+                own_metric(x[of == n], self.shrinkage)
+                for x, of in zip(placed, support.labels, strict=True)
+                for n in range(self.ways)
+            ]
+            metrics = torch.stack(own).to(support.features).unflatten(0, (-1, self.ways))  # [E, N, D, D]
             return SessionOutput({"means": self.placed(support.class_means(self.ways)), "metrics": metrics})
         means = self.placed(support.class_means(self.ways)) - self.get_buffer("centre")
         weight, offset = discriminants(means, self.get_buffer("metric"))  # [E, N, D], [E, N]
@@ -133,9 +149,7 @@ class LDA(AdditiveClassifier):
     def base_logits(self, query: Query) -> Tensor:
         h = self.transform_query(query).features  # [E, Q, D]
         if self.per_class:
-            means, metrics = (self.get_buffer(name).expand(len(h), *(-1,) * self.get_buffer(name).ndim)
-                              for name in ("means", "metrics"))  # fmt: skip
-            return own_logits(h, means, metrics)
+            return own_logits(h, self.get_buffer("means").unsqueeze(0), self.get_buffer("metrics").unsqueeze(0))
         return h @ self.get_buffer("seen").T + self.get_buffer("offset")
 
     def class_logits(self, state: State, query: Query) -> Tensor:
@@ -225,8 +239,9 @@ def own_metric(x: Tensor, gamma: float) -> Tensor:
         return torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     shrunk = fecam(apart.T @ apart / (len(x) - 1), gamma)
     if not bool(shrunk.isfinite().all()):
-        raise UserError("the covariance of a class has no inverse: some feature never varies in it; give a shrinkage "
-                        "above 0")  # fmt: skip
+        raise UserError(
+            "the covariance of a class has no inverse: some feature never varies in it; give a shrinkage above 0"
+        )
     return inverse(shrunk)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Schedule
-from ifsl_bench.utils.cosine import cosines, unit
+from ifsl_bench.utils.cosine import cosines, direction, unit
 
 
 class LwoF(AdditiveClassifier):
@@ -89,8 +89,8 @@ class LwoF(AdditiveClassifier):
             features, keys = support.features, unit(self.keys)  # [E, S, D], [K, D]
             queries = unit(features @ self.to_query)
         else:
-            features, memory, keys = (F.normalize(v, dim=-1) for v in (support.features, memory, self.keys))
-            queries = F.normalize(features @ self.to_query + self.query_bias, dim=-1)
+            features, memory, keys = (direction(v) for v in (support.features, memory, self.keys))
+            queries = direction(features @ self.to_query + self.query_bias)
         scores = self.tau_query * queries @ keys.T  # [E, S, K]
         attention = scores.masked_fill(support.hidden.unsqueeze(1), -torch.inf).softmax(-1)
         one_hot = F.one_hot(support.labels, self.ways).to(features.dtype)  # [E, S, N]

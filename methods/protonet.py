@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ifsl_bench.plugin.method import AdditiveClassifier, Query, SessionOutput, State, Support
-from ifsl_bench.utils.cosine import products
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
+from ifsl_bench.utils.cosine import check_squares, products
 
 
 class ProtoNet(AdditiveClassifier):
@@ -22,6 +22,10 @@ class ProtoNet(AdditiveClassifier):
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     uses_earlier_logits = False
+
+    def __init__(self, base: Base, ways: int) -> None:
+        super().__init__(base, ways)
+        check_squares(base.prototypes, self.name)
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         return SessionOutput(support.class_means(self.ways))  # [E, N, D]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
@@ -56,14 +55,14 @@ class TEEN(AdditiveClassifier):
         self.alpha, self.tau = alpha, tau
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        seen = F.normalize(self.base.prototypes, dim=-1)  # [K, D]
-        novel = F.normalize(support.class_means(self.ways), dim=-1)  # [E, N, D]
+        seen = direction(self.base.prototypes)  # [K, D]
+        novel = direction(support.class_means(self.ways))  # [E, N, D]
         scores = (self.tau * novel @ seen.T).masked_fill(support.hidden.unsqueeze(1), -math.inf)  # [E, N, K]
-        alike = F.normalize(scores.softmax(-1) @ seen, dim=-1)  # [E, N, D]
+        alike = direction(scores.softmax(-1) @ seen)  # [E, N, D]
         return SessionOutput((1 - self.alpha) * novel + self.alpha * alike)
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.base.scale * cosines(query.features, F.normalize(self.base.prototypes, dim=-1))
+        return self.base.scale * cosines(query.features, direction(self.base.prototypes))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return products(query.features, direction(state)).mul_(self.base.scale)

@@ -31,6 +31,7 @@ from ifsl_bench.solvers.softmax import (
     weigh,
 )
 from ifsl_bench.solvers.tree import Tree, dot, doubled, tree_map
+from ifsl_bench.utils.cosine import direction
 
 ALWAYS_ON = 20.0  # tanh of it is 1
 
@@ -264,9 +265,8 @@ class DualSpace:
             beta = (v.skip @ x.mT - self.skip_0) @ _pseudo_inverse(self.kernel_3)
             return self.join(b, beta, v.output - args.output_centres)
         tiny = torch.finfo(x.dtype).tiny
-        directions = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
         planes, output = draws(h, n, x.shape[2], self.shape.seed)
-        turned = planes.to(x, non_blocking=True) @ directions.mT
+        turned = planes.to(x, non_blocking=True) @ direction(x).mT
         waves = torch.sin(3 * turned)  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
         hidden, skip = (

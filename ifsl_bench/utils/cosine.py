@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from ifsl_bench.utils.errors import UserError
 
 MANY = 16  # weights from which their side of a product is better the outer one
 
 
 def unit(v: Tensor) -> Tensor:
     """Return ``v / (|v| + 1e-5)`` along the last dimension, the normalisation of Ren et al.'s released code."""
-    return v / (torch.linalg.vector_norm(v, dim=-1, keepdim=True) + 1e-5)
+    v, length, scale = _scaled(v)
+    return v / (length + 1e-5 / scale)
 
 
 def direction(v: Tensor) -> Tensor:
     """Return ``v / |v|`` along the last dimension; 0 of a zero vector."""
-    return F.normalize(v, dim=-1, eps=1e-30)
+    v, length, _ = _scaled(v)
+    return v / length.clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def _scaled(v: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Return v / s, its length, and s: 1 for vectors whose squares fit their type, else the largest element."""
+    length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    fits = (length > _least_square(v) ** 0.5) & (length < torch.inf)
+    if v.device.type == "cpu" and bool(fits.all()):  # a look that an accelerator would have to wait for
+        return v, length, 1.0
+    largest = v.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    scale = torch.where(fits, 1.0, largest)
+    return v / scale, torch.linalg.vector_norm(v / scale, dim=-1, keepdim=True), scale
+
+
+def _least_square(v: Tensor) -> float:
+    """Return the square of a length below which squares of single elements lose their digits."""
+    info = torch.finfo(v.dtype)
+    return info.tiny / info.eps
+
+
+def check_squares(means: Tensor, method: str) -> None:
+    """Raise an error if features are too large or small for a method that squares them.
+
+    Args:
+        means: of the base classes, [K, D].
+        method: its name, for the error.
+
+    Raises:
+        UserError: squared lengths overflow, or lose their digits.
+    """
+    largest = float(means.abs().max())
+    square = float(means.square().sum(-1).max())
+    if largest > 0 and not _least_square(means) < square < float("inf"):
+        raise UserError(
+            f"{method} squares features, and the means of the base classes go up to {largest:.1e}: their squares are "
+            f"beyond {str(means.dtype).removeprefix('torch.')}; multiply all features by {1 / largest:.0e}"
+        )
 
 
 def cosines(h: Tensor, weight: Tensor) -> Tensor:
