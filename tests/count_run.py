@@ -1,7 +1,7 @@
-"""Counts what a cached run executes: ``python tests/count_run.py --home HOME`` after one run in that home.
+"""Counts what a cached run executes: ``python tests/count_run.py --home HOME`` after two runs in that home.
 
 Prints the files and functions of ifsl_bench that ``run --rerun --method imprint --task glyphs-5shot`` executes, and the
-modules that it loads. ``--list`` prints the files with their functions, too.
+modules that it loads. ``--list`` prints each function with a caller, and the modules, too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import contextlib
 import io
 import sys
 import threading
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 ROOT = str(Path(__file__).resolve().parents[1])
 COMMAND = ["run", "--rerun", "--method", "imprint", "--task", "glyphs-5shot", "-q"]
+
+
+def is_own(code: CodeType) -> bool:
+    """Whether this is a function of the product; lambdas, comprehensions, bodies of modules and classes are none."""
+    own = code.co_filename.startswith(ROOT) and "/tests/" not in code.co_filename
+    return own and not code.co_name.startswith("<") and bool(code.co_flags & 0x2)
 
 
 def main() -> None:
@@ -25,14 +31,14 @@ def main() -> None:
     parser.add_argument("--home", required=True)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
-    executed: set[tuple[str, int, str]] = set()
+    callers: dict[CodeType, str] = {}
 
     def profile(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        own = code.co_filename.startswith(ROOT) and "/tests/" not in code.co_filename
-        # Bodies of modules and classes, lambdas and comprehensions are no functions of their own.
-        if event == "call" and own and not code.co_name.startswith("<") and code.co_flags & 0x2:
-            executed.add((code.co_filename, code.co_firstlineno, code.co_name))
+        if event == "call" and frame.f_code not in callers and is_own(frame.f_code):
+            caller = frame.f_back
+            while caller and not is_own(caller.f_code):
+                caller = caller.f_back
+            callers[frame.f_code] = caller.f_code.co_qualname if caller else ""
 
     from ifsl_bench.cli.main import cli
 
@@ -42,12 +48,15 @@ def main() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         cli(sys.argv[1:], standalone_mode=False)
     sys.setprofile(None)
-    by_file = Counter(file for file, _, _ in executed)
+    by_file = defaultdict(list)
+    for code in sorted(callers, key=lambda code: (code.co_filename, code.co_firstlineno)):
+        by_file[code.co_filename.removeprefix(ROOT + "/")].append(code)
     loaded = [name for name in sys.modules if name.split(".")[0] == "ifsl_bench"]
-    print(f"{len(by_file)} files and {len(executed)} functions are executed, {len(loaded)} modules loaded")
+    print(f"{len(by_file)} files and {len(callers)} functions are executed, {len(loaded)} modules loaded")
     if options.list:
-        for file, count in by_file.most_common():
-            print(f"{count:4} {file.removeprefix(ROOT)}")
+        for file, codes in by_file.items():
+            print(f"{len(codes):4} {file}")
+            print("".join(f"       {code.co_qualname} <- {callers[code]}\n" for code in codes), end="")
         print("\n".join(sorted(loaded)))
 
 

@@ -26,7 +26,7 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import defaults, space_of
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.protocols.tasks.variants import Training
 
 METHODS = ("lr", "subspace", "lda", "teen")
 TASKS = ("glyphs-1shot", "glyphs-5shot")

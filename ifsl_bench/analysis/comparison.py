@@ -25,7 +25,7 @@ from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.store.consistency import mismatch
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import seeds_in_words
+from ifsl_bench.utils.text_format import format_p_value, seeds_in_words
 
 NONE = Estimate(math.nan, math.nan)
 
@@ -193,20 +193,13 @@ def verdict(comparison: Comparison) -> str:
     else:
         better, worse = (comparison.a, comparison.b) if gap.mean > 0 else (comparison.b, comparison.a)
         sentence = f"{better} has a significantly higher {acc} than {worse}"
-    sentence += f" (p {p_value(gap.p)}"
+    sentence += f" (p {format_p_value(gap.p)}"
     if len(comparison.seeds) < 2:
         sentence += f"), over {units} alone: of these trained models"
         return f"{sentence}; a claim about methods needs --seeds 3 or more."
     if comparison.overall["acc"].models_fixed:
         return f"{sentence}, over {units}; neither depends on the training seed)."
     return f"{sentence}, over {units} and {len(comparison.seeds)} seeds)."
-
-
-def p_value(value: float) -> str:
-    """Return a p-value as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has checked."""
-    if math.isnan(value):
-        return "unknown"
-    return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"
 
 
 FEWEST = 3.0  # degrees of freedom

@@ -257,16 +257,26 @@ class Ranked:
     """A row of a ranking, in order."""
 
     row: SeedAggregate
-    ranks: RankInterval | None  # those that it can have; None for a provisional row
-    among: int  # how many rows it is ranked among, itself included; 0 for a provisional row
-    reason: str  # why it is provisional; "" where it is ranked
+    ranking: Ranking  # that it has its place in
+    reason: str | None  # why it is provisional; None where it is ranked
     gap: Difference | None  # this row minus the best ranked one, in percentage points; None for the best
     common_seeds: int  # how many training seeds the gap is over; of the best, how many its rank is over
     level: float  # the best row's mean plus the gap: what rows are placed by. Their own means may be over other seeds.
 
     @property
     def provisional(self) -> bool:
-        return self.ranks is None
+        return self.reason is not None
+
+    @cached_property
+    def ranks(self) -> RankInterval | None:
+        """The ranks that it can have; None for a provisional row."""
+        return None if self.provisional else self.ranking.ranks_of(self.row)
+
+    @property
+    def among(self) -> int:
+        """How many rows it is ranked among, itself included; 0 for a provisional row."""
+        family = self.ranking.family
+        return 0 if self.provisional else len(family) + (self.row not in family)
 
     @property
     def top(self) -> bool:
@@ -391,20 +401,20 @@ class Ranking:
     @cached_property
     def _ranks(self) -> dict[SeedAggregate, RankInterval]:
         """The ranks of the family."""
-        return dict(zip(self.family, self._intervals(self.family, self.seeds), strict=True))
+        return dict(zip(self.family, rank_intervals(*self._measured(self.family, self.seeds)), strict=True))
+
+    def ranks_of(self, row: SeedAggregate) -> RankInterval:
+        """Return the ranks that a row can have, one of the family or one that is ranked in the family plus itself."""
+        if row in self.family:
+            return self._ranks[row]
+        return rank_intervals(*self._measured([*self.family, row], self.common(row, row)))[-1]
 
     def _place(self, row: SeedAggregate) -> Ranked:
-        ranks, among = None, 0
-        if row in self._ranks:
-            ranks, among = self._ranks[row], len(self.family)
-        elif self._is_guest(row):
-            *_, ranks = self._intervals([*self.family, row], self.common(row, row))
-            among = len(self.family) + 1
-        level, reason = self.level(row), self._reason(row) or ""
+        level, reason = self.level(row), self._reason(row)
         if row is self.best:
-            return Ranked(row, ranks, among, reason, None, len(self.seeds) or len(row.seeds), level)
+            return Ranked(row, self, reason, None, len(self.seeds) or len(row.seeds), level)
         gap = self.difference(row, self.best)
-        return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level)
+        return Ranked(row, self, reason, gap, len(self.common(row, self.best)), level)
 
     def _is_guest(self, row: SeedAggregate) -> bool:
         """Return whether a row that is not of the family is ranked with it."""
@@ -442,9 +452,6 @@ class Ranking:
             means = np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together])
             self._priors[together] = fit_prior(means, _fixed(together))
         return self._priors[together]
-
-    def _intervals(self, rows: Sequence[SeedAggregate], seeds: Sequence[int]) -> list[RankInterval]:
-        return rank_intervals(*self._measured(rows, seeds)) if rows else []
 
     def _measured(self, rows: Sequence[SeedAggregate], seeds: Sequence[int]) -> tuple[_BySeed, np.ndarray, np.ndarray]:
         """Return the arguments of :func:`rank_intervals`."""

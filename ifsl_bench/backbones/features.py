@@ -20,13 +20,13 @@ from ifsl_bench.backbones.device import whole_float32
 from ifsl_bench.backbones.pretrained import Pretrained
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, mark_used, quarantine, sha256_file, sha256_json
 from ifsl_bench.utils.locks import atomic_folder, get_or_create, locked
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.seeds import seed_of
 from ifsl_bench.utils.serialization import create_array, open_array, read_checksummed, write_checksummed
 
 BATCH = 256

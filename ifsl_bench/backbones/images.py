@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ifsl_bench.backbones.device import free_memory
 from ifsl_bench.data.pools import Pool
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import DataSpec, Pretraining
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.seeds import seed_of
 
 SHARE = 0.5  # of a device's free memory that the images may take; the rest is for what the network computes
 BLOCK = 8192  # images that are copied at once, where the whole pool goes to a device

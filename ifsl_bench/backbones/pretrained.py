@@ -17,12 +17,12 @@ from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin, is_
 from ifsl_bench.backbones.images import Normalise
 from ifsl_bench.backbones.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head
 from ifsl_bench.data.pools import Dataset
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import CENTRED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.seeds import seed_of
 from ifsl_bench.utils.serialization import check_kinds
 
 HeadKind = Literal["linear", "cosine"]

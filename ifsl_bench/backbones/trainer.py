@@ -32,12 +32,12 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.backbones.weights import install_packaged
 from ifsl_bench.data.pools import Dataset, Pool
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import RATE, Reporter
-from ifsl_bench.utils.seeds import seed_of
 
 ROUNDED = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
 LOG_EVERY = 10  # steps from one look at the loss to the next, since a look waits for the device

@@ -120,7 +120,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     protocol it follows.
     """
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
-    from ifsl_bench.plugin.display_names import printed_alone, rows
+    from ifsl_bench.plugin.display_names import PRINTED_ALONE, rows
     from ifsl_bench.plugin.registry import METHODS, all_shorthands, names_file
     from ifsl_bench.plugin.registry import names as registered
     from ifsl_bench.protocols.tasks.task_files import find, is_plain, own, packaged
@@ -129,7 +129,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
 
     folders, keys = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:
-        if name in [*rows(), *printed_alone(), *registered(METHODS)] or names_file(name):
+        if name in [*rows(), *PRINTED_ALONE, *registered(METHODS)] or names_file(name):
             keys.append(cite_method(name))
             continue
         tasks = {**packaged(), **own(folders)}

@@ -223,7 +223,6 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
         show_tables([task_table(board, full) for board in boards if not board.empty], style)
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
-    from ifsl_bench.reporting.comparison_tables import published_comparison_tables
     from ifsl_bench.reporting.notes import standings
 
     labels_of = {
@@ -246,9 +245,12 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
         for setting, of_setting in by_setting.items():
             for lines in standings(board.in_setting(setting), of_setting):
                 say("\n" + "\n".join(lines), style)
-    if beside := published_comparison_tables(boards):
-        click.echo()
-        show_tables(beside, style)
+    if printed := [board for board in boards if board.papers or board.task.variant_of]:
+        from ifsl_bench.reporting.comparison_tables import published_comparison_tables
+
+        if beside := published_comparison_tables(printed):
+            click.echo()
+            show_tables(beside, style)
 
 
 def tell(summary: RunSummary, jobs: int, lacking: Mapping[str, int]) -> int:

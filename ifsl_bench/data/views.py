@@ -20,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 
 from ifsl_bench.data.pools import SUPPORT, Dataset, Pool
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.seeds import seed_of
 
 BASE_POOLS = ("base/train", "base/val", "base/test")
 

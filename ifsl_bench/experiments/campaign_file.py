@@ -21,8 +21,7 @@ from ifsl_bench.experiments.run_config import MOST_JOBS, RunConfig
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks import task_files
 from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
-from ifsl_bench.protocols.tasks.training_options import Training
-from ifsl_bench.protocols.tasks.variants import KEYS, Change, make_change
+from ifsl_bench.protocols.tasks.variants import KEYS, Change, Training, make_change
 from ifsl_bench.store.result_folder import CLAIMS
 from ifsl_bench.utils.errors import UserError, is_printable, unknown
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate

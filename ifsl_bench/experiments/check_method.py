@@ -23,7 +23,7 @@ from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.tasks.contamination import SEEN, seen
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
-from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.protocols.tasks.variants import Training
 from ifsl_bench.store.check import CheckedFile, Unverified, check_result, verifying
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError

@@ -22,7 +22,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
-from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.protocols.tasks.variants import Training
 from ifsl_bench.store.schema import file_name
 from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths

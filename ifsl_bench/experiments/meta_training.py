@@ -31,13 +31,13 @@ from ifsl_bench.plugin.method import (
 )
 from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
 from ifsl_bench.protocols.loader import Batch
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import MetaTraining
-from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.protocols.tasks.variants import Training
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import quarantine
 from ifsl_bench.utils.progress import RATE, ProgressTask, Reporter
-from ifsl_bench.utils.seeds import seed_of
 from ifsl_bench.utils.threads import share, threads
 
 BLOCK = 64  # episodes whose features are gathered at once

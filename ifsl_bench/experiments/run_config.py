@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ifsl_bench.data.datasets import is_made_here, is_prepared
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_files import find, own, packaged
+from ifsl_bench.protocols.tasks.task_files import find, own, packaged, packaged_task
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split
 from ifsl_bench.utils.errors import MOST_LISTED, UserError, unknown
 from ifsl_bench.utils.files import Paths
@@ -39,7 +39,7 @@ class RunConfig:
         methods: names, globs and sets; a call may have classes too.
         tasks: names, globs and sets.
         options: of the methods, name -> value.
-        train: changes of meta-training, see :class:`ifsl_bench.protocols.tasks.training_options.Training`.
+        train: changes of meta-training, see :class:`ifsl_bench.protocols.tasks.variants.Training`.
         trials: how many settings of each method to choose from; 0 for the methods as published.
         seed: the first training seed.
         seeds: the number of seeds, or all of them.
@@ -168,12 +168,13 @@ def method_names(words: Iterable[str], warn: Warn) -> list[str]:
     """
     from ifsl_bench.store.published import published_sets
 
-    sets = published_sets()
     names: list[str] = []
     for name in words:
         if name == ALL:
             names += _usable(warn)
-        elif name in sets:
+        elif registry.owners(registry.METHODS, name):
+            names.append(name)
+        elif name in (sets := published_sets()):
             names += sets[name][0]
         elif is_glob(name) and not registry.names_file(name):
             names += _fitting(name, [*registry.names(registry.METHODS), *registry.all_shorthands()], "method")
@@ -207,7 +208,6 @@ def task_names(words: Iterable[str], home: Paths) -> list[str]:
     """
     from ifsl_bench.store.published import published_sets
 
-    sets = published_sets()
     expanded: list[str] = []
     for name in words:
         plain, change = split(name)
@@ -215,7 +215,9 @@ def task_names(words: Iterable[str], home: Paths) -> list[str]:
         file, _, inside = plain.rpartition(".toml:")
         if plain == ALL:
             names: Sequence[str] = [task.name for task in _tasks_here(home) if _has_data(task, home)]
-        elif plain in sets:
+        elif packaged_task(plain):
+            names = [plain]
+        elif plain in (sets := published_sets()):
             names = sets[plain][1]
         elif file and is_glob(inside):
             tasks = [task.name for task in find(f"{file}.toml", home=home)]

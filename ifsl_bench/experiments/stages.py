@@ -41,13 +41,13 @@ from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method, remade
 from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
 from ifsl_bench.utils.checkpoint import finished_info
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.seeds import seed_of
 
 
 class Stage(ABC):

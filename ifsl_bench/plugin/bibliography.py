@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import in_print, parse_label, rows
-from ifsl_bench.plugin.papers import Paper, papers
+from ifsl_bench.plugin.display_names import Paper, in_print, papers, parse_label, rows
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:

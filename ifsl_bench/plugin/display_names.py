@@ -1,7 +1,8 @@
-"""The suite's methods and the rows that they give in tables, read from their files without importing any of them.
+"""The suite's methods, the rows that they give in tables and their papers, read without importing any method.
 
 Each file of ``methods/`` holds classes with a literal ``name``, under which a class is registered, and a literal
-``display``: how papers print each row of the method, and what the row is in a few words.
+``display``: how papers print each row of the method, and what the row is in a few words. The papers of methods and of
+tasks are in the BibTeX files beside them.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
-
-from ifsl_bench.plugin.papers import papers
 
 LAZY = "lazy"  # the row of a model that never answers with a novel class: computed from other rows, no method
 
@@ -33,7 +33,8 @@ class DisplayName(NamedTuple):
     of: str = ""  # the method that has the row's name as a shorthand; "" for a method's own name
 
 
-PRINTED_ALONE = {"xtarnet": DisplayName("XtarNet", "a representation that adapts to each episode")}  # no code here
+# Rows that are known from papers alone: no method of the package gives them.
+PRINTED_ALONE = {"xtarnet": DisplayName("XtarNet", "a representation that adapts to each episode")}
 
 
 @lru_cache(maxsize=1)
@@ -60,6 +61,43 @@ def _literals(node: ast.ClassDef, names: tuple[str, ...]) -> dict[str, Any]:
     return found if len(found) == len(names) else {}
 
 
+@dataclass(frozen=True)
+class Paper:
+    """An entry of a bibliography."""
+
+    key: str
+    of: tuple[str, ...]  # the rows or data sets that it is to be cited for
+    bibtex: str  # the entry, without the field that says so
+
+    def field(self, name: str) -> str:
+        """Return a field's text without braces; "" if there is none."""
+        match = re.search(rf"^\s*{name}\s*=\s*{{(.*?)}},?$", self.bibtex, re.MULTILINE | re.DOTALL)
+        return re.sub(r"[{}]", "", " ".join(match[1].split())) if match else ""
+
+    @property
+    def short(self) -> str:
+        """Authors and year in a few words: "Qi et al. 2018"."""
+        names = [name.split(",")[0] for name in self.field("author").split(" and ")]
+        names = [re.sub(r"\\[\"'~^`]?", "", name) for name in names]
+        who = names[0] if len(names) == 1 else " and ".join(names) if len(names) == 2 else f"{names[0]} et al."
+        return f"{who} {self.field('year')}"
+
+
+@lru_cache(maxsize=2)
+def papers(folder: str) -> tuple[Paper, ...]:
+    """Return the papers of ``methods`` or ``tasks``, in the order of the file."""
+    text = (resources.files(f"ifsl_bench.{folder}") / "papers.bib").read_text(encoding="utf-8")
+    records = []
+    for entry in re.findall(r"^@.*?^}$", text, re.MULTILINE | re.DOTALL):
+        head = re.match(r"@\w+\{([^,\s]+),", entry)
+        of = re.search(r"^ *keywords *= *\{(.*?)\},?\n", entry, re.MULTILINE | re.DOTALL)
+        if head is None or of is None:
+            raise RuntimeError(f"{folder}/papers.bib: an entry without a key or keywords: {entry[:60]}")
+        names = tuple(name.strip() for name in of[1].split(","))
+        records.append(Paper(head[1], names, entry.replace(of[0], "")))
+    return tuple(records)
+
+
 @lru_cache(maxsize=1)
 def rows() -> Mapping[str, DisplayName]:
     """Return the rows of the suite's methods, by the names that ``--method`` takes, in the order of ``papers.bib``."""
@@ -70,11 +108,6 @@ def rows() -> Mapping[str, DisplayName]:
     }
     listed = dict.fromkeys(row for paper in papers("methods") for row in paper.of if row in named)
     return {row: named[row] for row in [*listed, *(row for row in named if row not in listed)]}
-
-
-def printed_alone() -> list[str]:
-    """Return the rows that are known from papers alone: no method of the package gives them."""
-    return list(PRINTED_ALONE)
 
 
 def in_print(name: str) -> str:

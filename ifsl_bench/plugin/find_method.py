@@ -17,11 +17,10 @@ from types import ModuleType
 from typing import Any
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.class_contract import check_method
-from ifsl_bench.plugin.display_names import LAZY, printed_alone
+from ifsl_bench.plugin.display_names import LAZY, PRINTED_ALONE
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, FROM, method_source, neighbours
-from ifsl_bench.plugin.options import defaults
+from ifsl_bench.plugin.options import check_method, defaults
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, unknown, where
 from ifsl_bench.utils.text_format import format_value
@@ -78,7 +77,7 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
         )
     path, _, wanted = reference.rpartition(".py:") if ".py:" in reference else (reference.removesuffix(".py"), "", "")
     if path == reference:  # no file
-        if reference in printed_alone() and not registry.owners(registry.METHODS, reference):
+        if reference in PRINTED_ALONE and not registry.owners(registry.METHODS, reference):
             raise UserError(
                 f"{reference} is known from the numbers that its paper prints; its method is not part of this package "
                 f"and cannot be run. The paper: ifsl-bench cite {reference}"

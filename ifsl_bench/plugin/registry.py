@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, EntryPoint, distribution, entry_poi
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.plugin.display_names import parse_label, rows, suite_methods
+from ifsl_bench.plugin.display_names import parse_label, suite_methods
 from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
 
 if TYPE_CHECKING:
@@ -50,20 +50,15 @@ def names(group: str) -> dict[str, EntryPoint]:
 @lru_cache(maxsize=8)  # every look-up would read the metadata of all packages again
 def _points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     found = [point for point in entry_points(group=group) if group != METHODS or package_of(point) != OWN]
-    if group == METHODS:
-        found += _suite_points()
+    if group == METHODS:  # the files of ``methods/`` declare those of the suite
+        suite = distribution(OWN)
+        for name, declared in suite_methods().items():
+            point = EntryPoint(name, declared.target, METHODS)
+            vars(point)["dist"] = suite  # as importlib.metadata does
+            found.append(point)
     points: dict[str, list[EntryPoint]] = {}
     for point in sorted(found, key=lambda p: (p.name, package_of(p))):
         points.setdefault(point.name, []).append(point)
-    return points
-
-
-def _suite_points() -> list[EntryPoint]:
-    """Return an entry point for each method of the suite, which the files of ``methods/`` declare."""
-    suite = distribution(OWN)
-    points = [EntryPoint(name, method.target, METHODS) for name, method in suite_methods().items()]
-    for point in points:
-        vars(point)["dist"] = suite  # as importlib.metadata does
     return points
 
 
@@ -173,7 +168,7 @@ def method(name: str) -> type[Method]:
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
-    from ifsl_bench.plugin.class_contract import check_method
+    from ifsl_bench.plugin.options import check_method
 
     kind: type[Method] = get(METHODS, "method", name)
     check_method(kind, f"method {name!r} is {kind!r}, which")
@@ -244,8 +239,8 @@ Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, an
 
 def shorthands_called(name: str) -> list[Shorthand]:
     """Return the shorthands of that name; of the suite's methods only the one that has it is loaded."""
-    own = rows()[name].of if name in rows() else ""
-    points = [point for point in names(METHODS).values() if point.name == own or package_of(point) != OWN]
+    suite = suite_methods()
+    points = [p for p in names(METHODS).values() if package_of(p) != OWN or name in suite[p.name].display]
     return [shorthand for called, shorthand in _shorthands(points) if called == name]
 
 

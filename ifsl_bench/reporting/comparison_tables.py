@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, names_of
-from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, p_value, verdict
+from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, verdict
 from ifsl_bench.analysis.published_comparison import OUTSIDE, PublishedPair, order_agreement, pairs_of
 from ifsl_bench.analysis.ranking import Difference
 from ifsl_bench.analysis.session_variance import (
@@ -24,7 +24,7 @@ from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.utils.text_format import seeds_in_words
+from ifsl_bench.utils.text_format import format_p_value, seeds_in_words
 
 
 def comparison_table(comparison: Comparison) -> Table[str]:
@@ -62,7 +62,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
     columns: list[Column[str]] = [
         metric_names(comparison.protocol),
         Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
-        Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
+        Column("p", lambda name: format_p_value(main(name).p).removeprefix("= ")),
         Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
         Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
         Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),

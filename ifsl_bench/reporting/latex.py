@@ -10,7 +10,7 @@ from ifsl_bench.analysis.aggregate import COMPUTED, STORED, having
 from ifsl_bench.analysis.ranking import Ranking, setting_of
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import printed
-from ifsl_bench.plugin.papers import Paper, papers
+from ifsl_bench.plugin.display_names import Paper, papers
 from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split

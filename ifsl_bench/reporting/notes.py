@@ -15,7 +15,6 @@ from ifsl_bench.analysis.aggregate import (
     names_of,
     solve_notes,
 )
-from ifsl_bench.analysis.comparison import p_value
 from ifsl_bench.analysis.ranking import Difference, Ranking
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owners
@@ -23,7 +22,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import numbers_in_words, seeds_in_words
+from ifsl_bench.utils.text_format import format_p_value, numbers_in_words, seeds_in_words
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
 OF_SESSIONS = {  # column -> what it is
@@ -202,7 +201,7 @@ def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
         notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
     reasons: dict[str, list[str]] = {}
     for place in places:
-        if place.provisional:
+        if place.reason:
             reasons.setdefault(place.reason, []).append(place.row.full_name)
 
     def which(rows: list[str]) -> str:
@@ -231,7 +230,7 @@ def standings(board: TaskResults, labels: Sequence[str]) -> list[list[str]]:
     """
     reasons = {place.reason for place in board.ranking.places}
     if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
-        reason = reasons.pop()
+        reason = str(reasons.pop())
         needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
         return [
             [
@@ -299,4 +298,6 @@ def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> st
         over += "; the two have no seed in common"
     if math.isnan(gap.interval):
         return f"{row.full_name} with {level}: {gap.mean:+.2f} points on one {mine.units.removesuffix('s')}"
-    return f"{row.full_name} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, {over}"
+    return (
+        f"{row.full_name} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {format_p_value(gap.p)}, {over}"
+    )

@@ -1,7 +1,8 @@
-"""Lists and settings in words."""
+"""Lists, settings and p-values as text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -42,3 +43,10 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def format_p_value(value: float) -> str:
+    """Format a p-value as in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has checked."""
+    if math.isnan(value):
+        return "unknown"
+    return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"

@@ -11,12 +11,13 @@ from scipy import stats
 
 from ifsl_bench.analysis import task_results as boards
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import compare, p_value, verdict
+from ifsl_bench.analysis.comparison import compare, verdict
 from ifsl_bench.analysis.ranking import Ranking, RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.store.schema import write
+from ifsl_bench.utils.text_format import format_p_value
 from tests.store.result_fields import DIGITS, accuracies, document, leaderboard, ranks, row
 
 
@@ -30,7 +31,7 @@ def test_a_comparison_says_what_its_interval_says():
             ahead, behind = ("a (yours)", "b (yours)") if gap.mean > 0 else ("b (yours)", "a (yours)")
             claim = (f"{ahead} has a significantly higher Acc. than {behind}" if abs(gap.mean) > gap.interval
                     else "Acc. does not tell a (yours) and b (yours) apart")  # fmt: skip
-            assert verdict(comparison).startswith(f"{claim} (p {p_value(gap.p)}")
+            assert verdict(comparison).startswith(f"{claim} (p {format_p_value(gap.p)}")
             assert verdict(comparison).endswith("over episodes and 3 seeds)." if seeds == 3 else
                                            "a claim about methods needs --seeds 3 or more.")  # fmt: skip
     assert verdict(compare(a, a)) == "a (yours) and a (yours) have the same accuracy in every episode."

@@ -24,7 +24,7 @@ from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
-from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.protocols.tasks.variants import Training
 from ifsl_bench.utils.progress import Reporter
 
 D = 512

@@ -25,7 +25,7 @@ from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.training_options import Training
+from ifsl_bench.protocols.tasks.variants import Training
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import LogReporter
 

@@ -10,8 +10,7 @@ import pytest
 from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, printed
-from ifsl_bench.plugin.display_names import printed_alone, rows, suite_methods
-from ifsl_bench.plugin.papers import papers
+from ifsl_bench.plugin.display_names import PRINTED_ALONE, papers, rows, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.page.references import citation_of_paper
 from ifsl_bench.store.published import titles
@@ -53,7 +52,7 @@ def test_no_row_is_of_a_method_that_there_is_not():
     assert set(rows()) == own_rows
     shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
     assert {name: row.of for name, row in rows().items() if row.of} == shorthands
-    assert {name for paper in papers("methods") for name in paper.of} == own_rows | set(printed_alone())
+    assert {name for paper in papers("methods") for name in paper.of} == own_rows | set(PRINTED_ALONE)
 
 
 def test_rows_of_papers_alone(call):
@@ -61,7 +60,7 @@ def test_rows_of_papers_alone(call):
     for source in set(titles()) - {"d-fscil"}:  # of which a table alone is known
         assert citation_of_paper(source).bibtex, source
     assert citation_of_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
-    assert printed_alone() == ["xtarnet"]
+    assert list(PRINTED_ALONE) == ["xtarnet"]
     assert printed("xtarnet") == "XtarNet"
     status, out, _ = call("cite", "xtarnet")
     assert (status, out.count("@")) == (0, 1)
@@ -73,7 +72,7 @@ def test_rows_of_papers_alone(call):
 
 
 def test_sources_of_published_rows_are_cited(call):
-    others = {*rows(), *printed_alone(), *registry.names(registry.METHODS), *packaged()}
+    others = {*rows(), *PRINTED_ALONE, *registry.names(registry.METHODS), *packaged()}
     assert not others & set(titles()), "one would hide the other"
 
     def words(text):

@@ -13,10 +13,9 @@ from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import at_edge, points
 from ifsl_bench.experiments.trained_models import Solves
-from ifsl_bench.plugin.class_contract import check_method
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Prediction
-from ifsl_bench.plugin.options import space_of
+from ifsl_bench.plugin.options import check_method, space_of
 from ifsl_bench.protocols.loader import Evaluated
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.utils.errors import UserError

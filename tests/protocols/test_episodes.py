@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.sampling.draws import ClassDraws, stream_key
+from ifsl_bench.protocols.sampling.draws import ClassDraws, seed_of, stream_key
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.seeds import seed_of
 
 MASK = (1 << 64) - 1
 SIZES_NOVEL = np.concatenate([[0], np.cumsum([13, 20, 11, 40, 17, 12, 30])])

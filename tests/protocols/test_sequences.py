@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.seeds import seed_of
 from tests.protocols.test_episodes import shuffle_head, words
 
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifsl_bench.utils.seeds import seed_of
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -28,6 +26,12 @@ OF_CLASSES = 1  # the purpose of the words that choose classes
 MOST_STEPS = 1 << 27  # some seconds of drawing; a text of more is refused
 _PAIRS = 1 << 24  # of draws that are compared at once
 _TEXT = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
+
+
+def seed_of(*parts: str | int) -> int:
+    """Return a seed in 0..2^63-1 for a purpose, as ``seed_of("order", seed, epoch)``; there is no hidden state."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def stream_key(*stream: str | int, of: str = "episodes") -> int:

@@ -126,14 +126,26 @@ def parse(text: str, where: str) -> list[Task]:
 
 
 @lru_cache(maxsize=1)
+def _packaged_files() -> dict[str, TaskFile | _VariantFile]:
+    paths = [path for path in resources.files("ifsl_bench.tasks").iterdir() if path.name.endswith(".toml")]
+    texts = {f"tasks/{path.name}": path.read_text(encoding="utf-8") for path in sorted(paths, key=lambda p: p.name)}
+    return {where: _read(text, where) for where, text in texts.items()}
+
+
+def packaged_task(name: str) -> Task | None:
+    """Return the task of that name that comes with the package; None where there is none."""
+    for where, file in _packaged_files().items():
+        if isinstance(file, TaskFile) and name in file.tasks:
+            return _tasks(file, where)[name]
+    return packaged().get(name)  # which makes the variants
+
+
+@lru_cache(maxsize=1)
 def packaged() -> dict[str, Task]:
     """Return the tasks that come with the package, by name."""
-    texts = {f.name: f.read_text(encoding="utf-8") for f in resources.files("ifsl_bench.tasks").iterdir()
-             if f.name.endswith(".toml")}  # fmt: skip
-    files = {f"tasks/{name}": _read(texts[name], f"tasks/{name}") for name in sorted(texts)}
     tasks: dict[str, Task] = {}
     for derive in (False, True):  # variants once all other tasks are known
-        for where, file in files.items():
+        for where, file in _packaged_files().items():
             new_tasks = _variants(file, where, tasks) if derive else _tasks(file, where)
             if twice := sorted(new_tasks.keys() & tasks.keys()):
                 raise UserError(f"{where}: task {twice[0]!r} is defined twice")
@@ -159,7 +171,7 @@ def own(home: Paths) -> dict[str, Task]:
 
 def _check_free(task: Task, where: str) -> None:
     """Raise :class:`UserError` for a task of one's own with the name of another one that comes with the package."""
-    namesake = packaged().get(task.name)
+    namesake = packaged_task(task.name)
     if namesake is not None and namesake != task:
         raise UserError(
             f"{where}: task {task.name!r} is also one that comes with ifsl_bench (data set {namesake.dataset.name}); "
@@ -179,9 +191,12 @@ def find(name: str, change: Change | None = None, home: Paths | None = None) -> 
         UserError: no such task or file, and a name like it is suggested; or an impossible change.
     """
     plain, whole = merged(name, change or Change())
-    tasks = [changed(task, whole) for task in _named(plain, home)]
+    tasks = _named(plain, home)
+    if not whole.parts():
+        return tasks
+    tasks = [changed(task, whole) for task in tasks]
     for task in tasks:
-        check_task(task, "with these changes" if whole.parts() else "packaged")
+        check_task(task, "with these changes")
     return tasks
 
 
@@ -224,8 +239,8 @@ def _named(name: str, home: Paths | None) -> list[Task]:
         if chosen and chosen not in tasks:
             raise unknown("task", chosen, tasks, where=f"in {path}")
         return [tasks[chosen]] if chosen else list(tasks.values())
-    if name in packaged():
-        return [packaged()[name]]
+    if with_package := packaged_task(name):
+        return [with_package]
     by_name = {**packaged(), **own(home or Paths.locate())}
     if name not in by_name:
         raise unknown("task", name, by_name, see=ALL)

@@ -10,8 +10,7 @@ from importlib.util import find_spec
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method
-from ifsl_bench.plugin.display_names import printed_alone, rows
-from ifsl_bench.plugin.papers import papers
+from ifsl_bench.plugin.display_names import PRINTED_ALONE, papers, rows
 from ifsl_bench.reporting.plot_styles import method_of
 from ifsl_bench.store.published import bibtex, titles
 from ifsl_bench.utils.errors import UserError
@@ -53,7 +52,7 @@ def _bibtex(name: str) -> str:
 
     Results may name any file as their method's; none is run for a page.
     """
-    if name not in [*rows(), *printed_alone()] and not registry.owners(registry.METHODS, name):
+    if name not in [*rows(), *PRINTED_ALONE] and not registry.owners(registry.METHODS, name):
         return ""
     try:
         return cite_method(name)
