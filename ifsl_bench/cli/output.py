@@ -82,7 +82,11 @@ def say(text: str = "", style: str = TEXT) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    from ifsl_bench.reporting.terminal import LEAST
+
+    console = Console()
+    console.width = max(LEAST, console.width)
+    return console
 
 
 def document(text: str, style: str = TEXT) -> None:

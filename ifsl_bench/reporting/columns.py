@@ -164,7 +164,7 @@ def task_columns(
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
         *([Column(fields=_comparable_fields), RANK] if ranked else []),
-        Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18),
+        Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=14),
         *metrics,
         *([Column("to the best", _to_best, drop=5)] if ranked else []),
         *([STATE] if protocol.learns_sessions else []),

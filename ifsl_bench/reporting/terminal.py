@@ -1,19 +1,21 @@
-"""Tables and text laid out for the width of a terminal; :func:`ifsl_bench.reporting.render.render` writes for a pipe.
+"""Tables and paragraphs for the width of a terminal, by rich; :mod:`ifsl_bench.reporting.render` writes for a pipe.
 
-Texts are folded at spaces and, in a method's label, before an option; a number stays on its line, with its +- and its
-unit. Where folding is not enough, columns are left out, those first that say the least (:attr:`Column.drop`), and a
-line says which; a table that is to be whole has its columns in several blocks instead.
+A column of text is folded; a number stays on its line, with its ±. Where folding is not enough, columns are left out in
+the order of :attr:`Column.drop`, and a line below lists them; a table that is to be whole has several blocks instead.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from rich.box import Box
 from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table as Grid
 from rich.text import Text
 
 from ifsl_bench.reporting.table import Cell, Table
@@ -21,150 +23,23 @@ from ifsl_bench.utils.errors import one_line
 
 LEAST = 80  # columns of a terminal; a narrower one gets lines of this width
 GAP = 2  # spaces between columns
-TELLING = 6  # the highest `drop` of columns for whose sake long words of others, as labels have, are broken
-LONG = 24  # columns of a word that makes a column wider; longer ones are broken
-MINE = "bold cyan"  # the look of a row of the user's own
-# Between these two a line never ends: a number and its unit, +- or sign of comparison.
+MINE = "bold cyan"  # the style of a row of the user's own
+RULE = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)  # a line below the headings
+# Between these two a line never ends: a number and its unit, ± or sign of comparison.
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
-# Where a long word may end: before an option, behind a stroke or a hyphen, at a space that is glued.
-PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/:,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")
-VALUE = re.compile(r"(?<=\w)(?==)")  # where an option may end that is too long: before its value
-JOINED = "\xa0"  # stands for a space at which no line ends where there is room
+GLUE = "\ue000"  # stands for such a space while lines are folded; of private use, so that no text has it
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """A column with its heading and cells, and how wide it is."""
+class _ShownColumn:
+    """A column with its cells, its width where there is room, and the width below which it cannot be."""
 
     heading: str
-    cells: list[Cell]
+    cells: Sequence[Cell]
     fold: int
     drop: int
-    natural: int
+    widest: int
     least: int
-
-    @property
-    def texts(self) -> list[str]:
-        return [self.heading, *(cell.text for cell in self.cells)]
-
-
-def fold(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Return a text as lines of at most ``width`` columns, all but the first indented.
-
-    Its own indentation is kept. A word that is too long ends before an option or behind a slash, and only where it has
-    none of these before a value or anywhere else. (The standard library's textwrap counts characters, not columns.)
-
-    Args:
-        text: the text.
-        width: columns of a line.
-        hanging: columns that all lines but the first are indented by.
-    """
-    start = len(text) - len(text.lstrip(" "))
-    lines: list[str] = []
-    line, empty = " " * start, True
-    for word in GLUED.sub(JOINED, text.strip(" ")).split(" "):
-        gap = "" if empty else " "
-        if cell_len(line + gap + word) <= width:
-            line, empty = line + gap + word, False
-            continue
-        if not empty and cell_len(line + gap) <= start + hanging:  # the name alone, which a long word follows
-            line += gap
-        elif not empty:
-            lines.append(line)
-            line = " " * (start + hanging)
-        *full, rest = _broken(word, width - cell_len(line))
-        for part in full:
-            lines.append(line + part)
-            line = " " * (start + hanging)
-        line, empty = line + rest, False
-    return [folded.replace(JOINED, " ").rstrip() for folded in [*lines, line]]
-
-
-def _broken(word: str, width: int) -> list[str]:
-    """Return a word in parts of at most ``width`` columns."""
-    if cell_len(word) <= width:
-        return [word]
-    parts, part = [], ""
-    pieces = [p for piece in PIECES.split(word) for p in (VALUE.split(piece) if cell_len(piece) > width else [piece])]
-    for piece in pieces:
-        if part and cell_len(part + piece) > width:
-            parts.append(part)
-            part = ""
-        part = part + piece if part else piece.lstrip(JOINED)
-        while cell_len(part) > width:
-            cut = next(i for i in range(len(part), 0, -1) if cell_len(part[:i]) <= width or i == 1)
-            parts.append(part[:cut])
-            part = part[cut:]
-    return [*parts, part] if part else parts
-
-
-def _widest(texts: Iterable[str], pieces: bool = False) -> int:
-    """Return the widest of what a line never ends in; with ``pieces``, of what folding keeps whole."""
-    words = (word for text in texts for word in GLUED.sub(JOINED, text).split(" "))
-    return max((cell_len(part) for word in words for part in (PIECES.split(word) if pieces else [word])), default=0)
-
-
-def _columns(table: Table[Any]) -> list[_Shown]:
-    rows = table.cells()
-    shown = []
-    for place, column in enumerate(column for column in table.columns if column.heading is not None):
-        heading = one_line(str(column.heading))
-        cells = [Cell(one_line(row[place].text), row[place].bold) for row in rows]
-        texts = [cell.text for cell in cells]
-        natural, least = max(map(cell_len, (heading, *texts))), max(_widest([heading]), *map(cell_len, ("", *texts)))
-        if column.fold:
-            least = min(natural, max(column.fold, min(LONG, _widest(texts, pieces=True)), _widest([heading])))
-        if not rows or any(texts):  # not what is empty throughout
-            shown.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
-    return shown
-
-
-def _needed(columns: Sequence[_Shown]) -> int:
-    return sum(column.least for column in columns) + GAP * (len(columns) - 1)
-
-
-def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]]:
-    """Return the columns that there is room for, and the headings of the others."""
-    shown = list(columns)
-    while _needed(shown) > width and (candidates := [c for c in shown if c.drop]):
-        first = max(column.drop for column in candidates)
-        tight = [replace(c, least=min(c.least, c.fold, _widest(c.texts, True))) if c.fold else c for c in shown]
-        if first <= TELLING and tight != shown:
-            shown = tight
-            continue
-        shown = [column for column in shown if column.drop != first]
-    there = {column.heading for column in shown}
-    return shown, [column.heading for column in columns if column.heading not in there]
-
-
-def _widths(columns: Sequence[_Shown], width: int) -> list[int]:
-    """Return the width of each column: its cells' width, or folded where there is no room for that."""
-    room = width - GAP * (len(columns) - 1)
-    widths = [column.least for column in columns]
-    while sum(widths) < room:
-        short = [i for i, column in enumerate(columns) if widths[i] < column.natural]
-        if not short:
-            break
-        place = max(short, key=lambda i: columns[i].natural - widths[i])
-        widths[place] += 1
-    while sum(widths) > room:  # nothing more can go: texts are folded further
-        place = max((i for i, c in enumerate(columns) if c.fold), key=lambda i: widths[i], default=-1)
-        if place < 0 or widths[place] <= 8:
-            break
-        widths[place] -= 1
-    return widths
-
-
-def _blocks(columns: list[_Shown], width: int) -> list[list[_Shown]]:
-    """Return all columns, in as many blocks as they need, the ones that name a row first in each."""
-    names = [column for column in columns if not column.drop and column.fold][:1]
-    rest = [column for column in columns if column not in names]
-    blocks: list[list[_Shown]] = []
-    for column in rest:
-        if not blocks or _needed([*blocks[-1], column]) > width:
-            blocks.append(list(names))
-        blocks[-1].append(column)
-    return blocks or [list(names)]
 
 
 def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = "") -> None:
@@ -175,70 +50,107 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
         console: the terminal.
         closing: a line below all tables.
     """
-    width = max(LEAST, console.width)
-    gone: dict[str, None] = {}
-    blank = Text()
+    left_out: dict[str, None] = {}
     for number, table in enumerate(tables):
-        above = [(table.title, "bold"), (table.lead, "")]
-        lines = [Text(line, look) for text, look in above if text for line in fold(one_line(text), width)]
-        lines = [*([blank] if number else []), *lines, *([blank] if lines else [])]
+        if number:
+            console.print()
+        for line, style in ((table.title, "bold"), (table.lead, "")):
+            if line:
+                print_text(line, console, style)
+        if table.title or table.lead:
+            console.print()
         columns = _columns(table)
-        if table.whole and _needed(columns) > width:
-            blocks = _blocks(columns, width)
-        else:
-            shown, left_out = _fitting(columns, width)
-            blocks = [shown]
-            gone |= dict.fromkeys(left_out)
+        blocks = [columns]
+        if _width(columns) > console.width:
+            blocks = _blocks(columns, console.width) if table.whole else [_fitting(columns, console.width)]
+            shown = {column.heading for block in blocks for column in block}
+            left_out |= {column.heading: None for column in columns if column.heading not in shown}
         for place, block in enumerate(blocks):
-            lines += [*([blank] if place else []), *_grid(block, table, _widths(block, width))]
-        for line in (*lines, *([blank] if table.notes else [])):
-            _line(console, line)
+            if place:
+                console.print()
+            _print_grid(table, block, console)
+        if table.notes:
+            console.print()
         for note in table.notes:
             print_text(note, console)
-    no_room = f"No room for: {', '.join(gone)}. A wider terminal, a pipe and --format json have every column."
-    for text, look in ((no_room if gone else "", "dim"), (closing, "")):
-        if text:
-            _line(console, blank)
-            print_text(text, console, look)
-
-
-def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -> Iterable[Text]:
-    heads = [fold(column.heading, width) for column, width in zip(columns, widths, strict=True)]
-    yield from _lines(heads, widths, ["bold"] * len(columns))
-    yield Text((" " * GAP).join("-" * width for width in widths))
-    for place, row in enumerate(table.rows):
-        mine = MINE if table.mine(row) else ""
-        cells = [column.cells[place] for column in columns]
-        folded = [fold(cell.text, width, 0) for cell, width in zip(cells, widths, strict=True)]
-        yield from _lines(folded, widths, ["bold" if cell.bold else mine for cell in cells], mine)
-
-
-def _lines(
-    cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[str], row: str = ""
-) -> Iterable[Text]:
-    for number in range(max(map(len, cells), default=0)):
-        text = Text(style=row)
-        for place, (cell, width, style) in enumerate(zip(cells, widths, styles, strict=True)):
-            piece = cell[number] if number < len(cell) else ""
-            text.append(piece, style)
-            text.append(" " * (width - cell_len(piece) + GAP) if place < len(cells) - 1 else "")
-        text.rstrip()
-        yield text
+    if left_out:
+        line = f"No room for: {', '.join(left_out)}. A wider terminal, a pipe and --format json have every column."
+        console.print()
+        print_text(line, console, "dim")
+    if closing:
+        console.print()
+        print_text(closing, console)
 
 
 def print_text(text: str, console: Console, style: str = "") -> None:
     """Print a paragraph, folded at the width of the terminal; what would steer it is written out.
+
+    Lines but the first have the indentation of the text; of a name, two spaces and a text, that of the latter.
 
     Args:
         text: the paragraph.
         console: the terminal.
         style: of rich.
     """
-    hanging = len(match[0]) if (match := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then its text
-    start = len(text) - len(text.lstrip(" "))
-    for line in fold(one_line(text), max(LEAST, console.width), max(0, hanging - start)):
-        _line(console, Text(line, style))
+    line = one_line(text)
+    match = re.match(r" *(?:\S+  +)?(?=\S)", line)
+    start = match.end() if match and match.end() <= console.width // 2 else 0
+    folded = Text(GLUED.sub(GLUE, line[start:])).wrap(console, console.width - start)
+    for place, part in enumerate(folded):
+        before = " " * start if place else line[:start]
+        console.print(Text(before + part.plain.rstrip().replace(GLUE, " "), style), soft_wrap=True, highlight=False)
 
 
-def _line(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+def _columns(table: Table[Any]) -> list[_ShownColumn]:
+    """Return the columns that readers see, without those that are empty throughout."""
+    rows = table.cells()
+    columns = []
+    for place, column in enumerate(column for column in table.columns if column.heading is not None):
+        cells = [Cell(one_line(row[place].text), row[place].bold) for row in rows]
+        if rows and not any(cell.text for cell in cells):
+            continue
+        widest = max((cell_len(cell.text) for cell in cells), default=0)
+        heading = one_line(str(column.heading))
+        least = max([min(widest, column.fold) if column.fold else widest, *map(cell_len, heading.split())])
+        widest = max(widest, cell_len(heading))
+        columns.append(_ShownColumn(heading, cells, column.fold, column.drop, widest, least))
+    return columns
+
+
+def _width(columns: Sequence[_ShownColumn]) -> int:
+    return sum(column.least for column in columns) + GAP * (len(columns) - 1)
+
+
+def _fitting(columns: Sequence[_ShownColumn], width: int) -> list[_ShownColumn]:
+    """Return the columns that there is room for; those with the highest ``drop`` go first."""
+    shown = list(columns)
+    while _width(shown) > width and any(column.drop for column in shown):
+        first = max(column.drop for column in shown)
+        shown = [column for column in shown if column.drop != first]
+    return shown
+
+
+def _blocks(columns: Sequence[_ShownColumn], width: int) -> list[list[_ShownColumn]]:
+    """Return all columns, in as many blocks as they need, the one that names a row first in each."""
+    names = [column for column in columns if column.fold and not column.drop][:1]
+    blocks: list[list[_ShownColumn]] = []
+    for column in columns:
+        if column in names:
+            continue
+        if not blocks or _width([*blocks[-1], column]) > width:
+            blocks.append([*names])
+        blocks[-1].append(column)
+    return blocks or [names]
+
+
+def _print_grid(table: Table[Any], columns: Sequence[_ShownColumn], console: Console) -> None:
+    grid = Grid(box=RULE, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
+    narrow = sum(column.widest + GAP for column in columns) - GAP > console.width
+    for column in columns:
+        heading = textwrap.fill(column.heading, max(1, column.least)) if narrow else column.heading
+        grid.add_column(Text(heading), no_wrap=not column.fold, overflow="fold")
+    for place, row in enumerate(table.rows):
+        cells = [column.cells[place] for column in columns]
+        texts = [Text(cell.text, style="bold" if cell.bold else "") for cell in cells]
+        grid.add_row(*texts, style=MINE if table.mine(row) else None)
+    console.print(grid, highlight=False)
