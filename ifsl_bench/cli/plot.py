@@ -75,7 +75,7 @@ OF_RESULTS = (
         callback=names,
         metavar="LABEL",
         shell_complete=complete_rows,
-        help="Only rows with these labels, comma-separated or repeated [methods without options of their own].",
+        help="Only rows with these labels, comma-separated or repeated [the best without own options].",
     ),
     click.option("--setting", metavar="NAME", help="Rows that are not tuned (paper), or tuned ones (tuned-12)."),
     WIDE,
@@ -201,8 +201,8 @@ KINDS: Mapping[str, FigureKind] = {
     "variance": FigureKind(
         """What rows in sessions depend on.
 
-        Shares of order, support set and training seed in the variance of a single value, of rows and of their
-        differences to the best, as in the command 'variance'.
+        Shares of order, support set and training seed in the variance of a single value, of rows and of the difference
+        of each to the next, as in the command 'variance'.
         """,
         ("glyphs-sessions --out variance.pdf", "glyphs-sessions --method teen,protonet --out x.pdf"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -35,6 +36,7 @@ from ifsl_bench.reporting.figures.style import (
     wrapped,
 )
 from ifsl_bench.reporting.plot_styles import style_of
+from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -414,6 +416,62 @@ def test_bars_of_variance_are_shares_of_the_command(letters, call):
             assert bars[f"{name} {at}"] == pytest.approx(100 * part / sum(parts.values()), abs=0.1)
         (text,) = (text.get_text() for text in figure.axes[0].texts if text.get_gid() == f"said {at}")
         assert text.startswith(f"sd {record['sd_single']:.2f}")
+
+
+@pytest.fixture(scope="module")
+def with_own_rows(tmp_path_factory) -> Path:
+    """Results of a user's own whose labels stored rows have, the best stored row among them."""
+    folder = tmp_path_factory.mktemp("own") / "glyphs-sessions"
+    folder.mkdir()
+    for path in (packaged_root() / "glyphs-sessions").glob("*.seed-*.json"):
+        if path.name.split(".seed-")[0] in ("upper-bound", "lwof"):
+            shutil.copy(path, folder)
+    return folder.parent
+
+
+def drawn_of(kind: str, figure) -> list[str]:
+    """The names of the rows in a figure of sessions."""
+    if kind == "sessions":
+        return [name.removeprefix("mean of ") for name in lines(figure) if name.startswith("mean of ")]
+    return [axes.get_title() for axes in figure.axes if axes.get_title()]
+
+
+@pytest.mark.parametrize("kind", ["sessions", "forgetting"])
+def test_a_figure_of_many_rows_draws_those_that_can_be_told_apart(kind, with_own_rows):
+    drawing = getattr(ifsl_bench.plot, kind)("glyphs-sessions", results=with_own_rows)
+    drawn = drawn_of(kind, drawing.figure)
+    assert len(drawn) == len(set(drawn)) == 9
+    assert {"upper-bound", "lwof"} <= {*drawn}, "the user's own, the last of all rows too, and no row twice"
+    (note,) = (note for note in drawing.notes if note.startswith("left out"))
+    assert all(f"{label} (stored)" in note for label in ("upper-bound", "lwof"))
+    assert "ranpac" in note
+    named = getattr(ifsl_bench.plot, kind)("glyphs-sessions", results=with_own_rows, methods="lwof")
+    assert len(drawn_of(kind, named.figure)) == 2, "rows that are named are drawn"
+    assert not any(note.startswith("left out") for note in named.notes)
+
+
+def test_few_lazy_models_are_drawn_and_no_panel_stands_alone():
+    rows = ("upper-bound", "ncm", "castle", "imprint", "anil", "cec", "lwof")  # each with an A_0 of its own
+    board = rows_to_draw(load_board(find("glyphs-sessions")[0], Path("none")), rows)
+    figure, (note,) = sessions.curves(board)
+    (lazy,) = (line for line in figure.axes[0].lines if line.get_gid() == "lazy")
+    assert lazy.get_ydata()[0] == pytest.approx(max(row.after()[0].mean for row in board.rows))
+    assert note.startswith("lazy: the model with the highest A_0")
+    figure, _ = sessions.forgetting(board, wide=True)
+    tops = [axes.get_subplotspec().rowspan.start for axes in figure.axes if axes.get_title()]
+    assert (len(tops), tops.count(max(tops))) == (7, 3)
+
+
+def test_the_figure_of_variance_compares_neighbours(letters):
+    board = rows_to_draw(
+        load_board(find("glyphs-sessions")[0], Path("none")), ("teen", "lda", "protonet", "upper-bound")
+    )
+    figure, _ = sessions.variance(board)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    best_first = [place.row.label for place in board.places]
+    assert names == [*best_first, *(f"{a} \N{MINUS SIGN} {b}" for a, b in itertools.pairwise(best_first))]
+    chances = [text.get_text() for text in figure.axes[0].texts if "wrong" in text.get_text()]
+    assert any(int(text.split("wrong ")[1].rstrip("%")) > 10 for text in chances), "an order may be a matter of chance"
 
 
 @pytest.mark.parametrize("kind", ["sessions", "forgetting", "variance"])

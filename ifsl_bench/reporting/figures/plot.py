@@ -30,7 +30,7 @@ from ifsl_bench.reporting.figures import ranks as _ranks
 from ifsl_bench.reporting.figures import seeds as _seeds
 from ifsl_bench.reporting.figures import sessions as _sessions
 from ifsl_bench.reporting.figures import tradeoff as _tradeoff
-from ifsl_bench.reporting.figures.style import as_bytes, rows_to_draw, save
+from ifsl_bench.reporting.figures.style import as_bytes, few_rows, rows_to_draw, save
 from ifsl_bench.reporting.notebook import Folder, Names, listed
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -94,9 +94,24 @@ class Drawing:
 
 
 def _of_results(
-    name: str, draw: Callable[..., tuple[Figure, Sequence[str]]], about: str, named: bool = False, papers: bool = False
+    name: str,
+    draw: Callable[..., tuple[Figure, Sequence[str]]],
+    about: str,
+    *,
+    few: bool = False,
+    named: bool = False,
+    papers: bool = False,
 ) -> Callable[..., Drawing]:
-    """Return the function that draws the results of a task; ``named`` passes on whether the user named the rows."""
+    """Return the function that draws the results of a task.
+
+    Args:
+        name: of the function.
+        draw: draws the rows of a task.
+        about: the docstring.
+        few: draw no more rows than can be told apart, unless the user names them.
+        named: pass on to ``draw`` whether the user named the rows.
+        papers: draw published rows too.
+    """
 
     def figure(
         task: str,
@@ -108,7 +123,9 @@ def _of_results(
         results: Folder = None,
     ) -> Drawing:
         board = _board(task, methods, setting, home, results, papers)
-        return _drawing(draw(board, wide, **({"named": bool(methods)} if named else {})), board)
+        shown, left_out = few_rows(board) if few and not methods else (board, [])
+        drawn, notes = draw(shown, wide, **({"named": bool(methods)} if named else {}))
+        return _drawing((drawn, [*notes, *left_out]), board)
 
     figure.__name__, figure.__doc__ = name, about
     return figure
@@ -137,15 +154,21 @@ def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
 
 
 tradeoff = _of_results(
-    "tradeoff", _tradeoff.draw, "Base against novel accuracy, with the curves that one bias on all novel logits traces."
+    "tradeoff",
+    _tradeoff.draw,
+    "Base against novel accuracy, with the curves that one bias on all novel logits traces.",
+    few=True,
 )
 seeds = _of_results("seeds", _seeds.draw_seeds, "The accuracy of each training seed.")
-validation = _of_results("validation", _seeds.draw_validation, "Validation accuracy over the course of meta-training.")
+validation = _of_results(
+    "validation", _seeds.draw_validation, "Validation accuracy over the course of meta-training.", few=True
+)
 pairs = _of_results("pairs", _pairs.draw, "Paired differences of all rows, a heat map.", named=True)
 sessions = _of_results(
     "sessions",
     _sessions.curves,
     "The accuracy after each session, beside lazy models and published rows.",
+    few=True,
     named=True,
     papers=True,
 )
@@ -153,11 +176,13 @@ forgetting = _of_results(
     "forgetting",
     _sessions.forgetting,
     "The accuracy on each session's classes after each later session, a triangle for each row.",
+    few=True,
 )
 variance = _of_results(
     "variance",
     _sessions.variance,
-    "What rows in sessions, and their differences to the best, owe to orders, supports and seeds.",
+    "What rows in sessions, and the difference of each to the next, owe to orders, supports and seeds.",
+    few=True,
 )
 episode_pca = _of_episode(
     "episode_pca",

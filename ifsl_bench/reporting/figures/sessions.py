@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from ifsl_bench.analysis.session_variance import ONE, PARTS, splits_of_differenc
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.figures.style import (
+    COLUMN,
     DARK,
     FAINT,
+    PAGE,
     by_accuracy,
     grid,
     heights,
@@ -50,8 +53,9 @@ def require_sessions(board: TaskResults) -> None:
 def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Draw the accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
-    Dotted lines are the models with the rows' A_0 that never answer with a novel class. Published rows that were asked
-    for by name are dashed with hollow marks; else all are drawn, faint and dashed.
+    Dotted lines are the models with the rows' A_0 that never answer with a novel class; of more than two the highest,
+    unless rows were asked for by name. Published rows that were asked for by name are dashed with hollow marks; else
+    all are drawn, faint and dashed.
 
     Args:
         board: the results of the task.
@@ -62,7 +66,11 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
     rows, papers = by_accuracy(board), [paper for paper in board.papers if paper.sequence]
     names, looks = names_and_styles(rows)
     of_papers = line_styles([paper.label for paper in papers]) if named else []
-    lazy = [row for row, _ in lazy_rows(rows)]
+    lazy: list[SeedAggregate] = [row for row, _ in lazy_rows(rows)]
+    notes = []
+    if len(lazy) > 2 and not named:  # more of them lie on top of each other
+        lazy = [max(lazy, key=lambda row: row.after()[0].mean)]
+        notes = ["lazy: the model with the highest A_0 of these rows (--method draws that of each row)"]
     keys: dict[str, dict[str, Any]] = dict(zip(names, looks, strict=True))
     keys |= {
         f"{paper.label}, published": look | {"linestyle": "dashed", "fillstyle": "none", "markeredgewidth": 0.6}
@@ -94,7 +102,7 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in keys.values()], list(keys))
-    return figure, []
+    return figure, notes
 
 
 @styled()
@@ -110,10 +118,13 @@ def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
     """
     require_sessions(board)
     rows = by_accuracy(board)
-    across = min(len(rows), 3 if wide else 2)
+    # As many next to each other as fill the last line best: no panel stands alone where that can be helped.
+    across = max((3, 4, 2) if wide else (2, 3), key=lambda n: (len(rows) - 1) % n / n)
+    across = min(len(rows), across)
     triangles = [row.triangle() for row in rows]
     count, most = len(triangles[0]), max(float(np.nanmax(triangle)) for triangle in triangles)
-    figure, panels = new_panels(len(rows), across, 2.0 if wide else 1.6, wide, more=0.5)
+    each = 0.25 + 0.85 * (PAGE if wide else COLUMN) / across
+    figure, panels = new_panels(len(rows), across, each, wide, more=0.5)
     for place, (axes, triangle, name) in enumerate(zip(panels, triangles, names_of(rows), strict=True)):
         mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
         axes.set(title=plain_text(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
@@ -136,8 +147,8 @@ def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
 def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the shares of the variance of a single value that are due to order, support set and training seed.
 
-    Above rows, below their differences to the best one. At the right is the standard deviation of a single value, and
-    for a difference how likely a single one has the wrong sign.
+    Above are rows, the best first, below the difference of each to the next. At the right is the standard deviation of
+    a single value, and for a difference how likely a single one has the wrong sign.
 
     Args:
         board: the results of the task.
@@ -145,9 +156,11 @@ def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]
     """
     rows = splits_of_rows(board, "acc")
     names: dict[SeedAggregate, str] = dict(zip([row.a for row in rows], names_of([row.a for row in rows]), strict=True))
-    differences = [split for split in splits_of_differences(board, "acc") if split.a is rows[0].a]
+    neighbours = [(row.a, after.a) for row, after in itertools.pairwise(rows)]
+    differences = [split for split in splits_of_differences(board, "acc") if (split.a, split.b) in neighbours]
     splits = [*rows, *differences]
-    labels = [names[row.a] for row in rows] + [f"\N{MINUS SIGN} {names[d.b]}" for d in differences if d.b]
+    labels = [names[row.a] for row in rows]
+    labels += [f"{names[split.a]} \N{MINUS SIGN} {names[split.b]}" for split in differences if split.b]
     parts = [part for part in PARTS if any(part in split.parts for split in splits)]
     figure = new_figure(heights(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
@@ -164,7 +177,5 @@ def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]
     lines_of_rows(axes, [plain_text(label) for label in labels])
     axes.set_yticks(places, [plain_text(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
-    if differences:
-        axes.text(0, len(rows), plain_text(f"{names[rows[0].a]} minus"), va="center", color=DARK)
     legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
     return figure, [SAID]

@@ -34,6 +34,7 @@ from ifsl_bench.utils.files import check_out, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
+MOST_ROWS = 9  # of lines or panels that a reader can tell apart in one figure, as in the paper
 FAINT, DARK = "#B0B0B0", "#404040"  # guides, and their texts
 # Metadata that would say when or by which version a file was made.
 FORMATS: dict[str, dict[str, None]] = {
@@ -305,6 +306,21 @@ def rows_to_draw(
 def by_accuracy(board: TaskResults) -> list[SeedAggregate]:
     """Return the rows of a task, the best first, in the order of ``table --rank``."""
     return [place.row for place in board.places]
+
+
+def few_rows(board: TaskResults) -> tuple[TaskResults, list[str]]:
+    """Return the results with as many rows as can be told apart in one figure, and a note on the others.
+
+    The user's own rows come first, then the best of the stored ones, without those whose label a row of the user's has.
+    """
+    rows = by_accuracy(board)
+    own = [row for row in rows if row.origin != STORED]
+    own_labels = {row.label for row in own}
+    stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
+    chosen = [*own, *stored][:MOST_ROWS]
+    left_out = [name for name, row in zip(names_of(rows), rows, strict=True) if row not in chosen]
+    notes = [f"left out, so that rows can be told apart: {', '.join(left_out)} (--method names the rows to draw)"]
+    return replace(board, rows=tuple(row for row in board.rows if row in chosen)), notes if left_out else []
 
 
 def names_and_styles(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dict[str, Any]]]:

@@ -26,7 +26,6 @@ from ifsl_bench.utils.errors import UserError
 
 PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 LEVEL: dict[str, Any] = {"color": FAINT, "linewidth": 0.5, "zorder": 1, "scalex": False, "scaley": False}
-MANY = 9  # rows, as in the paper
 MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
 
 
@@ -74,10 +73,7 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     _equal_accuracy(axes, rows[0])
     _equal_harmonic_mean(axes)
     legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
-    if len(rows) <= MANY or wide:
-        return figure, []
-    note = "rows are close together in one column: --wide gives them room, --method"
-    return figure, [f"{len(rows)} {note} {rows[0].label},... draws some of them"]
+    return figure, []
 
 
 def _hollow(look: dict[str, Any]) -> dict[str, Any]:
