@@ -221,9 +221,15 @@ def _announce(about: BackboneInfo | None, task: Task, dataset: Dataset, reporter
 
 
 def _trained(
-    home: Paths, task: Task, dataset: Dataset, bare: Pretrained, kind: HeadKind, device: torch.device,
-    reporter: Reporter, place: str,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:  # fmt: skip
+    home: Paths,
+    task: Task,
+    dataset: Dataset,
+    bare: Pretrained,
+    kind: HeadKind,
+    device: torch.device,
+    reporter: Reporter,
+    place: str,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Fit the base classifier on base/train; return its tensors, with the mean if it is subtracted, and the record."""
     start, spec, pool = time.perf_counter(), task.pretraining, dataset.pool("base/train")
 

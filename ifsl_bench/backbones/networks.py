@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -344,14 +344,3 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
         classes: number K of classes.
     """
     return LinearHead(features, classes) if kind == "linear" else CosineHead(features, classes)
-
-
-@lru_cache
-def feature_count(backbone: str, shape: tuple[int, ...]) -> int:
-    """Return the number of features of a backbone.
-
-    Args:
-        backbone: its name.
-        shape: (H, W, C) of an image, or (D,) of a feature.
-    """
-    return make_backbone(backbone, shape).features

@@ -225,28 +225,31 @@ def packaged_weights() -> dict[str, Weights]:
     return weights
 
 
-def weights_to_use(home: Paths, key: str) -> str | None:
-    """Return the checksum of the weights that a run in this home begins with: those in the home, else in the package.
+def begins_with_others(home: Paths, key: str, sha256: str | None) -> bool:
+    """Return whether a run in a home begins with other weights than some: those in the home, else in the package.
+
+    Weights that have to be trained first may become the same; those of the package that are trained nevertheless do
+    not, nor does a head that was fitted on the features of other weights.
 
     Args:
-        home: where weights are kept.
+        home: where weights are stored.
         key: of the pretraining.
-
-    Returns:
-        None where they have to be trained first; "" where they come with the package and will be trained nevertheless,
-        and where those in the home are a head that was fitted on the features of other weights.
+        sha256: checksum of the weights to compare with.
     """
     path, there = packaged_file(key), pretrained_sha256(home, key)
-    head = finished_info(home.pretrained / key) if there is None else None
+    if there is not None:
+        return there != sha256
+    head = finished_info(home.pretrained / key)
     if head and "features_sha256" in head:
-        return None if weights_to_use(home, head["features"]) in (None, head["features_sha256"]) else ""
-    if there is not None or path is None:
-        return there
+        return begins_with_others(home, head["features"], head["features_sha256"])
+    if path is None:
+        return False
     if not is_offered(home, key):
-        return ""
-    with suppress(CorruptFile):
-        return read_metadata(path).sha256
-    return None
+        return True
+    try:
+        return read_metadata(path).sha256 != sha256
+    except CorruptFile:
+        return False
 
 
 def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:

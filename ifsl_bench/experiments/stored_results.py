@@ -43,7 +43,7 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
         home: the folders with results and cache.
     """
     # A run that repeats its results asks for none.
-    from ifsl_bench.backbones.weights import weights_to_use
+    from ifsl_bench.backbones.weights import begins_with_others
     from ifsl_bench.experiments.search import rounds_of
 
     path, searched = job.result_path(home), job.searched
@@ -55,7 +55,6 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
         return CachedResult(None, str(error), True)
     fingerprint = fingerprint_of(job.task.dataset, home)
     key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
-    weights = weights_to_use(home, key)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
     rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
     to_try = {candidate.name for candidates in rounds for candidate in candidates}
@@ -74,10 +73,7 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes), job.episodes),
         "backbone": (result.pretraining.get("key"), key),
-        "backbone's weights": (
-            result.pretraining.get("sha256"),
-            result.pretraining.get("sha256") if weights is None else weights,
-        ),
+        "backbone's weights": (begins_with_others(home, key, result.pretraining.get("sha256")), False),
     }
     changed = [name for name, (stored, now) in compared.items() if stored != now]
     changed += [] if job.has_made(result.provenance) else ["the method's code"]

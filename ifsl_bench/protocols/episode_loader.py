@@ -29,7 +29,7 @@ from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.loader import Batch, Evaluated, Evaluator, Loader
 from ifsl_bench.protocols.metrics import COUNTS, Counts
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
-from ifsl_bench.solvers import numba_backend as compiled
+from ifsl_bench.solvers import numba_backend
 
 
 def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:
@@ -122,7 +122,7 @@ class EpisodeLoader(Loader):
         support, query = self._views(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         # A kernel gathers in one pass, and gives the same batches.
-        places = None if compiled.kernels_loaded(self.novel.features) else self._places(drawn.query_novel)
+        places = None if numba_backend.kernels_loaded(self.novel.features) else self._places(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
@@ -156,15 +156,14 @@ class EpisodeLoader(Loader):
 
     def _by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
-        from ifsl_bench.solvers import numba_episodes as gathering
-        from ifsl_bench.solvers import numba_episodes as threads
+        from ifsl_bench.solvers import numba_episodes
 
         ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
         out = np.empty((*rows.shape, ours.shape[1]), np.float32)
         at, there = rows.contiguous().numpy(), np.empty(len(rows), np.bool_)
         # On this thread alone: it is the one that gathers ahead while others compute.
         second = np.ones(rows.shape, np.bool_) if novel is None else novel.contiguous().numpy()
-        threads.each(gathering.gather, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
+        numba_episodes.each(numba_episodes.gather, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
         if not there.all():
             raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
         return torch.from_numpy(out)
@@ -242,7 +241,11 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
     Raises:
         NonFinite: logits that are NaN or +inf.
     """
-    count = _by_kernel if compiled.kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
+    count = (
+        _by_kernel
+        if numba_backend.kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS
+        else _in_torch
+    )
     counts, statistics, margins, pairs, bad = count(prediction, batch, base_queries)
     check_numbers(name, int(bad.sum()), len(batch))
     by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
@@ -254,7 +257,7 @@ Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndar
 
 def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
     """Counts in one pass over the logits, see `ifsl_bench.solvers.numba_episodes`."""
-    from ifsl_bench.solvers import numba_episodes as counting
+    from ifsl_bench.solvers import numba_episodes
 
     inputs = (prediction.logits, batch.masked, batch.labels, batch.novel)
     logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)
@@ -264,9 +267,9 @@ def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Count
     counts, pairs = np.empty((4, episodes), np.int64), np.empty(episodes, np.int64)
     margins = (np.empty((episodes, size), np.float32) for size in (base_queries, queries - base_queries))
     both, bad = Margins(*margins), np.empty(episodes, np.bool_)
-    compiled.each(
-        counting.count, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad
-    )  # fmt: skip
+    numba_backend.each(
+        numba_episodes.count, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad
+    )
     return [*counts], to_host([*prediction.statistics.values()]), both, pairs, bad
 
 

@@ -44,7 +44,7 @@ def ridge_prior(rows: int, size: int, weight_decay: float, like: Tensor) -> Quad
         rows: of the centres 0, [rows, size].
         size: numbers in a row.
         weight_decay: the precision of each of them, [size].
-        like: a tensor of the type and device asked for.
+        like: a tensor of the same type, on the same device.
     """
     return QuadraticPrior(like.new_zeros(rows, size), like.new_full((size,), weight_decay))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import conjugate_gradient
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
-from ifsl_bench.solvers.tree import Tree, column, dot, pack, tensors, tree_map, unpack
+from ifsl_bench.solvers.tree import Tree, column, dot, fixed_draw, pack, tensors, tree_map, unpack
 
 
 class Space(Protocol):
@@ -183,8 +183,7 @@ def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         there, lower = below(double, z.double(), value.double())
         return there.to(z.dtype), lower
     hessian = space.curvature(z)
-    draw = torch.randn(z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    b = draw.to(z).expand_as(z)
+    b = fixed_draw(z.shape[1]).to(z).expand_as(z)
     _, _, saddle, d = conjugate_gradient(hessian, space.image, b, space.image(b), 1e-3, PRODUCTS)
     best, lowest = z, value
     if not bool(saddle.any()):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
-from ifsl_bench.solvers.softmax import (  # fmt: skip
+from ifsl_bench.solvers.softmax import (
     Regression,
     cross_entropy,
     floored,
@@ -148,16 +148,44 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
             best = torch.minimum(best, length)
             active = active & (idle < 3)
         return replace(
-            s, a=a, f=f, p=p, r=r, r_image=r_image, length=length, best=best, steps=s.steps + s.active, idle=idle,
-            converged=converged, active=active, count=s.count + 1,
-        )  # fmt: skip
+            s,
+            a=a,
+            f=f,
+            p=p,
+            r=r,
+            r_image=r_image,
+            length=length,
+            best=best,
+            steps=s.steps + s.active,
+            idle=idle,
+            converged=converged,
+            active=active,
+            count=s.count + 1,
+        )
 
     none = torch.zeros(episodes, dtype=torch.long, device=x.device)
     s = _State(
-        k, labels[:, None], hot, first, share, close, largest, k.new_tensor(16.0), k.new_tensor([1.0, 0.5, 0.0]),
-        torch.zeros_like(start), f, p, r, r_image, first, first,
-        none, none, converged, active,
-    )  # fmt: skip
+        k,
+        labels[:, None],
+        hot,
+        first,
+        share,
+        close,
+        largest,
+        k.new_tensor(16.0),
+        k.new_tensor([1.0, 0.5, 0.0]),
+        torch.zeros_like(start),
+        f,
+        p,
+        r,
+        r_image,
+        first,
+        first,
+        none,
+        none,
+        converged,
+        active,
+    )
     s = iterate(step, s, max_steps, lambda s: (s, s.active), lambda _: step, first=LOOK)
     v, norm, value, remainder, off = at(s.a, s.f[:, :-1], k, start, inverse_p, args)
     sound = (remainder <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)

@@ -173,9 +173,13 @@ class Converged:
     linear: LinearSolver = field(default_factory=ConjugateGradient)
 
     def solve(
-        self, learner: Learner, support: Rows, priors: Sequence[QuadraticPrior], start: Sequence[Tensor] = (),
+        self,
+        learner: Learner,
+        support: Rows,
+        priors: Sequence[QuadraticPrior],
+        start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> Solved:  # fmt: skip
+    ) -> Solved:
         args = learner.arguments(support, priors)
         solver = learner.solver(support[0].dtype, training)
         if training and not isinstance(self.linear, Neumann):  # a series is damped by more than it curves down there
@@ -198,9 +202,13 @@ class Unrolled:
     converge: bool = True
 
     def solve(
-        self, learner: Learner, support: Rows, priors: Sequence[QuadraticPrior], start: Sequence[Tensor] = (),
+        self,
+        learner: Learner,
+        support: Rows,
+        priors: Sequence[QuadraticPrior],
+        start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> Solved:  # fmt: skip
+    ) -> Solved:
         args, objective = learner.arguments(support, priors), learner.objective
         episodes = support[0].shape[0]
         v0 = learner.join([part.expand(episodes, -1, -1) for part in start])

@@ -18,21 +18,21 @@ from ifsl_bench.solvers.coordinates import Space, Whitened, below, coordinates
 from ifsl_bench.solvers.linear import check_options
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
-from ifsl_bench.solvers.tree import State, Tree, chosen, dot, iterate
+from ifsl_bench.solvers.tree import State, Tree, chosen, dot, fixed_draw, iterate
 
 
 @dataclass
 class History(State):
     """The latest pairs (s, y), differences of points and of gradients, oldest first.
 
-    All episodes write in the same turn; one whose step was not good writes zeros, which say nothing. The pairs are a
+    All episodes write in the same turn; one whose step was not good writes zeros, which have no effect. The pairs are a
     window that slides along a longer memory.
     """
 
     common: ClassVar = ("large", "size", "end")
 
     pairs: Tensor  # [E, 4m, 2, P]
-    scale: Tensor  # [E, 1] the inverse Hessian before the pairs have their say
+    scale: Tensor  # [E, 1] the inverse Hessian without any pairs
     noise: Tensor  # [E, 1] a pair with <s, y> below so much of <y, y> is rounding
     large: Tensor  # [] the curvature of a pair that plays no part
     size: int  # m
@@ -44,7 +44,7 @@ class History(State):
 
         Args:
             z: the points of the search, [E, P].
-            m: how many pairs are kept.
+            m: the number of pairs.
             unit: the unit of the inverse Hessian, [E].
         """
         noise = torch.finfo(z.dtype).eps * unit[:, None]
@@ -131,9 +131,15 @@ def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor)
 
 
 def weak_wolfe(
-    t: Tensor, low: Tensor, high: Tensor, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor,
+    t: Tensor,
+    low: Tensor,
+    high: Tensor,
+    value: Tensor,
+    slope: Tensor,
+    there: Tensor,
+    slope_there: Tensor,
     slack: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mark the good trial steps, and return the next ones and their brackets, by bisection and interpolation.
 
     A step of 0 stays one.
@@ -160,12 +166,11 @@ def weak_wolfe(
 
 def aside(z: Tensor) -> Tensor:
     """Return small steps [E, P] off z, the same for equal z: off a saddle."""
-    draw = torch.randn(z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z)
-    return 1e-3 * (1 + z.abs().amax(1, keepdim=True)) * draw
+    return 1e-3 * (1 + z.abs().amax(1, keepdim=True)) * fixed_draw(z.shape[1]).to(z)
 
 
 FIRST_LOOK, LOOK = 20, 10  # turns before the first look at how far the episodes have come, and between two
-LATE = 60  # turns after which few episodes are left, for whom twice as many pairs are kept
+LATE = 60  # turns after which few episodes are left, for which twice as many pairs are stored
 CAREFUL = 16  # turns with a line search that also goes further: what minimum is found is decided here
 
 
@@ -179,7 +184,7 @@ class LBFGS:
     small random step, and where there is still no gradient nothing has converged.
 
     Works in the objective's own coordinates where v0 is None and it has some. Where <z, z> / 2 in their metric is
-    the penalty, 1/2 |grad L|^2 <= gap L is asked as well, which bounds L - L* around a minimum: with a weak penalty the
+    the penalty, 1/2 |grad L|^2 <= gap L must hold too, which bounds L - L* around a minimum: with a weak penalty the
     first test shows little. What float32 cannot solve there is solved again in float64. An objective may offer a search
     of its own with the same rules, `Objective.search`.
 
@@ -315,12 +320,27 @@ def _begin(whole: Space, z: Tensor, m: int) -> _Search:
     active = (norm > 0) & value.isfinite()
     zero, count = torch.zeros_like(value), torch.zeros(len(z), dtype=torch.long, device=z.device)
     return _Search(
-        point=torch.cat([w, g], 1), value=value, norm=norm, d=-g, slope=-square, t=torch.where(active, t, zero),
-        low=zero, high=torch.full_like(zero, torch.inf), unit=unit, slack=rounding(value),
-        unity=zero.new_full((), 1.0), longer=zero.new_full((), 2.0), shorter=zero.new_full((), 0.25),
-        history=History.empty(w, m, unit), accepted=count, steps=count, goal=zero, late=count,
-        active=active, converged=count > 0,
-    )  # fmt: skip
+        point=torch.cat([w, g], 1),
+        value=value,
+        norm=norm,
+        d=-g,
+        slope=-square,
+        t=torch.where(active, t, zero),
+        low=zero,
+        high=torch.full_like(zero, torch.inf),
+        unit=unit,
+        slack=rounding(value),
+        unity=zero.new_full((), 1.0),
+        longer=zero.new_full((), 2.0),
+        shorter=zero.new_full((), 0.25),
+        history=History.empty(w, m, unit),
+        accepted=count,
+        steps=count,
+        goal=zero,
+        late=count,
+        active=active,
+        converged=count > 0,
+    )
 
 
 @dataclass(frozen=True)
@@ -345,7 +365,7 @@ class _Turn:
         g = point[:, size:]
         d, curved = s.history.direction(g, longer=s.turn >= LATE)
         if careful:
-            # Steps that had to be short stay short for a while: a saturating loss bends more than its past says.
+            # Steps that had to be short stay short for a while: a saturating loss bends more than it did before.
             # The very first is not short if it was one unit of its own: the first pair knows that unit.
             first = torch.where(s.unit < 1, 1, (2 * s.t).clamp_max(1)) if s.turn == 0 else (2 * s.t).clamp_max(1)
             t, d = torch.where(good, first, again), torch.where(good[:, None], d, s.d)
@@ -354,9 +374,17 @@ class _Turn:
             # Where the objective curves downwards no pair is known, nor how long a step should be.
             t = torch.minimum(s.t * torch.where(good, s.longer, s.shorter), s.unity / curved)
         return replace(
-            s, point=point, value=torch.where(good, value, s.value), d=d, slope=dot(d, g), t=t, low=low, high=high,
-            accepted=s.accepted + good, turn=s.turn + 1,
-        )  # fmt: skip
+            s,
+            point=point,
+            value=torch.where(good, value, s.value),
+            d=d,
+            slope=dot(d, g),
+            t=t,
+            low=low,
+            high=high,
+            accepted=s.accepted + good,
+            turn=s.turn + 1,
+        )
 
     def settle(self, s: _Search, gap: float, least: float) -> tuple[_Search, Tensor]:
         """Decide from how far they have come which episodes go on [E]; the others make steps of 0 from now on."""
@@ -371,6 +399,12 @@ class _Turn:
         converged = s.converged | (small & short)
         active = s.active & ~converged & (late < 50) & (s.t > least * s.unit)
         return replace(
-            s, norm=norm, steps=torch.where(s.active, s.accepted, s.steps), t=torch.where(active, s.t, 0), late=late,
-            active=active, converged=converged, seen=s.turn,
-        ), active  # fmt: skip
+            s,
+            norm=norm,
+            steps=torch.where(s.active, s.accepted, s.steps),
+            t=torch.where(active, s.t, 0),
+            late=late,
+            active=active,
+            converged=converged,
+            seen=s.turn,
+        ), active

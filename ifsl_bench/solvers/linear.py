@@ -162,7 +162,7 @@ class LinearOutcome:
     """The answer of a linear solve and how it went, episode by episode."""
 
     value: Tree
-    residual: Tensor  # [E], measured at the answer: relative to the right-hand side, or where that says little to u
+    residual: Tensor  # [E], measured at the answer: relative to the right-hand side, or to u
     steps: Tensor  # [E]
     failed: Tensor  # [E] bool: the residual is too large
     indefinite: Tensor  # [E] bool: H curves downwards somewhere

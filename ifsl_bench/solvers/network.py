@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers import numba_backend as compiled
+from ifsl_bench.solvers import numba_backend
 from ifsl_bench.solvers.attractor_prior import QuadraticPrior
 from ifsl_bench.solvers.coordinates import LargeSpace, Space
 from ifsl_bench.solvers.episode_problems import Learner, Rows, WeightGroup
@@ -36,7 +36,7 @@ from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, Solver
 from ifsl_bench.solvers.softmax import TINY, cross_entropy, residual, scores, spread
 from ifsl_bench.solvers.support_checks import NamedPrior, check_arguments
-from ifsl_bench.solvers.tree import Tree, dot, doubled, pack, tree_map
+from ifsl_bench.solvers.tree import Tree, dot, doubled, fixed_draw, pack, tree_map
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,10 @@ class TanhNetwork(Shape, Objective):
     def check(self, args: Tree) -> None:
         size, priors = args.features.shape[2], []
         for name, rows, columns in (
-            ("output", self.ways, self.hidden + 1), ("skip", self.ways, size), ("hidden", self.hidden, size + 1)
-        ):  # fmt: skip
+            ("output", self.ways, self.hidden + 1),
+            ("skip", self.ways, size),
+            ("hidden", self.hidden, size + 1),
+        ):
             centres, precisions = f"{name}_centres", f"{name}_precisions"
             priors.append(
                 NamedPrior(centres, getattr(args, centres), precisions, getattr(args, precisions), rows, columns)
@@ -90,8 +92,8 @@ class TanhNetwork(Shape, Objective):
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
-        if compiled.kernels_enabled(args.features):
-            return compiled.descend(self.problems(args), v, args, rate, steps, slowly)
+        if numba_backend.kernels_enabled(args.features):
+            return numba_backend.descend(self.problems(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
     def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
@@ -112,7 +114,7 @@ class TanhNetwork(Shape, Objective):
             args: the arguments of the objective, a `NetworkArgs`.
         """
         x = args.features
-        if not compiled.kernels_enabled(x):
+        if not numba_backend.kernels_enabled(x):
             return None
         tolerance = torch.as_tensor(solver.relative(x.dtype), dtype=torch.float64).expand(len(x)).contiguous().numpy()
         planes, outer = draws(self.hidden, self.ways, x.shape[2], self.seed)
@@ -120,15 +122,15 @@ class TanhNetwork(Shape, Objective):
         starts = np.empty((0, count))
         if self.begin is not None:
             starts = DualSpace.of(replace(self, begin=doubled(self.begin)), doubled(args)).initial().numpy()
-        start = (starts, planes.numpy(), outer.numpy(), compiled.normal(count), self.start_spread)
+        start = (starts, planes.numpy(), outer.numpy(), fixed_draw(count).numpy(), self.start_spread)
         options = (tolerance, solver.gap, solver.max_steps, solver.history, solver.max_trials, solver.escapes)
         return self.problems(args).outcome(x.dtype, start, options)
 
-    def problems(self, args: Tree) -> compiled.Problems:
+    def problems(self, args: Tree) -> numba_backend.Problems:
         """Return the episodes of args as the kernels take them."""
         x, n, h = args.features, self.ways, self.hidden
         shapes = ((n, h + 1), (n, x.shape[2]), (h, x.shape[2] + 1))
-        return compiled.networks(args, Network(*(x.new_empty(0, *shape) for shape in shapes)))
+        return numba_backend.networks(args, Network(*(x.new_empty(0, *shape) for shape in shapes)))
 
     def space(self, v0: Tree, args: Tree) -> Space:
         return DualSpace.of(self, args) if v0 is None else LargeSpace(self, v0, args)
@@ -155,11 +157,11 @@ class NetworkHessian(Operator):
         return product
 
     @cached_property
-    def _problems(self) -> compiled.Problems:
+    def _problems(self) -> numba_backend.Problems:
         return TanhNetwork(self.shape.ways, self.shape.hidden).problems(self.args)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        if compiled.kernels_enabled(rhs.output):
+        if numba_backend.kernels_enabled(rhs.output):
             return self._problems.series(self.v, rhs, steps, damping, rate)
         return super().series(rhs, steps, damping, rate)
 
@@ -168,9 +170,8 @@ class NetworkHessian(Operator):
         return NetworkHessian(self.shape, self.v, self.args._replace(**moved))
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        if compiled.kernels_enabled(like.output):
-            numbers = torch.from_numpy(compiled.normal(self._problems.unknowns))
-            return self._problems.curvature(self.v, numbers, steps)
+        if numba_backend.kernels_enabled(like.output):
+            return self._problems.curvature(self.v, fixed_draw(self._problems.unknowns), steps)
         return super().largest(like, steps)
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
@@ -183,7 +184,7 @@ class NetworkHessian(Operator):
             tolerance: on the residual of the correction, relative, in the metric; None for the default.
             max_steps: for each episode and method.
         """
-        if compiled.kernels_enabled(rhs.output):
+        if numba_backend.kernels_enabled(rhs.output):
             return self._problems.inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         dtype = rhs.output.dtype
         v, args, rhs = doubled((self.v, self.args, rhs))

@@ -20,7 +20,6 @@ from torch.nn.functional import pad, softplus
 from ifsl_bench.solvers.softmax import (
     cross_entropy,
     floored,
-    indicator,
     kernel,
     one_hot,
     per_episode,
@@ -222,7 +221,6 @@ class DualSpace:
     gram: Tensor  # [E, S, S] over X X^T, for the norm of the gradient in the large form
     hidden_0: Tensor  # [E, H, S] hidden inputs at the centre
     skip_0: Tensor  # [E, N, S] skip scores at the centre
-    target: Tensor  # [E, N, S] labels as zeros and 1/S
 
     penalised: ClassVar[bool] = True
 
@@ -232,12 +230,17 @@ class DualSpace:
         inverse_1, inverse_2 = 1 / floored(args.output_precisions), 1 / floored(args.hidden_precisions)
         inverse_3 = 1 / floored(args.skip_precisions)
         return DualSpace(
-            shape, args, inverse_1, inverse_2, inverse_3,
-            kernel(x, inverse_2), (x * inverse_3) @ x.mT, x @ x.mT,
+            shape,
+            args,
+            inverse_1,
+            inverse_2,
+            inverse_3,
+            kernel(x, inverse_2),
+            (x * inverse_3) @ x.mT,
+            x @ x.mT,
             scores(args.hidden_centres, x).expand(-1, shape.hidden, -1),
             args.skip_centres @ x.mT,
-            indicator(args.labels, shape.ways, x.dtype) / x.shape[1],
-        )  # fmt: skip
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -319,9 +322,15 @@ class DualSpace:
     def whitened(self) -> WhitenedNetwork:
         args = self.args
         return WhitenedNetwork.of(
-            (self.kernel_2, self.kernel_3), self.gram, self.hidden_0, self.skip_0, args.base_logsumexp, args.labels,
-            args.output_centres, self.inverse_1,
-        )  # fmt: skip
+            (self.kernel_2, self.kernel_3),
+            self.gram,
+            self.hidden_0,
+            self.skip_0,
+            args.base_logsumexp,
+            args.labels,
+            args.output_centres,
+            self.inverse_1,
+        )
 
     def take(self, index: Tensor) -> DualSpace:
         return DualSpace.of(self.shape, self.args.take(index))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import LinearOutcome
 from ifsl_bench.solvers.outcome import Outcome
-from ifsl_bench.solvers.softmax import Regression
+from ifsl_bench.solvers.softmax import Regression, floored
 from ifsl_bench.solvers.tree import Tree, pack, tensors, unpack
 from ifsl_bench.utils.threads import kernel_threads
 
@@ -29,13 +28,15 @@ _enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_
 
 
 def kernels_enabled(like: Tensor) -> bool:
-    """Return True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off."""
-    # torch.func hands in tensors that have no data.
+    """Return True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off.
+
+    Tensors inside a transformation of torch.func have no data.
+    """
     return like.device.type == "cpu" and _enabled.get() and not torch._C._are_functorch_transforms_active()
 
 
 def kernels_loaded(like: Tensor) -> bool:
-    """Return True where kernels are enabled and loaded: what solves nothing should neither load nor compile them."""
+    """Return True where kernels are enabled and loaded, since counting hits is no reason to load and compile them."""
     return "ifsl_bench.solvers.numba_compiling" in sys.modules and kernels_enabled(like)
 
 
@@ -57,9 +58,9 @@ def each(kernel: Any, count: int, *arguments: Any) -> None:
         count: E, the episodes.
         *arguments: what the kernel takes after its bounds.
     """
-    from ifsl_bench.solvers import numba_episodes as threads
+    from ifsl_bench.solvers import numba_episodes
 
-    threads.each(kernel, count, kernel_threads(), *arguments)
+    numba_episodes.each(kernel, count, kernel_threads(), *arguments)
 
 
 @dataclass(frozen=True)
@@ -171,13 +172,7 @@ def flat_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor
     whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
     count = max(len(c) for c in whole)
     middle = whole[0] if len(whole) == 1 else torch.cat([c.expand(count, -1) for c in whole], 1)
-    return middle, np.concatenate([np.tile(_floored(p.detach().double().numpy()), rows) for p, rows in precisions])
-
-
-def _floored(precisions: Flat) -> Flat:
-    """Return precisions fit to be divided by, as `softmax.floored` has them."""
-    largest = precisions.max()
-    return np.where(precisions > 0, precisions, 1e-6 * largest if largest > 0 else 1e-6)
+    return middle, np.concatenate([np.tile(floored(p.detach().double()).numpy(), rows) for p, rows in precisions])
 
 
 def regressions(args: Regression) -> Problems:
@@ -186,9 +181,9 @@ def regressions(args: Regression) -> Problems:
     ways = centres.shape[-2]
     middle, all_precisions = flat_priors([(centres, ways)], [(precisions, ways)])
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, base_logsumexp, middle))
-    from ifsl_bench.solvers import numba_regression as regression
+    from ifsl_bench.solvers import numba_regression
 
-    return Problems(regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
+    return Problems(numba_regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
 
 
 def networks(args: Any, like: Any) -> Problems:
@@ -205,15 +200,9 @@ def networks(args: Any, like: Any) -> Problems:
         list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True))
     )
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, base_logsumexp, middle))
-    from ifsl_bench.solvers import numba_network as network
+    from ifsl_bench.solvers import numba_network
 
-    return Problems(network, (*arrays, precisions, ways, units), like)
-
-
-@lru_cache(maxsize=8)
-def normal(count: int) -> Flat:
-    """Return the numbers that `lbfgs.aside` and `coordinates.below` draw."""
-    return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    return Problems(numba_network, (*arrays, precisions, ways, units), like)
 
 
 class _Descent(torch.autograd.Function):

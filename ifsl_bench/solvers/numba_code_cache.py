@@ -113,7 +113,7 @@ class KernelCache:
 
 @contextlib.contextmanager
 def alone(folder: Path | None) -> Iterator[None]:
-    """Let no other process compile meanwhile what is kept in the folder, if there are locks: it would do it twice."""
+    """Let no other process compile for the same folder meanwhile, where there are locks."""
     with contextlib.ExitStack() as stack:
         if folder is not None:
             with contextlib.suppress(OSError, UserError):
@@ -122,7 +122,7 @@ def alone(folder: Path | None) -> Iterator[None]:
 
 
 def announce(on_disk: bool) -> None:
-    """Report once that kernels are being compiled, and whether the machine code is kept."""
+    """Report once that kernels are compiled, and whether the machine code is stored."""
     global _announced
     if not _announced:
         _announced = True

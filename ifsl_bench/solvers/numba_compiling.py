@@ -22,7 +22,7 @@ FOLDER = code_folder()
 
 
 class _Announcer(event.Listener):
-    """Hears of what is compiled, not of what is loaded."""
+    """Announces what is compiled, not what is loaded."""
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):
@@ -39,7 +39,7 @@ _exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"c
 
 
 def compiled(function: F, name: str = "") -> F:
-    """Compile what is called from outside: its machine code is kept.
+    """Compile a function that Python calls, and cache its machine code.
 
     Args:
         function: a Python function of arrays and numbers.

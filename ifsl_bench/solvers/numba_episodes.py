@@ -17,8 +17,8 @@ from ifsl_bench.solvers.numba_code_cache import alone
 from ifsl_bench.solvers.numba_compiling import FOLDER, Array, Decorator, compiled, inlined
 from ifsl_bench.utils.threads import check_wanted, wanted
 
-PIECES = 8  # for each thread: episodes take longer or shorter, and nobody should wait long for the last
-ALONE = 16  # episodes of the first piece on one thread: between two pieces Ctrl-C is heard
+PIECES = 8  # for each thread: episodes take longer or shorter, and no thread should wait long for the last
+ALONE = 16  # episodes of the first piece on one thread: Ctrl-C works between two pieces
 QUICK = 0.05  # seconds; a piece on one thread that takes less is followed by one of twice as many episodes
 _loaded: set[Any] = set()  # kernels that have been called
 
@@ -97,7 +97,7 @@ def copy(bank: Array, row: int, out: Array) -> bool:
 @compiled
 def gather(
     begin: int, end: int, rows: Indices, second: Flags, bank: Array, second_bank: Array, out: Array, there: Flags
-) -> None:  # fmt: skip
+) -> None:
     """Put rows of two feature banks together to episodes.
 
     Args:
@@ -120,7 +120,7 @@ def gather(
         there[e] = good
 
 
-# A maximum by vectors: for that NaN must not matter, and who has NaN says so (`bad`).
+# A maximum by vectors, for which NaN must not matter: `bad` finds it.
 maximal: Decorator = cast(Any, njit(nogil=True, error_model="numpy", fastmath={"nnan", "nsz"}))
 
 
@@ -161,9 +161,18 @@ def first(x: Array, value: float, place: int) -> bool:
 
 @compiled
 def count(
-    begin: int, end: int, logits: Array, masked: Flags, labels: Indices, of_novel: Flags, hits: Indices,
-    base_margins: Array, novel_margins: Array, pairs: Indices, wrong: Flags,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    logits: Array,
+    masked: Flags,
+    labels: Indices,
+    of_novel: Flags,
+    hits: Indices,
+    base_margins: Array,
+    novel_margins: Array,
+    pairs: Indices,
+    wrong: Flags,
+) -> None:
     """Count hits in episodes with joint logits.
 
     Args:

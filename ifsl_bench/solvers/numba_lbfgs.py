@@ -1,7 +1,7 @@
 """L-BFGS for one problem in a metric; the rules come from `ifsl_bench.solvers.lbfgs`, with the reasons.
 
 `image(data, z, out)` is the metric. `evaluate(data, z, z_image, gradient)` is the value, and `norm(data, gradient)` the
-length of the gradient in the large form; it is asked for last, since most of the time nothing depends on it.
+length of the gradient in the large form; it is computed last, since most of the time nothing depends on it.
 """
 
 from __future__ import annotations
@@ -60,9 +60,17 @@ def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
 
     @part
     def search(
-        data: tuple, z: Array, goal: float, tolerance: float, gap: float, max_steps: int, max_trials: int, aside: Array,
-        pairs: Array, room: Array,
-    ) -> tuple[bool, int, float, float, float]:  # fmt: skip
+        data: tuple,
+        z: Array,
+        goal: float,
+        tolerance: float,
+        gap: float,
+        max_steps: int,
+        max_trials: int,
+        aside: Array,
+        pairs: Array,
+        room: Array,
+    ) -> tuple[bool, int, float, float, float]:
         """Search down from z [P], where the end is written.
 
         Returns whether that is a stationary point, the accepted steps, the norm of the gradient, the value, and the

@@ -15,8 +15,8 @@ from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, Kernel, compile
 from ifsl_bench.solvers.numba_softmax import add, doubled, inner, put
 
 
-def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
-    """Return the method with this operator and this metric.
+def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
+    """Return conjugate gradients and MINRES with this operator and this metric.
 
     Args:
         apply: `apply(data, d, d_image, out)` writes the operator times d.
@@ -24,10 +24,17 @@ def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
     """
 
     @inlined
-    def solve(
-        data: Any, rhs: Array, rhs_image: Array, tolerance: float,
-        most: int, watch: bool, x: Array, x_image: Array, room: Array,
-    ) -> tuple[float, int, bool]:  # fmt: skip
+    def conjugate_gradient(
+        data: Any,
+        rhs: Array,
+        rhs_image: Array,
+        tolerance: float,
+        most: int,
+        watch: bool,
+        x: Array,
+        x_image: Array,
+        room: Array,
+    ) -> tuple[float, int, bool]:
         """Solve A x = rhs for x and its image.
 
         Returns the share of rhs that is left, the steps, and whether A curves downwards.
@@ -72,22 +79,8 @@ def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
                 d_image[i] = rhs_image[i] + ratio * d_image[i]
         return math.sqrt(abs(rho) / max(first, TINY)), steps, False
 
-    return solve
-
-
-def minres(apply: Kernel, metric: Kernel) -> Kernel:
-    """Return the method with this operator and this metric.
-
-    Args:
-        apply: `apply(data, d, d_image, out)` writes the operator times d.
-        metric: `metric(data, d, out)` writes the metric times d.
-    """
-
     @inlined
-    def solve(
-        data: Any, rhs: Array, rhs_image: Array, tolerance: float,
-        most: int, x: Array,
-    ) -> int:  # fmt: skip
+    def minres(data: Any, rhs: Array, rhs_image: Array, tolerance: float, most: int, x: Array) -> int:
         """Solve for x with A x = rhs, A definite or not, and return the steps (Paige & Saunders 1975)."""
         n = rhs.shape[0]
         room = np.zeros((8, n))
@@ -123,7 +116,7 @@ def minres(apply: Kernel, metric: Kernel) -> Kernel:
                 v_before[i], v[i], v_image[i] = v[i], h[i] * over, h_image[i] * over
         return steps
 
-    return solve
+    return conjugate_gradient, minres
 
 
 def hessian_kernels(
@@ -135,12 +128,12 @@ def hessian_kernels(
     written to the last argument.
 
     Args:
-        module: the name of the problem's module, under which the machine code is kept.
+        module: the name of the problem's module, under which the machine code is stored.
         opened: `opened(problems, e, centres)`, the data of episode e, for centres [P].
         at: `at(data, v, gradient)` writes the gradient at v [P], and leaves in the data what `product` needs.
-        product: `product(data, d, out)` writes the Hessian times d [P], at the v that `at` was last asked about.
-        add_base_gradient: `add_base_gradient(data, out)` adds to out [S] what -<u, gradient> changes with the fixed
-            logits, u being what `product` was last asked about.
+        product: `product(data, d, out)` writes the Hessian times d [P], at the v of the last call of `at`.
+        add_base_gradient: `add_base_gradient(data, out)` adds to out [S] the derivative of -<u, gradient> in the fixed
+            logits, u being the d of the last call of `product`.
     """
 
     def series(

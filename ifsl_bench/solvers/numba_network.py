@@ -101,14 +101,8 @@ def solve(begin: int, end: int, problems: tuple, start_from: tuple, options: tup
 
 
 @part
-def opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """Return the data of an episode that `at` and `product` take.
-
-    Args:
-        problems: the arguments of `numba_backend.Problems`.
-        e: the episode.
-        centres: [P].
-    """
+def _opened(problems: tuple, e: int, centres: Array) -> tuple:
+    """Return the data of an episode; this and the next functions are those of `hessian_kernels`."""
     x, labels, base_logsumexp, _, precisions, ways, units = problems
     size, both = x.shape[1], units + ways
     width = width_of(precisions.shape[0], units, ways)
@@ -123,14 +117,8 @@ def opened(problems: tuple, e: int, centres: Array) -> tuple:
 
 
 @part
-def at(data: tuple, v: Array, gradient: Array) -> None:
-    """Write the gradient, and what `product` needs of it.
-
-    Args:
-        data: as `opened` returns them; changed.
-        v: the unknowns, [P].
-        gradient: written to, [P].
-    """
+def _at(data: tuple, v: Array, gradient: Array) -> None:
+    """Write the gradient at v, and what `product` needs of it."""
     rows, base_logsumexp, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     outer = ways * (units + 1)
@@ -160,14 +148,8 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 
 @part
-def product(data: tuple, d: Array, out: Array) -> None:
-    """Write the Hessian times d, at the v that `at` was last asked about.
-
-    Args:
-        data: as `at` has left them; changed.
-        d: a direction, [P].
-        out: written to, [P].
-    """
+def _product(data: tuple, d: Array, out: Array) -> None:
+    """Write the Hessian times d."""
     rows, _, _, _, precisions, act, moved, room, t, _, p, df, w, _, dw, db, output, matrix, spare = data
     units, ways = t.shape[0], df.shape[0]
     outer = ways * (units + 1)
@@ -183,18 +165,12 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 
 @part
-def add_base_gradient(data: tuple, out: Array) -> None:
-    """Add what `hessian_kernels` asks for, for the direction that `product` was last asked about.
-
-    Args:
-        data: as `product` has left them.
-        out: added to, [S].
-    """
+def _add_base_gradient(data: tuple, out: Array) -> None:
     units, ways = data[8].shape[0], data[9].shape[0]
     add_base_gradient_of(data[10], data[7][2 * units + ways :], out)
 
 
-series, curvature, descend, ascend = hessian_kernels("numba_network", opened, at, product, add_base_gradient)
+series, curvature, descend, ascend = hessian_kernels("numba_network", _opened, _at, _product, _add_base_gradient)
 
 
 @compiled
@@ -222,10 +198,10 @@ def inverse(
     rank, outer = (units + ways) * size, ways * (units + 1)
     gradient, room = np.empty(count), np.empty((7, rank + outer))
     for e in range(begin, end):
-        data = opened(problems, e, precisions)  # the centres play no part
+        data = _opened(problems, e, precisions)  # the centres play no part
         rows, _, _, _, _, act, moved, wide, t, _, p, df, w, _, dw, db, output, matrix, spare = data
         hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
-        at(data, v[e], gradient)
+        _at(data, v[e], gradient)
         net = (hidden, skip, precisions[:outer], t, p, df, w, wide, moved, output, dw, db, spare)
         for i in range(count):
             u[e, i] = rhs[e, i] / precisions[i]
@@ -251,7 +227,7 @@ def inverse(
                 matrix[k, d] *= inverse_2[d] if k < units else inverse_3[d]
         add(u[e, :outer], 1.0, z[rank:])
         add_stacked(matrix, units, ways, u[e])
-        product(data, u[e], gradient)
+        _product(data, u[e], gradient)
         wrong, own = 0.0, 0.0
         for i in range(count):
             wrong += (gradient[i] - rhs[e, i]) ** 2 / precisions[i]

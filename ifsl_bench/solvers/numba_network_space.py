@@ -13,7 +13,7 @@ import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import TINY, Array, part
 from ifsl_bench.solvers.numba_lbfgs import lbfgs
-from ifsl_bench.solvers.numba_linear import conjugate_gradient, minres
+from ifsl_bench.solvers.numba_linear import krylov_methods
 from ifsl_bench.solvers.numba_softmax import add, cross_entropy, inner, misfit, put, scaled, softmax, tanh, weigh
 
 LENGTHS = (4.0, 1.0, 0.25, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-10, 2.0**-12)  # as in `ifsl_bench.solvers.coordinates`
@@ -129,9 +129,18 @@ def forward(
 
 @part
 def curve(
-    moved: Array, dw: Array, db: Array, t: Array, p: Array, df: Array, w: Array, room: Array, out: Array, output: Array,
+    moved: Array,
+    dw: Array,
+    db: Array,
+    t: Array,
+    p: Array,
+    df: Array,
+    w: Array,
+    room: Array,
+    out: Array,
+    output: Array,
     spare: Array,
-) -> None:  # fmt: skip
+) -> None:
     """Apply the Hessian of the mean cross-entropy between activations and [W b].
 
     Args:
@@ -293,7 +302,7 @@ def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
 
 
 search = lbfgs(metric, evaluate, norm)
-solve_definite, solve_indefinite = conjugate_gradient(apply, metric), minres(apply, metric)
+solve_definite, solve_indefinite = krylov_methods(apply, metric)
 
 
 @part

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, compiled, part
-from ifsl_bench.solvers.numba_linear import conjugate_gradient, hessian_kernels
+from ifsl_bench.solvers.numba_linear import hessian_kernels, krylov_methods
 from ifsl_bench.solvers.numba_softmax import (
     add,
     add_base_gradient_of,
@@ -38,15 +38,8 @@ NEAR = 1e-6  # a tenth of how far a support score may be from its value at the m
 
 
 @part
-def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
-    """Write (1 + M K) d.
-
-    Args:
-        system: K, the probabilities, and room [S].
-        d: flat, [N x S].
-        image: d K, likewise.
-        out: written to, likewise.
-    """
+def _apply(system: tuple, d: Array, image: Array, out: Array) -> None:
+    """Write (1 + M K) d to out, for image = d K, all flat [N S]; the system is K, the probabilities, and room [S]."""
     _, p, spare = system
     ways, size = p.shape[0] - 1, p.shape[1]
     weigh(p, image.reshape(ways, size), out.reshape(ways, size), spare)
@@ -54,20 +47,14 @@ def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
 
 
 @part
-def metric(system: tuple, d: Array, out: Array) -> None:
-    """Write d K to out.
-
-    Args:
-        system: K, the probabilities, and room [S].
-        d: flat, [N x S].
-        out: written to, likewise.
-    """
+def _metric(system: tuple, d: Array, out: Array) -> None:
+    """Write d K to out."""
     k, p, _ = system
     ways, size = p.shape[0] - 1, p.shape[1]
     np.dot(d.reshape(ways, size), k, out.reshape(ways, size))
 
 
-solve_system = conjugate_gradient(apply, metric)
+solve_system, _ = krylov_methods(_apply, _metric)
 
 
 @part
@@ -219,7 +206,7 @@ def newton(
     steps = idle = 0
     converged = length <= min(share, close)
     while not converged and steps < max_steps and idle < 3 and math.isfinite(length):
-        # Superlinear forcing; the first direction is the gradient, for the Hessian at the centres says little.
+        # Superlinear forcing; the first direction is the gradient: the Hessian at the centres is far from the last.
         force = 0.3 * min(1.0, 3 * min(length / first, 1.0) ** 0.25)
         for i in range(ways * size):
             minus[i], minus_image[i] = -flat[i], -flat_image[i]
@@ -318,14 +305,8 @@ def solve(
 
 
 @part
-def opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """Return the data of an episode that `at` and `product` take.
-
-    Args:
-        problems: the arguments of `numba_backend.Problems`.
-        e: the episode.
-        centres: [P].
-    """
+def _opened(problems: tuple, e: int, centres: Array) -> tuple:
+    """Return the data of an episode; this and the next functions are those of `hessian_kernels`."""
     x, labels, base_logsumexp, _, precisions, ways = problems
     size = x.shape[1]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
@@ -336,14 +317,8 @@ def opened(problems: tuple, e: int, centres: Array) -> tuple:
 
 
 @part
-def at(data: tuple, v: Array, gradient: Array) -> None:
-    """Write the gradient, and the probabilities for what follows.
-
-    Args:
-        data: as `opened` returns them; changed.
-        v: the unknowns, [P].
-        gradient: written to, [P].
-    """
+def _at(data: tuple, v: Array, gradient: Array) -> None:
+    """Write the gradient at v, and the probabilities for what follows."""
     rows, base_logsumexp, labels, centres, precisions, wide, p, spare = data
     ways = wide.shape[1]
     shape = (ways, rows.shape[1])
@@ -356,14 +331,8 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
 
 
 @part
-def product(data: tuple, d: Array, out: Array) -> None:
-    """Write the Hessian times d, at the v that `at` was last asked about.
-
-    Args:
-        data: as `at` has left them; changed.
-        d: a direction, [P].
-        out: written to, [P].
-    """
+def _product(data: tuple, d: Array, out: Array) -> None:
+    """Write the Hessian times d."""
     rows, _, _, _, precisions, wide, p, spare = data
     shape = (wide.shape[1], rows.shape[1])
     np.dot(d.reshape(shape), rows.T, wide[2])
@@ -374,17 +343,11 @@ def product(data: tuple, d: Array, out: Array) -> None:
 
 
 @part
-def add_base_gradient(data: tuple, out: Array) -> None:
-    """Add what `hessian_kernels` asks for, for the direction that `product` was last asked about.
-
-    Args:
-        data: as `product` has left them.
-        out: added to, [S].
-    """
+def _add_base_gradient(data: tuple, out: Array) -> None:
     add_base_gradient_of(data[6], data[5][2], out)
 
 
-series, curvature, descend, ascend = hessian_kernels("numba_regression", opened, at, product, add_base_gradient)
+series, curvature, descend, ascend = hessian_kernels("numba_regression", _opened, _at, _product, _add_base_gradient)
 
 
 @compiled
@@ -413,9 +376,9 @@ def inverse(
     reciprocal = 1.0 / precisions
     k, room, slope = np.empty((size, size)), np.empty((5, ways * size)), np.empty(count)
     for e in range(begin, end):
-        data = opened(problems, e, precisions)  # the centres play no part
+        data = _opened(problems, e, precisions)  # the centres play no part
         rows, _, _, _, _, wide, p, spare = data
-        at(data, v[e], slope)
+        _at(data, v[e], slope)
         np.dot(scaled(rows, reciprocal[:features]), rows.T, k)
         for i in range(count):
             slope[i] = reciprocal[i] * rhs[e, i]
@@ -423,7 +386,7 @@ def inverse(
         weigh(p, wide[2], wide[3], spare)
         b, b_image, w, w_image = wide[3].reshape(-1), wide[1].reshape(-1), room[0], room[1]
         system = (k, p, spare)
-        metric(system, b, b_image)
+        _metric(system, b, b_image)
         _, steps[e], _ = solve_system(system, b, b_image, tolerance, most, False, w, w_image, room[2:])
         np.dot(w.reshape(ways, size), rows, slope.reshape(ways, features))
         for i in range(count):

@@ -82,10 +82,10 @@ def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps
 
 
 def relative_tolerance(tolerance: float | None, dtype: torch.dtype, single: float, double: float) -> float:
-    """Return the tolerance asked for, or the default of the precision.
+    """Return a tolerance, or the default of the precision.
 
     Args:
-        tolerance: None for the default.
+        tolerance: the user's; None for the default.
         dtype: the precision.
         single: the default of float32.
         double: the default of float64.

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers import numba_backend as compiled
+from ifsl_bench.solvers import numba_backend
 from ifsl_bench.solvers.linear import ACCURATE, LinearOutcome, Operator, check_options
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
@@ -31,9 +31,9 @@ from ifsl_bench.solvers.softmax import (
     scores,
     spread,
     weigh,
-)  # fmt: skip
+)
 from ifsl_bench.solvers.support_checks import NamedPrior, check_arguments
-from ifsl_bench.solvers.tree import Tree, doubled, patience
+from ifsl_bench.solvers.tree import Tree, doubled, fixed_draw, patience
 
 FACTORISED = 256  # dual numbers up to which a device factorises a system
 
@@ -74,8 +74,8 @@ class SoftmaxRegression(Objective):
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
-        if compiled.kernels_enabled(args.features):
-            return compiled.descend(compiled.regressions(args), v, args, rate, steps, slowly)
+        if numba_backend.kernels_enabled(args.features):
+            return numba_backend.descend(numba_backend.regressions(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
     def take(self, args: Tree, index: Tensor) -> Tree:
@@ -117,8 +117,8 @@ class RegressionHessian(Operator):
             tolerance: on the residual of w, relative, in the metric; None for the default.
             max_steps: for each episode.
         """
-        if compiled.kernels_enabled(rhs):
-            return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
+        if numba_backend.kernels_enabled(rhs):
+            return numba_backend.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
             return self._factorised(rhs)  # a dozen operations, in place of a dozen for each step
         from ifsl_bench.solvers import dual
@@ -128,17 +128,17 @@ class RegressionHessian(Operator):
         return self._checked(rhs, w, pi, inverse_p, steps)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        if compiled.kernels_enabled(rhs):
-            return compiled.regressions(self.args).series(self.v, rhs, steps, damping, rate)
+        if numba_backend.kernels_enabled(rhs):
+            return numba_backend.regressions(self.args).series(self.v, rhs, steps, damping, rate)
         return super().series(rhs, steps, damping, rate)
 
     def shifted(self, shift: float) -> RegressionHessian:
         return RegressionHessian(self.v, self.args._replace(precisions=self.args.precisions + shift))
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        if compiled.kernels_enabled(like):
-            problems = compiled.regressions(self.args)
-            return problems.curvature(self.v, torch.from_numpy(compiled.normal(problems.unknowns)), steps)
+        if numba_backend.kernels_enabled(like):
+            problems = numba_backend.regressions(self.args)
+            return problems.curvature(self.v, fixed_draw(problems.unknowns), steps)
         return super().largest(like, steps)
 
     def _factorised(self, rhs: Tree) -> LinearOutcome:
@@ -195,9 +195,9 @@ class DualNewton:
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
-        if compiled.kernels_enabled(args.features):
+        if numba_backend.kernels_enabled(args.features):
             tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
-            problems = compiled.regressions(args)
+            problems = numba_backend.regressions(args)
             return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
         from ifsl_bench.solvers import dual  # what the kernels do not serve
 

@@ -139,17 +139,6 @@ def cross_entropy(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.softplus(others, threshold=35)
 
 
-def indicator(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
-    """Return labels as zeros and ones, [E, N, S].
-
-    Args:
-        labels: [E, S].
-        ways: N.
-        dtype: of the result.
-    """
-    return one_hot(labels, ways).to(dtype)
-
-
 def residual(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
     """Return the derivative of the mean cross-entropy in the scores, [E, N, S].
 

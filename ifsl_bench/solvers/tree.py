@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -117,6 +118,12 @@ def column(a: Tensor, like: Tensor) -> Tensor:
         like: [E, ...], for its dimensions alone.
     """
     return a.view(-1, *([1] * (like.dim() - 1)))
+
+
+@lru_cache(maxsize=8)
+def fixed_draw(count: int) -> Tensor:
+    """Return standard normal numbers [count] in double precision, which are always the same."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 S = TypeVar("S")

@@ -29,7 +29,7 @@ from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import work_items
 from ifsl_bench.experiments.worker_pools import run_packed
-from ifsl_bench.solvers import numba_episodes as kernel_threads
+from ifsl_bench.solvers import numba_episodes
 from ifsl_bench.utils import threads as processor
 from ifsl_bench.utils.progress import Reporter
 from tests.experiments.test_local import counts
@@ -124,8 +124,8 @@ def test_blas_under_a_kernel_has_one_thread(here, monkeypatch):
     def blas_threads() -> set[int]:
         return {pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"}
 
-    seen, check = set(), kernel_threads.check_wanted  # which comes before each piece of episodes
-    monkeypatch.setattr(kernel_threads, "check_wanted", lambda stop: seen.update(blas_threads()) or check(stop))
+    seen, check = set(), numba_episodes.check_wanted  # which comes before each piece of episodes
+    monkeypatch.setattr(numba_episodes, "check_wanted", lambda stop: seen.update(blas_threads()) or check(stop))
     with threadpool_limits(3, "blas"):
         run(here / "home", ["lr"], "clusters.toml:clusters-5shot", ambient=3, cores=4, share=2)
         assert blas_threads() == {3}
@@ -190,15 +190,15 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     (job,) = make_jobs(RunConfig(["lr"], ["clusters.toml:clusters-5shot"]))
     context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
     context.evaluate(range(25), None, Reporter(), "")  # compiles
-    check, begun = kernel_threads.check_wanted, threading.Event()
+    check, begun = numba_episodes.check_wanted, threading.Event()
 
     def slow(stop):
         begun.set()
         time.sleep(0.2)
         check(stop)
 
-    monkeypatch.setattr(kernel_threads, "check_wanted", slow)
-    monkeypatch.setattr(kernel_threads, "ALONE", 1)  # a block takes 25 times 0.2 s and more
+    monkeypatch.setattr(numba_episodes, "check_wanted", slow)
+    monkeypatch.setattr(numba_episodes, "ALONE", 1)  # a block takes 25 times 0.2 s and more
     pressed: list[float] = []
 
     def press() -> None:

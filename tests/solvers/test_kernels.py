@@ -20,26 +20,33 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader, hits
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
-from ifsl_bench.solvers import DualNewton, GradientDescent, Regression, SoftmaxRegression, Unroll, minimise
-from ifsl_bench.solvers import numba_backend as compiled
-from ifsl_bench.solvers import numba_code_cache as store
-from ifsl_bench.solvers import numba_linear as krylov
-from ifsl_bench.solvers import numba_regression as regression_kernels
-from ifsl_bench.solvers import numba_softmax as vectors
+from ifsl_bench.solvers import (
+    DualNewton,
+    GradientDescent,
+    Regression,
+    SoftmaxRegression,
+    Unroll,
+    minimise,
+    numba_backend,
+    numba_code_cache,
+    numba_linear,
+    numba_regression,
+    numba_softmax,
+)
 from ifsl_bench.solvers.numba_compiling import inlined
 from tests.tolerances import rounding
 
 
 def test_exponentials_and_tangents_are_numpys():
     x = np.concatenate([np.linspace(-720, 709, 20001), np.linspace(-1e-3, 1e-3, 2001)])
-    out = np.array([vectors.exponential(number) for number in x])
+    out = np.array([numba_softmax.exponential(number) for number in x])
     inside = x >= -708
     # A unit in the last place is up to 2.2e-16 of a number; ours is within two, and so is NumPy's, on any processor.
     np.testing.assert_allclose(out[inside], np.exp(x[inside]), rtol=1e-15)
     assert (out[~inside] < 1e-307).all()
-    vectors.tanh(x, out)
+    numba_softmax.tanh(x, out)
     np.testing.assert_allclose(out, np.tanh(x), rtol=0, atol=5e-16)  # likewise, of numbers up to 1
-    nothing, most, least = (vectors.exponential(odd) for odd in (np.nan, np.inf, -np.inf))
+    nothing, most, least = (numba_softmax.exponential(odd) for odd in (np.nan, np.inf, -np.inf))
     assert np.isnan(nothing)
     assert most > 1e307
     assert least < 1e-307
@@ -72,7 +79,7 @@ def test_krylov_methods_solve_what_numpy_solves(low):
     a, m, b = system(low)
     exact = np.linalg.solve(a @ m, b)
     x, x_image, room = np.empty_like(b), np.empty_like(b), np.empty((3, len(b)))
-    _, steps, indefinite = krylov.conjugate_gradient(_apply, _metric)(
+    _, steps, indefinite = numba_linear.krylov_methods(_apply, _metric)[0](
         (a, m), b.copy(), m @ b, 1e-13, 100, True, x, x_image, room
     )
     assert indefinite == (low < 0)
@@ -83,7 +90,7 @@ def test_krylov_methods_solve_what_numpy_solves(low):
     else:
         d = room[0]
         assert d @ m @ a @ m @ d < 0, "the direction along which it curves downwards"
-    krylov.minres(_apply, _metric)((a, m), b.copy(), m @ b, 1e-13, 100, x)
+    numba_linear.krylov_methods(_apply, _metric)[1]((a, m), b.copy(), m @ b, 1e-13, 100, x)
     np.testing.assert_allclose(x, exact, rtol=SOLVED)
 
 
@@ -118,7 +125,7 @@ def test_numbers_of_either_precision_are_solved_by_one_code():
     double = Regression(*(leaf.double() if leaf.is_floating_point() else leaf for leaf in single))
     fine = double._replace(features=double.features + 1e-12)
     results = [DualNewton().run(SoftmaxRegression(), None, args).v for args in (single, double, fine)]
-    assert len(regression_kernels.solve.overloads) == 1
+    assert len(numba_regression.solve.overloads) == 1
     assert [v.dtype for v in results] == [torch.float32, torch.float64, torch.float64]
     torch.testing.assert_close(results[0].double(), results[1], rtol=1e-6, atol=1e-7)  # the answer in float32
     assert 1e-14 < (results[2] - results[1]).abs().max() < 1e-9  # inputs that differ by 1e-12, which float32 would lose
@@ -131,7 +138,7 @@ def kernel_in(folder: Path):
         return 2 * x
 
     kernel = njit(double)
-    kernel._cache = store.KernelCache(folder, "tests.double")
+    kernel._cache = numba_code_cache.KernelCache(folder, "tests.double")
     return kernel
 
 
@@ -158,11 +165,10 @@ def test_a_file_has_code_for_one_processor_and_one_kind_of_arguments(tmp_path):
     loads(tmp_path, 3)
     loads(tmp_path, 3.0)
     assert len([*tmp_path.iterdir()]) == 2, "numba's index of one process would name the code of another"
-    cache = store.KernelCache(tmp_path, "tests.double")
+    cache = numba_code_cache.KernelCache(tmp_path, "tests.double")
     mine, other = (SimpleNamespace(magic_tuple=lambda name=name: ("x86_64", name, "")) for name in ("zen4", "haswell"))
-    assert (
-        cache._path((), mine) != cache._path((), other) != store.KernelCache(tmp_path, "tests.triple")._path((), mine)
-    )
+    third = numba_code_cache.KernelCache(tmp_path, "tests.triple")
+    assert cache._path((), mine) != cache._path((), other) != third._path((), mine)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
@@ -182,7 +188,7 @@ def test_what_cannot_be_stored_stops_no_solve(tmp_path, monkeypatch):
     def refuse(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_bytes", refuse)
+    monkeypatch.setattr(numba_code_cache, "write_bytes", refuse)
     assert not loads(tmp_path)
     assert not loads(tmp_path / "missing")
 
@@ -204,16 +210,16 @@ def test_processes_that_compile_at_once_and_one_that_is_killed(tmp_path):
 def test_code_is_kept_in_the_home(tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
-    monkeypatch.setattr(store, "_folder", None)
-    assert store.code_folder() == tmp_path / "compiled" / store.sources_folder()
+    monkeypatch.setattr(numba_code_cache, "_folder", None)
+    assert numba_code_cache.code_folder() == tmp_path / "compiled" / numba_code_cache.sources_folder()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "chosen"))
-    assert store.code_folder() == tmp_path / "chosen" / store.sources_folder()
+    assert numba_code_cache.code_folder() == tmp_path / "chosen" / numba_code_cache.sources_folder()
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
-    assert store.code_folder() is None
+    assert numba_code_cache.code_folder() is None
 
 
 def compile_one(module):
@@ -228,8 +234,8 @@ def compile_one(module):
 
 def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatch):
     messages = []
-    monkeypatch.setattr(store, "_say", messages.append)
-    monkeypatch.setattr(store, "_announced", False)
+    monkeypatch.setattr(numba_code_cache, "_say", messages.append)
+    monkeypatch.setattr(numba_code_cache, "_announced", False)
     compile_one("plugin")
     assert messages == []
     compile_one("ifsl_bench.solvers.numba_network")
@@ -237,8 +243,8 @@ def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatc
     assert len(messages) == 1
     assert "compiling" in messages[0]
     assert "once" in messages[0]
-    monkeypatch.setattr(store, "_announced", False)
-    store.announce(False)
+    monkeypatch.setattr(numba_code_cache, "_announced", False)
+    numba_code_cache.announce(False)
     assert "in every process" in messages[1]
 
 
@@ -259,9 +265,9 @@ def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(store, "_folder", None)
+    monkeypatch.setattr(numba_code_cache, "_folder", None)
     monkeypatch.setenv("IFSL_BENCH_HOME", "~nosuchuser/home")
-    assert store.code_folder() is None
+    assert numba_code_cache.code_folder() is None
 
 
 @pytest.mark.slow("starts a process that solves")
@@ -320,18 +326,18 @@ def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
 
 
 def test_the_kernels_can_be_switched_off_for_a_while():
-    with compiled.batched():
-        assert not compiled.kernels_enabled(torch.zeros(1))
-    assert compiled.kernels_enabled(torch.zeros(1))
-    assert not compiled.kernels_enabled(torch.zeros(1, device="meta"))
+    with numba_backend.batched():
+        assert not numba_backend.kernels_enabled(torch.zeros(1))
+    assert numba_backend.kernels_enabled(torch.zeros(1))
+    assert not numba_backend.kernels_enabled(torch.zeros(1, device="meta"))
 
 
 @pytest.mark.slow("starts a process that imports torch")
 def test_the_kernels_can_be_switched_off_for_a_process():
     program = "\n".join([
         "import torch",
-        "from ifsl_bench.solvers import numba_backend as compiled",
-        "assert not compiled.kernels_enabled(torch.zeros(1))",
+        "from ifsl_bench.solvers import numba_backend",
+        "assert not numba_backend.kernels_enabled(torch.zeros(1))",
     ])  # fmt: skip
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "IFSL_BENCH_KERNELS": "0"})
 
@@ -376,7 +382,7 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
             np.testing.assert_array_equal(result.margins.base[e], margins[False])
             np.testing.assert_array_equal(result.margins.novel[e], margins[True])
             assert result.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
-    with compiled.batched():
+    with numba_backend.batched():
         torch_result = hits("x", prediction, batch, base)
     for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -416,7 +422,7 @@ def test_kernels_gather_what_indices_say(shared):
     base = novel if shared else base
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
     loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
-    assert compiled.kernels_loaded(novel.features)
+    assert numba_backend.kernels_loaded(novel.features)
     batch, drawn = loader.batch(5, 70), loader.sampler.sample(5, 70)
     for bank, support, query in (
         ("features", batch.support.features, batch.query.features),
