@@ -47,7 +47,8 @@ class Comparison:
         effects: metric -> standard deviation of the effect that a novel class has on the difference; 0 where the
             estimate of its square is negative.
         partial: whether the data set is marked partial, which ``notes`` say too.
-        notes: what a reader should know.
+        namesakes: notes on further rows of the labels of the two, which could have been meant.
+        notes: what else a reader should know.
     """
 
     a: str
@@ -64,6 +65,7 @@ class Comparison:
     over_classes: dict[str, Estimate]
     classes: int
     effects: dict[str, float]
+    namesakes: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -72,13 +74,19 @@ class Comparison:
         return self.protocol.units
 
 
-def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] = ()) -> Comparison:
+def compare(
+    a: SeedAggregate,
+    b: SeedAggregate,
+    among: Sequence[SeedAggregate] = (),
+    namesakes: Sequence[SeedAggregate] = (),
+) -> Comparison:
     """Compare two rows in pairs over episodes, and over the seeds that both have.
 
     Args:
         a: one row.
         b: another one.
-        among: all comparable rows of the task, which say how much rows vary over seeds.
+        among: all comparable rows of the task, from which the variance over seeds is estimated.
+        namesakes: further rows of the same labels, which could have been meant.
 
     Raises:
         UserError: the two were not measured on the same episodes; the message explains why.
@@ -86,8 +94,11 @@ def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] =
     from scipy.special import stdtrit
 
     first, second = _called(a), _called(b)
-    if reason := mismatch(a.results[0], b.results[0]):
-        raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}")
+    others = [row for row in namesakes if row not in (a, b)]
+    reason = mismatch(a.results[0], b.results[0])
+    if reason:
+        hint = f"; there is also {' and '.join(repr(_called(row)) for row in others)}" if others else ""
+        raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}{hint}")
     common = tuple(s for s in a.seeds if s in b.seeds)
     seeds = common or None
     ours, theirs = a.per_episode(seeds), b.per_episode(seeds)
@@ -114,13 +125,16 @@ def compare(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate] =
         over_classes=dict(zip(names, estimates, strict=False)),
         classes=by_class.classes if by_class else 0,
         effects=dict(zip(names, by_class.effects.tolist(), strict=True)) if by_class else {},
-        notes=tuple(_notes(a, b, common, among, "" if by_class else f"no interval over classes: {over}")),
+        namesakes=tuple(
+            f"{(first if row.label == a.label else second)!r} is compared; there is also {_called(row)!r}, "
+            f"with {seeds_in_words(row.seeds)}"
+            for row in others
+        ),
+        notes=tuple(_notes(a, b, common, None if by_class else f"no interval over classes: {over}")),
     )
 
 
-def _notes(
-    a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], among: Sequence[SeedAggregate], classes: str
-) -> Iterator[str]:
+def _notes(a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes: str | None) -> Iterator[str]:
     first, second = _called(a), _called(b)
     if a.partial or b.partial:
         yield PARTIAL
@@ -149,9 +163,6 @@ def _notes(
         yield classes
     for note in solve_notes({first: a.solves, second: b.solves}):
         yield f"{note[0].lower()}{note[1:-1]}"
-    for row in among:
-        if row.label in (a.label, b.label) and row not in (a, b):
-            yield f"there is also {_called(row)!r}, with {seeds_in_words(row.seeds)}"
 
 
 def overall(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate], metric: str) -> Difference:

@@ -51,7 +51,7 @@ def pairs_of(board: TaskResults) -> list[PublishedPair]:
     pairs = []
     for paper in papers:
         # Else one of yours that differs in options alone, as a rehearsal does.
-        mine = (r for r in (*board.rows, *board.others) if r.origin != STORED and r.label.startswith(f"{paper.label}."))
+        mine = (r for r in board.measured if r.origin != STORED and r.label.startswith(f"{paper.label}."))
         if (row := board.row(paper.label) or next(mine, None)) is None:
             continue
         reasons = [f"a variant of {variant}"] if variant else []

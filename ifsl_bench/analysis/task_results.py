@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, PARTIAL, STORED, SeedAggregate, lazy_of, rows_of
 from ifsl_bench.analysis.ranking import Ranked, Ranking
@@ -53,6 +54,11 @@ class TaskResults:
         return self.task.name
 
     @property
+    def measured(self) -> tuple[SeedAggregate, ...]:
+        """All measured rows, comparable or not."""
+        return (*self.rows, *self.others)
+
+    @property
     def empty(self) -> bool:
         return not (self.rows or self.others or self.papers)
 
@@ -84,12 +90,12 @@ class TaskResults:
     @property
     def labels(self) -> set[str]:
         """The labels of all rows, measured and published."""
-        return {row.label for row in (*self.rows, *self.others)} | {paper.label for paper in self.papers}
+        return {row.label for row in self.measured} | {paper.label for paper in self.papers}
 
     def has_row(self, label: str) -> bool:
         """Return whether :meth:`only` finds a row for a label."""
         papers = {paper.label.lower() for paper in self.papers}
-        return label.lower() in papers.union(*(row_names(row) for row in (*self.rows, *self.others)))
+        return label.lower() in papers.union(*(row_names(row) for row in self.measured))
 
     def only(self, labels: Collection[str]) -> TaskResults:
         """Return the rows with these labels, or labels and origins as in "lr (stored)", whatever their case."""
@@ -131,7 +137,7 @@ class TaskResults:
 
     def row(self, label: str) -> SeedAggregate | None:
         """Return the row of a label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
-        rows = [row for row in (*self.rows, *self.others) if label.lower() in row_names(row)]
+        rows = [row for row in self.measured if label.lower() in row_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
     def incompatibility(self, row: SeedAggregate) -> str:
@@ -351,7 +357,7 @@ def row_of(board: TaskResults, label: str) -> SeedAggregate:
     row = board.row(label)
     if row is not None:
         return row
-    labels = {row.label for row in (*board.rows, *board.others)}
+    labels = {row.label for row in board.measured}
     about = (f"{LEFT_OUT}{label}, seed ", f"/{label}.seed-")
     if remarks := [remark for remark in board.left_out if any(part in remark for part in about)]:
         raise UserError(f"there is no row {label} of task {board.name}; {remarks[0]}")
@@ -378,10 +384,17 @@ def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:
     return replace(lazy_of(row_of(board, lazy[1] or other)), label=label) if lazy else row_of(board, label)
 
 
-def pair_of(
-    a: str, b: str, task: str | None, folders: Paths
-) -> tuple[SeedAggregate, SeedAggregate, tuple[SeedAggregate, ...]]:
-    """Return two rows to compare, and all rows that they are comparable with.
+class RowPair(NamedTuple):
+    """Two rows to compare: the arguments of :func:`ifsl_bench.analysis.comparison.compare`."""
+
+    a: SeedAggregate
+    b: SeedAggregate
+    among: tuple[SeedAggregate, ...] = ()
+    namesakes: tuple[SeedAggregate, ...] = ()
+
+
+def pair_of(a: str, b: str, task: str | None, folders: Paths) -> RowPair:
+    """Return two rows to compare, all rows that they are comparable with, and further rows of their labels.
 
     Args:
         a: a label, or a file.
@@ -396,7 +409,9 @@ def pair_of(
         board = board_of(task, folders)
         first, second = rival_of(board, a, b), rival_of(board, b, a)
         ranked = {id(row.results) for row in board.compared}  # a lazy model has the results of its row
-        return first, second, board.compared if {id(first.results), id(second.results)} <= ranked else ()
+        among = board.compared if {id(first.results), id(second.results)} <= ranked else ()
+        labels = {row.label for row in (first, second) if row.full_name.lower() not in (a.lower(), b.lower())}
+        return RowPair(first, second, among, tuple(row for row in board.measured if row.label in labels))
     for name in (a, b):
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
@@ -404,4 +419,4 @@ def pair_of(
     names = [f"{result.label}.seed-{result.seed}" for result in results]
     names = [a, b] if names[0] == names[1] else names
     first, second = (SeedAggregate(name, FILE, (result,)) for name, result in zip(names, results, strict=True))
-    return first, second, ()
+    return RowPair(first, second)

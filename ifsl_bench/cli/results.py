@@ -26,7 +26,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import TEXT, say, show_tables
+from ifsl_bench.cli.output import TEXT, say, show_tables, warn
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.text_format import seeds_in_words
@@ -181,14 +181,18 @@ def leaderboard(
 def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> None:
     """Paired difference A - B of two rows of a task, or two files.
 
-    In sessions, 'lazy' is the lazy model of the other row, and 'lazy (ROW)' that of any row.
+    Your own row comes before the stored one of the same label, which "LABEL (stored)" names. In sessions, 'lazy' is the
+    lazy model of the other row, and 'lazy (ROW)' that of any row.
     """
     from ifsl_bench.analysis.comparison import compare as compare_rows
     from ifsl_bench.analysis.task_results import pair_of
     from ifsl_bench.reporting.comparison_tables import comparison_table
+    from ifsl_bench.reporting.render import PROGRAMS
 
-    rows = pair_of(a, b, task, folders)
-    show_tables([comparison_table(compare_rows(*rows))], style)
+    comparison = compare_rows(*pair_of(a, b, task, folders))
+    show_tables([comparison_table(comparison)], style)
+    if style in PROGRAMS:  # which get no notes
+        warn(comparison.namesakes)
 
 
 @click.command(
@@ -241,7 +245,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         row = row_of(board, label)
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
             more = [f"The stored row: ifsl-bench show '{row.label} ({STORED})' {name}"]
-        twice = sum(other_row.label == row.label for other_row in (*board.rows, *board.others)) > 1
+        twice = sum(other_row.label == row.label for other_row in board.measured) > 1
         named = f"{row.label} ({row.origin})" if twice else row.label
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:

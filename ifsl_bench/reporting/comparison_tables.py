@@ -86,7 +86,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
     notes = [
         *(overall if several else alone),
         *_of_classes(comparison),
-        *(f"Note: {note}." for note in comparison.notes),
+        *(f"Note: {note}." for note in (*comparison.namesakes, *comparison.notes)),
     ]
     return Table(columns, list(comparison.episodes), title, notes, lead=verdict(comparison))
 

@@ -71,7 +71,7 @@ def _kind(task: Task) -> str:
 def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
     task = boards[0].task
     protocol = protocol_of(task)
-    measured = [row for board in boards for row in (*board.rows, *board.others)]
+    measured = [row for board in boards for row in board.measured]
     columns = paper_columns(task, full, rank, [name for name in titles() if having(measured, name)])
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
@@ -104,7 +104,6 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
     return "\n".join(
         [
             f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
-            *(f"% {comment}" for comment in _comments(boards, names, bold, rank)),
             r"\begin{table}[t]",
             r"\begin{center}",
             rf"\caption{{{escaped(_caption(boards))}}}",
@@ -116,12 +115,13 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
             r"\end{tabular}",
             r"\end{center}",
             r"\end{table}",
+            *(f"% {comment}" for comment in _comments(boards, names, bold, rank)),
         ]
     )
 
 
 def _comments(boards: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
-    """Return what is said above the table: what is bold, then the notes on all boards, and on some with their names."""
+    """Return the comments below the table: what is bold, then the notes on all boards, and on some with their names."""
     task = boards[0].task
     protocol = protocol_of(task)
     of_each = [[*notes_of(board, "their ± too", names), *notes_of_ranks(board, to_best=False)] for board in boards]

@@ -254,7 +254,7 @@ def with_variants(boards: Iterable[TaskResults], results: Path, labels: Collecti
                 continue
             raise nothing_stored(board)
         if not board.empty:
-            stored = [v for v in variants if all(row.origin == STORED for row in (*v.rows, *v.others))]
+            stored = [v for v in variants if all(row.origin == STORED for row in v.measured)]
             variants = [variant for variant in variants if variant not in stored]
             if names := [variant.name for variant in stored if not variant.empty]:
                 short = ", ".join(name.removeprefix(board.name) for name in names)

@@ -41,7 +41,6 @@ def table(
         methods: labels of the only rows to show.
         setting: "paper" for methods as published alone, "tuned-12" for the best of 12 trials; all rows by default.
         full: show more columns, as ``table --full``; data frames have all columns that ``--format json`` has.
-        home, results: as ``--home`` and ``--results``.
         home: the home folder, as ``--home``.
         results: the folder of results, as ``--results``.
 
@@ -95,8 +94,7 @@ def compare(
     """Return paired differences A - B in percentage points, a row for each metric.
 
     Args:
-        a, b: labels of rows of ``task``, or two result files.
-        a: a row's label, or a result file.
+        a: a row's label, or a result file; of two rows of a label it is yours, and "lr (stored)" is the stored one.
         b: another one.
         task: the task of the rows, where they are given by label.
         home: the home folder, as ``--home``.
@@ -140,7 +138,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
     """Return a result file; or all seeds of a row, by its label and task.
 
     Args:
-        what: the file, or the label.
+        what: the file, or the label; of two rows of a label it is yours, and "lr (stored)" is the stored one.
         task: of the row.
         home: the home folder, as ``--home``.
         results: the folder of results, as ``--results``.

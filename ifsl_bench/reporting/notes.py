@@ -77,7 +77,7 @@ def notes_of(
 def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
     """Return what is measured, over how many episodes, and what intervals hold fixed."""
     notes, protocol = [], protocol_of(board.task)
-    measured = (*board.rows, *board.others)
+    measured = board.measured
     single = bool(board.rows) and board.rows[0].single
     if board.rows:
         first = board.rows[0].results[0]
@@ -103,7 +103,7 @@ def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
 
 def _choice_notes(board: TaskResults) -> list[str]:
     """Return how the options of rows were chosen."""
-    measured = (*board.rows, *board.others)
+    measured = board.measured
     labels = dict(zip(measured, names_of(measured), strict=True))
     tried_on = f"validation {protocol_of(board.task).drawn}"
     tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
@@ -120,7 +120,7 @@ def _choice_notes(board: TaskResults) -> list[str]:
 
 def _group_notes(board: TaskResults) -> list[str]:
     """Return which rows are ranked apart, and what their data and backbones have seen."""
-    notes, measured = [], (*board.rows, *board.others)
+    notes, measured = [], board.measured
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
     if looking := [row.full_name for row in measured if row.transductive]:
@@ -138,7 +138,7 @@ def _group_notes(board: TaskResults) -> list[str]:
 
 def _anomaly_notes(board: TaskResults) -> list[str]:
     """Return what went wrong in solves, on novel logits, and what is not installed here."""
-    measured = (*board.rows, *board.others)
+    measured = board.measured
     notes = [
         *solve_notes({row.full_name: row.solves for row in measured}),
         *(

@@ -82,7 +82,7 @@ def _backbone(task: Task) -> str:
 
 
 def _results(board: TaskResults) -> str:
-    measured = len({(row.label, row.origin) for row in (*board.rows, *board.others)})
+    measured = len({(row.label, row.origin) for row in board.measured})
     counts = {"measured": measured, "published": len(board.papers)}
     text = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)
     return f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if text else "none yet"

@@ -288,16 +288,16 @@ def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(store
 def test_a_comparison_says_whose_rows_it_is_of():
     rival = row("b", [14.0] * 3, noise=2)
     stored_row, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
-    comparison = compare(mine, rival, [stored_row, mine, rival])
+    everything = [stored_row, mine, rival]
+    comparison = compare(mine, rival, everything, [stored_row, mine])
     assert (comparison.a, comparison.b) == ("a (yours)", "b (yours)")
-    assert "there is also 'a (stored)', with seeds 0, 1, 2" in comparison.notes
+    other = "'a (yours)' is compared; there is also 'a (stored)', with seeds 0, 1, 2"
+    assert comparison.namesakes == (other,)
     assert "a (yours)" in verdict(comparison)
-    namesakes = compare(mine, stored_row, [stored_row, mine, rival])
+    namesakes = compare(mine, stored_row, everything, [stored_row, mine])
     assert (namesakes.a, namesakes.b) == ("a (yours)", "a (stored)")
-    assert not [note for note in namesakes.notes if "there is also" in note]
-    same = compare(mine, mine, [stored_row, mine, rival])
-    assert [note for note in same.notes if "there is also" in note] == [
-        "there is also 'a (stored)', with seeds 0, 1, 2"
-    ], "once"
+    assert not namesakes.namesakes
+    same = compare(mine, mine, everything, [stored_row, mine])
+    assert same.namesakes == (other,), "once"
     assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in namesakes.notes)
     assert compare(stored_row, rival, [stored_row, rival]).a == "a (stored)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -97,3 +98,17 @@ def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
         assert lines[rule + len(table.rows) + 1] == "", "a line for each"
         assert ("each seed" in lines[rule - 1]) == has_seeds
         assert any("No room for:" in line and "each seed" in line for line in lines) != has_seeds
+
+
+@pytest.mark.parametrize("style", ["text", "json", "csv"])
+def test_compare_says_which_of_two_rows_of_a_label_it_takes(style, call, tmp_path):
+    (tmp_path / "mine" / "glyphs-5shot").mkdir(parents=True)
+    for seed in range(2):
+        shutil.copy(packaged_root() / "glyphs-5shot" / f"imprint.seed-{seed}.json", tmp_path / "mine" / "glyphs-5shot")
+    words = ("--task", "glyphs-5shot", "--results", str(tmp_path / "mine"), "--format", style)
+    note = "'imprint (yours)' is compared; there is also 'imprint (stored)', with seeds 0 to 4"
+    status, out, err = call("compare", "imprint", "lr", *words)
+    assert status == 0
+    assert note in (out if style == "text" else err)
+    _, out, err = call("compare", "imprint (stored)", "lr", *words)
+    assert "there is also" not in out + err, "a row that is named in full"

@@ -197,7 +197,7 @@ def _board(view: TaskResults, table: Table[TableRow], numbers: dict[object, int]
 
 def _looks(board: TaskResults) -> dict[SeedAggregate, PlotStyle]:
     """Return the look of each measured row of a task, all its settings together."""
-    rows = (*board.rows, *board.others)
+    rows = board.measured
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
     return dict(zip(rows, styles_of([row.label for row in rows], second), strict=True))
