@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from ifsl_bench.solvers.attractor_prior import attention
 from ifsl_bench.utils.errors import UserError
 
 SINGLE = 1e-4  # float32's rounding, 1e-7, of logits of some tens, sums over 64 features
+TINY = Path(__file__).parents[2] / "tasks" / "tiny-tiered.csv"
 STEPS = 4  # that T-BPTT unrolls here
 
 
@@ -368,6 +371,19 @@ def test_the_accuracy_of_each_class_is_a_frame(trained):
             assert counts[row["taken_by"]] == max(counts.values())
     assert "as base" in repr(frame)
     assert len(frame.to_pandas()) == len(rows)
+
+
+def test_classes_of_wordnet_ids_have_names_for_readers():
+    frame = ifsl_bench.class_accuracy("tiny-features-5shot", "imprint", episodes=20)
+    assert not re.search(r"\bn\d{8}\b", repr(frame) + frame._repr_html_())
+    records = list(frame)
+    assert all(re.fullmatch(r"n\d{8}", record["class"]) for record in records), "programs get ids"
+    names = {row["wnid"]: row["name"] for row in csv.DictReader(TINY.open())}
+    table = repr(frame)
+    assert names[records[0]["class"]] in table
+    drawing = ifsl_bench.plot.confusions("tiny-features-5shot", methods="imprint", episodes=20)
+    words = [label.get_text() for label in drawing.figure.axes[0].get_yticklabels()] + [*drawing.notes]
+    assert not [text for text in words if re.search(r"\bn\d{8}\b", text)]
 
 
 def test_what_has_no_confusions_is_one_line(in_sessions, call):

@@ -18,7 +18,7 @@ from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import plus_minus, rounded
-from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
+from ifsl_bench.reporting.figures.models import check_trained, class_names, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import (
     heights,
     legend_below,
@@ -229,51 +229,45 @@ def class_accuracy(
 
 
 def _table(of_method: Confusions) -> Table[dict[str, Any]]:
-    count, rows = len(of_method.classes), list[dict[str, Any]]()
+    count = len(of_method.classes)
+    names = dict(zip(of_method.classes, class_names(of_method.classes), strict=True))
     accuracies = of_method.answers.diagonal() / np.maximum(of_method.queries, 1)
+    rows = []
     for at in sorted(np.flatnonzero(of_method.units).tolist(), key=lambda at: (at < of_method.base, accuracies[at])):
         others = of_method.answers[at, :count].copy()
         others[at] = 0
         taker = int(others.argmax())
-        shares = {"acc": at, "as_base": count, "as_novel": count + 1, "taken": taker}
         rows.append(
             {
-                "task": of_method.task,
-                "method": of_method.label,
                 "class": of_method.classes[at],
                 "novel": at >= of_method.base,
                 "queries": int(of_method.queries[at]),
                 "taken_by": of_method.classes[taker] if others[taker] else None,
-                **{name: of_method.share(at, answer) for name, answer in shares.items()},
+                "acc": of_method.share(at, at),
+                "as_base": of_method.share(at, count),
+                "as_novel": of_method.share(at, count + 1),
+                "taken": of_method.share(at, taker),
             }
         )
-    return Table(
-        [_plain(*names) for names in PLAIN] + [_share(*names) for names in SHARES],
-        rows,
-        f"{of_method.task}, {of_method.label}, in percent of a class's queries",
-    )
 
+    def share(name: str, heading: str) -> Column[dict[str, Any]]:
+        def fields(row: dict[str, Any]) -> dict[str, float | None]:
+            return {name: rounded(row[name].mean), f"{name}_interval": rounded(row[name].interval)}
 
-PLAIN = (
-    ("task", None),
-    ("method", None),
-    ("class", "class"),
-    ("novel", "novel"),
-    ("queries", "queries"),
-    ("taken_by", "taken by"),
-)
-SHARES = (("acc", "Acc."), ("as_base", "as base"), ("as_novel", "as novel"), ("taken", "taken"))
+        return Column(heading, lambda row: plus_minus(row[name]), fields)
 
-
-def _plain(name: str, heading: str | None) -> Column[dict[str, Any]]:
-    return Column(heading, lambda row: f"{row[name]}" if row[name] is not None else "", lambda row: {name: row[name]})
-
-
-def _share(name: str, heading: str) -> Column[dict[str, Any]]:
-    def fields(row: dict[str, Any]) -> dict[str, float | None]:
-        return {name: rounded(row[name].mean), f"{name}_interval": rounded(row[name].interval)}
-
-    return Column(heading, lambda row: plus_minus(row[name]), fields)
+    columns = [
+        Column(fields=lambda row: {"task": of_method.task, "method": of_method.label}),
+        Column("class", lambda row: names[row["class"]], lambda row: {"class": row["class"]}),
+        Column("novel", lambda row: str(row["novel"]), lambda row: {"novel": row["novel"]}),
+        Column("queries", lambda row: str(row["queries"]), lambda row: {"queries": row["queries"]}),
+        Column("taken by", lambda row: names.get(row["taken_by"], ""), lambda row: {"taken_by": row["taken_by"]}),
+        share("acc", "Acc."),
+        share("as_base", "as base"),
+        share("as_novel", "as novel"),
+        share("taken", "taken"),
+    ]
+    return Table(columns, rows, f"{of_method.task}, {of_method.label}, in percent of a class's queries")
 
 
 @styled()
@@ -296,7 +290,8 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
     if not order:
         raise UserError(f"{first.task}: no query of a novel class is answered with a base class")
     pairs = [divmod(at, first.base) for at in order]
-    base, novel = short_names(first.classes[: first.base]), short_names(first.classes[first.base :])
+    names = class_names(first.classes)
+    base, novel = short_names(names[: first.base]), short_names(names[first.base :])
     labels = [of_method.label for of_method in of_methods]
     looks, apart = line_styles(labels), 0.7 / len(labels)
     figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)), wide)
@@ -326,7 +321,8 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
 def _pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:
     first = of_methods[0]
     shares = ", ".join(plus_minus(of_method.share(of_method.base + of, answer)) for of_method in of_methods)
-    return one_line(f"  {first.classes[first.base + of]} as {first.classes[answer]}: {shares}")
+    names = class_names(first.classes)
+    return one_line(f"  {names[first.base + of]} as {names[answer]}: {shares}")
 
 
 def _total(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:

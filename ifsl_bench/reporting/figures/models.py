@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from ifsl_bench.backbones.pretrained import is_offered
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import metadata_of
+from ifsl_bench.data.published_splits import columns
 from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
@@ -177,7 +179,7 @@ def episode_of(ready: EvaluationContext, index: int, label: str = "") -> Episode
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
     answer = predict(ready.method.eval(), ready.job.name, batch)
     novel = tuple(novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
-    base = tuple(short_names(dataset.pool("base/train").classes))
+    base = tuple(short_names(class_names(dataset.pool("base/train").classes)))
     logits = masked_logits(answer, batch.masked)[0].float().cpu()
     return Episode(label or ready.job.label, drawn, batch, logits, novel, base)
 
@@ -189,4 +191,12 @@ def novel_names(dataset: Dataset, task: Task) -> list[str]:
         dataset: the data set of the task.
         task: the task.
     """
-    return short_names(dataset.pool(task.pool("test", "novel")).classes)
+    return short_names(class_names(dataset.pool(task.pool("test", "novel")).classes))
+
+
+def class_names(classes: Sequence[str]) -> list[str]:
+    """Return names of classes for readers: of a WordNet id the name that it has in Tiny-ImageNet, if it is there."""
+    titles = columns("tiny-tiered.csv", "wnid", "name")
+    names = [titles.get(name, name) for name in classes]
+    often = Counter(names)
+    return [title if often[title] == 1 else f"{title} ({name})" for title, name in zip(names, classes, strict=True)]
