@@ -384,7 +384,7 @@ def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:
     return replace(lazy_of(row_of(board, lazy[1] or other)), label=label) if lazy else row_of(board, label)
 
 
-class RowPair(NamedTuple):
+class ComparedRows(NamedTuple):
     """Two rows to compare: the arguments of :func:`ifsl_bench.analysis.comparison.compare`."""
 
     a: SeedAggregate
@@ -393,7 +393,7 @@ class RowPair(NamedTuple):
     namesakes: tuple[SeedAggregate, ...] = ()
 
 
-def pair_of(a: str, b: str, task: str | None, folders: Paths) -> RowPair:
+def pair_of(a: str, b: str, task: str | None, folders: Paths) -> ComparedRows:
     """Return two rows to compare, all rows that they are comparable with, and further rows of their labels.
 
     Args:
@@ -411,7 +411,7 @@ def pair_of(a: str, b: str, task: str | None, folders: Paths) -> RowPair:
         ranked = {id(row.results) for row in board.compared}  # a lazy model has the results of its row
         among = board.compared if {id(first.results), id(second.results)} <= ranked else ()
         labels = {row.label for row in (first, second) if row.full_name.lower() not in (a.lower(), b.lower())}
-        return RowPair(first, second, among, tuple(row for row in board.measured if row.label in labels))
+        return ComparedRows(first, second, among, tuple(row for row in board.measured if row.label in labels))
     for name in (a, b):
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
@@ -419,4 +419,4 @@ def pair_of(a: str, b: str, task: str | None, folders: Paths) -> RowPair:
     names = [f"{result.label}.seed-{result.seed}" for result in results]
     names = [a, b] if names[0] == names[1] else names
     first, second = (SeedAggregate(name, FILE, (result,)) for name, result in zip(names, results, strict=True))
-    return RowPair(first, second)
+    return ComparedRows(first, second)
