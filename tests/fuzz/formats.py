@@ -94,11 +94,16 @@ def tars() -> Sequence[bytes]:
     return [tarred(files(), tarfile.USTAR_FORMAT), *plain, tarred({"top/a.tar": plain[0], "top/b.tar": plain[1]})]
 
 
-def _head(block: bytes, at: int, value: bytes) -> bytes:
+def tar_field(block: bytes, at: int, value: bytes) -> bytes:
     """Return a header with a field changed and its checksum right."""
     block = (block[:at] + value + block[at + len(value) :])[:512].ljust(512, b"\0")
     block = block[:148] + b" " * 8 + block[156:]
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def base256(value: int) -> bytes:
+    """Return a size as GNU tar writes large ones."""
+    return (value & ((1 << 96) - 1) | (1 << 95)).to_bytes(12, "big")
 
 
 def spoiled_tar(random: Random, content: bytes) -> bytes:
@@ -109,23 +114,22 @@ def spoiled_tar(random: Random, content: bytes) -> bytes:
         return spoiled_parts(random, blocks, [bytes(512)])
     i, value = random.choice(heads), random.choice(NUMBERS) * random.choice((1, -1, 1 << 20))
     name = random.choice(NAMES).encode("utf-8", "surrogateescape")
-    base256 = (value & ((1 << 96) - 1) | (1 << 95)).to_bytes(12, "big")
     octal = b"%011o\0" % (value & ((1 << 33) - 1))
-    size = random.choice((octal, base256, b"-0000000777\0", b"9" * 12, b"\xff" * 12))
+    size = random.choice((octal, base256(value), b"-0000000777\0", b"9" * 12, b"\xff" * 12))
     way = random.randrange(4)
     if way == 0:
-        blocks[i] = _head(blocks[i], 124, size)
+        blocks[i] = tar_field(blocks[i], 124, size)
     elif way == 1:
-        blocks[i] = _head(blocks[i], 156, bytes([random.choice(b"0\x001257LKxgSXDMV")]))
+        blocks[i] = tar_field(blocks[i], 156, bytes([random.choice(b"0\x001257LKxgSXDMV")]))
     elif way == 2:
-        blocks[i] = _head(blocks[i], 0, name[:100].ljust(100, b"\0"))
+        blocks[i] = tar_field(blocks[i], 0, name[:100].ljust(100, b"\0"))
     else:
         key = random.choice((b"path", b"size", b"linkpath", b"GNU.sparse.map", b"GNU.sparse.size", b"hdrcharset", b""))
         record = b" " + key + b"=" + random.choice((name, b"%d" % value, b"9" * 5000)) + b"\n"
         record = b"%d" % random.choice((len(record) + len(str(len(record))), 0, 10**20)) + record
         body = random.choice((record, name + b"\0"))
         said = size if random.random() < 0.2 else b"%011o\0" % len(body)
-        extended = _head(_head(blocks[i], 124, said), 156, random.choice((b"x", b"g", b"L", b"K")))
+        extended = tar_field(tar_field(blocks[i], 124, said), 156, random.choice((b"x", b"g", b"L", b"K")))
         blocks[i:i] = [extended, body + bytes(-len(body) % 512)]
     return b"".join(blocks)[: 1 << 20]
 
@@ -196,6 +200,10 @@ def images() -> Sequence[bytes]:
     ]
 
 
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def spoiled_image(random: Random, content: bytes) -> bytes:
     """Change chunks of a PNG and make their checksums right; of others, change any bytes."""
     if not content.startswith(b"\x89PNG") or random.random() < 0.3:
@@ -209,7 +217,7 @@ def spoiled_image(random: Random, content: bytes) -> bytes:
             data = once(random, data)
         elif random.random() < 0.1:
             kind, data = random.choice((b"zTXt", b"iCCP", b"iTXt")), b"k\0\0" + zlib.compress(bytes(1 << 22))
-        out += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        out += png_chunk(kind, data)
     return out
 
 

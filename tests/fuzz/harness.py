@@ -20,7 +20,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-BYTES = 10**9  # memory of a case
 PATIENCE = 10  # seconds after the time of a case, until its process is killed
 MOST = 1 << 20  # bytes of a case
 _BATCH = 200  # cases of a process
@@ -128,6 +127,7 @@ class Format:
         share: Cases in a round of all formats.
         prepare: Makes what reading needs, in the process that all cases are forks of.
         seconds: Time of a case.
+        bytes: Memory of a case.
     """
 
     name: str
@@ -137,6 +137,7 @@ class Format:
     share: int = 50
     prepare: Callable[[], object] = tuple
     seconds: float = 10
+    bytes: int = 10**9
 
 
 def case(form: Format, seed: int, index: int) -> bytes:
@@ -187,16 +188,16 @@ def peak() -> int:
 def _work(form: Format, make: Callable[[int], bytes], numbers: range, folder: str, line: Connection) -> None:
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries in C print
-    resource.setrlimit(resource.RLIMIT_AS, (16 * BYTES,) * 2)  # so that the machine survives
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 10**9,) * 2)  # so that the machine survives
     base = peak()
     for index in numbers:
         path = Path(folder) / "case"
         path.write_bytes(make(index))
         before, verdict = peak(), judged(form, path)
-        if before < peak() > base + BYTES:
+        if before < peak() > base + form.bytes:
             verdict = Verdict("failed", f"it took {(peak() - base) / 1e9:.1f} GB")
         line.send((index, verdict))
-        if peak() > base + BYTES:
+        if peak() > base + form.bytes:
             return  # the next case needs a process without this peak
 
 

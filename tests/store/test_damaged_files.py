@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ifsl_bench import api
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
-from ifsl_bench.experiments.stages import MetaTrain
 from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.render import FORMATS, READERS
@@ -25,7 +25,7 @@ from ifsl_bench.store.consistency import unfit
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import Result, parse, read, summary_entry, write
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.utils.files import Paths, read_json
+from ifsl_bench.utils.files import read_json
 from ifsl_bench.utils.limits import RESULT_FILE
 from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
@@ -44,17 +44,6 @@ def file(tmp_path) -> Path:
     path.parent.mkdir()
     write(tmp_path, listed(parse(packaged_root() / NAME)))
     return path
-
-
-@pytest.fixture
-def printed(call):
-    """Runs a command line; its status and all that it prints."""
-
-    def run_command(*command: str | Path) -> tuple[int, str]:
-        status, out, err = call(*map(str, command))
-        return status, out + err
-
-    return run_command
 
 
 def left_out(text: str) -> list[str]:
@@ -158,17 +147,18 @@ def test_what_tables_and_figures_cannot_use_is_left_out_everywhere(file, call, t
 # -- episodes that are not those of the task
 
 
-def test_check_and_tables_agree_on_which_episodes_fit(file, printed):
+def test_check_and_tables_agree_on_which_episodes_fit(file, call):
     write(file.parents[1], msgspec.structs.replace(cut(parse(file), 3), choice=None))
     (task,) = find("glyphs-5shot")
     (reason,) = unfit(task, [parse(file)]).values()
     assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
     assert reason in check_file(file).failures
-    status, text = printed("compare", file, packaged_root() / NAME)
-    assert (status, text.count("\n")) == (2, 1)
-    assert "cannot be compared: both say that their episodes are those of digest" in text
+    status, out, err = call("compare", str(file), str(packaged_root() / NAME))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "cannot be compared: both say that their episodes are those of digest" in err
     for style in FORMATS:
-        status, text = printed("table", "glyphs-5shot", "--results", file.parents[1], "--format", style)
+        status, out, err = call("table", "glyphs-5shot", "--results", str(file.parents[1]), "--format", style)
+        text = out + err
         assert status == 0
         assert "over 3 episodes" not in text
         if style in READERS:
@@ -230,15 +220,15 @@ def test_a_file_beyond_the_limit_is_not_read(file):
 
 
 @pytest.mark.slow("three commands that read all stored results")
-def test_lists_of_all_tasks_name_what_is_left_out_of_tasks_with_no_other_row(file, printed, tmp_path):
+def test_lists_of_all_tasks_name_what_is_left_out_of_tasks_with_no_other_row(file, call, tmp_path):
     """Also of a task that has no measured row, and so no table."""
     shutil.copytree(file.parent, tmp_path / "mini-1shot")
     altered(file, lambda v: v["summary"]["acc"].update(mean=99.0))
     for command in (("leaderboard",), ("table",), ("table", "--format", "csv")):
-        status, text = printed(*command, "--results", tmp_path)
-        assert status == 0, text
+        status, out, err = call(*command, "--results", str(tmp_path))
+        assert status == 0, err
         for path in (file, tmp_path / "mini-1shot" / file.name):
-            assert sum(f"left out: {path}" in line for line in text.splitlines()) == 1, (command, path)
+            assert sum(f"left out: {path}" in line for line in left_out(out + err)) == 1, (command, path)
 
 
 DAMAGE = {
@@ -294,124 +284,98 @@ def whole(made_once):
 @pytest.fixture
 def cache(whole, tmp_path):
     """A copy of the finished cache, to damage."""
-    shutil.copytree(whole.root / FINISHED, tmp_path / "copy")
-    return tmp_path / "copy", whole.wanted
+    return shutil.copytree(whole.root / FINISHED, tmp_path / "copy")
 
 
-def result(folder, home, reporter=None):
-    work = api.workspace(home.cache, device="cpu", reporter=reporter or Messages())
-    return api.run("lwof", f"{folder / 'clusters.toml'}:clusters-1shot", train={"steps": 40}, work=work)
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypatch):
-    """The counts are those of an undisturbed run, not of one that skips steps; a stray file is left alone."""
-    shutil.copytree(here / "home", here / "other")
-    expected = result(here, Paths.locate(here / "other")).episodes
-    home, calls, validate = Paths.locate(here / "home"), [], MetaTrain.validate
+def of_another(path: Path) -> None:
+    value = read_checksummed(path)
+    name = next(key for key in ("file", "key", "task_hash", "of") if isinstance(value.get(key), str))
+    write_checksummed(path, {**value, name: "another"})
 
-    def stop(self, work, method):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return validate(self, work, method)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(MetaTrain, "validate", stop)
-        with pytest.raises(KeyboardInterrupt):
-            result(here, home)
-    (path,) = home.trained.glob("*/checkpoint.json")
+def with_another_key(path: Path) -> None:
+    altered(path, lambda value: value.update(x=value.pop(next(k for k in value if k != "format"))))
 
-    def ahead(value):
-        assert value["step"] == 8
-        value |= {"step": 36, "history": {"4": 1.0, "36": 2.0}, "best": 36}
 
-    altered(path, ahead)
-    reporter = Messages()
-    assert result(here, home, reporter).episodes == expected
-    assert any("starts anew" in text and path.parent.name in text for text in reporter.warned)
-    assert list(home.trained.glob("*.corrupt-0"))
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_step_ahead(path: Path) -> None:
+    altered(path, lambda value: value.update(step=value["step"] + 2, history={"2": 1.0, "6": 2.0}, best=6))
 
 
 @pytest.mark.parametrize(  # one reader reads them all, and each kind says whose it is
-    ("pattern", "how"),
-    [(pattern, how) for pattern in SEALED for how in ("cut", "other artefact's")]
-    + [(SEALED[0], how) for how in ("renamed key", "folder")],
+    ("start", "pattern", "damage"),
+    [
+        *((FINISHED, pattern, damage) for pattern in SEALED for damage in (halved, of_another)),
+        (FINISHED, SEALED[0], with_another_key),
+        (FINISHED, SEALED[0], a_folder),
+        (STARTS[3], "trained/*/checkpoint.json", a_step_ahead),
+    ],
 )
-def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
-    root, expected = cache
+def test_what_is_damaged_is_named_set_aside_and_made_again(whole, tmp_path, start, pattern, damage):
+    """The counts are those of an undisturbed run."""
+    root = shutil.copytree(whole.root / start, tmp_path / "copy")
     path = min((root / "home").glob(pattern))
-    content = path.read_bytes()
-    if how == "renamed key":
-        altered(path, lambda value: value.update(x=value.pop(next(k for k in value if k != "format"))))
-    elif how == "folder":
-        path.unlink()
-        path.mkdir()
-    elif how == "other artefact's":
-        value = json.loads(content)
-        value.pop("checksum")
-        name = next(key for key in ("file", "key", "task_hash", "of") if isinstance(value.get(key), str))
-        write_checksummed(path, {**value, name: "another"})
-    else:
-        path.write_bytes(content[: len(content) // 2])
+    damage(path)
     reporter = Messages()
-    assert run(root, reporter=reporter) == expected
-    assert any(str(path.parent) in text for text in reporter.warned), reporter.warned
+    assert run(root, reporter=reporter) == whole.wanted
+    assert any(path.parent.name in text for text in reporter.warned), reporter.warned
     assert list((root / "home").rglob("*.corrupt-0"))
 
 
-@pytest.mark.parametrize(("byte", "bit"), [(0, 0), (8, 7), (40, 5), (127, 5)])  # magic, length, content, end
-def test_one_flipped_bit_in_the_header_of_a_prepared_array_is_named(cache, byte, bit):
-    path = cache[0] / "home" / "data" / "tiny-images" / "base-val.images.npy"
-    content = bytearray(path.read_bytes())
-    content[byte] ^= 1 << bit
-    path.write_bytes(content)
-    with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
+def flipped(byte: int, bit: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[:byte] + bytes([content[byte] ^ 1 << bit]) + content[byte + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *((flipped(*place), "") for place in ((0, 0), (8, 7), (40, 5), (127, 5))),  # magic, length, content, end
+        (lambda content: content.replace(b"'fortran_order': False", b"'fortran_order': True "), "another header"),
+    ],
+)
+def test_a_changed_header_of_a_prepared_array_is_named(cache, change, message):
+    path = cache / "home" / "data" / "tiny-images" / "base-val.images.npy"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(CorruptFile, match=rf"base-val\.images\.npy.*{message}"):
         open_dataset(path.parent).check_images("base/val")
 
 
-def test_changed_images_and_their_order_are_noticed_before_anything_is_made_of_them(cache):
-    root, _ = cache
-    folder = root / "home" / "data" / "tiny-images"
-    path = folder / "novel-test.images.npy"
-    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    (bank,) = (root / "home" / "features").glob("*/novel-test")
-    shutil.rmtree(bank)
-    with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy .* make it again with ifsl-bench data prepare"):
-        run(root)
-    assert not bank.exists()
-    path = folder / "base-val.images.npy"
-    path.write_bytes(path.read_bytes().replace(b"'fortran_order': False", b"'fortran_order': True "))
-    with pytest.raises(CorruptFile, match="another header"):
-        open_dataset(folder)
+@pytest.mark.parametrize(
+    ("change", "told"),  # the last is part of no fingerprint
+    [
+        (lambda value: value["about"].update(partial=not value["about"].get("partial")), True),
+        (lambda value: value["pools"]["novel/val"]["classes"].reverse(), True),
+        (lambda value: value["pools"]["base/val"]["statistics"].update(images=0), False),
+    ],
+)
+def test_a_changed_manifest_is_noticed(cache, change, told):
+    path = altered(cache / "home" / "data" / "tiny-images" / "manifest.json", change)
+    with pytest.raises(CorruptFile, match="its checksum differs"):
+        open_dataset(path.parent)
+    write_checksummed(path, {key: value for key, value in read_json(path).items() if key != "checksum"})
+    with pytest.raises(CorruptFile, match="fingerprint is not that") if told else contextlib.nullcontext():
+        open_dataset(path.parent)
 
 
-@pytest.mark.parametrize("change", ["images", "about", "dtype", "classes"])
-def test_changed_features_and_manifests_are_noticed(here, change):
-    folder = here / "home" / "data" / "clusters"
-    if change == "images":
+def test_changed_images_and_features_are_noticed_before_anything_is_made_of_them(cache, here):
+    for folder in (cache / "home" / "data" / "tiny-images", here / "home" / "data" / "clusters"):
         path = folder / "novel-test.images.npy"
         path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-        with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy is not what was written"):
-            result(here, Paths.locate(here / "home"))
-        return
-
-    def change_manifest(value):
-        if change == "about":
-            value["about"]["partial"] = not value["about"].get("partial")
-        elif change == "dtype":
-            value["pools"]["base/val"]["statistics"]["images"] += 1
-        else:
-            value["pools"]["novel/val"]["classes"].reverse()
-
-    path = altered(folder / "manifest.json", change_manifest)
-    with pytest.raises(CorruptFile, match="its checksum differs"):
-        open_dataset(folder)
-    value = read_json(path)
-    del value["checksum"]
-    write_checksummed(path, value)
-    if change != "dtype":
-        with pytest.raises(CorruptFile, match="fingerprint is not that of the pools"):
-            open_dataset(folder)
+    (bank,) = (cache / "home" / "features").glob("*/novel-test")
+    shutil.rmtree(bank)
+    with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy .* make it again with ifsl-bench data prepare"):
+        run(cache)
+    assert not bank.exists()
+    with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy is not what was written"):
+        api.run("imprint", "clusters.toml:clusters-1shot", work=api.workspace(here / "home", device="cpu"))
 
 
 @pytest.mark.parametrize(
