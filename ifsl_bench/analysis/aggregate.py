@@ -73,7 +73,7 @@ class SeedAggregate:
     @property
     def single(self) -> bool:
         """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
-        return self.results[0].counts().unit_count == 1
+        return self._counts[0].unit_count == 1
 
     @property
     def images_kept(self) -> str:
@@ -84,7 +84,7 @@ class SeedAggregate:
     @property
     def state_bytes(self) -> float | None:
         """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
-        return self.results[0].counts().bytes_per_class
+        return self._counts[0].bytes_per_class
 
     @property
     def novel_seen(self) -> str:

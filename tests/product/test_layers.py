@@ -182,4 +182,4 @@ def test_quick_commands_do_without_torch_and_a_list_of_methods_without_optional_
         "    except SystemExit as end: assert not end.code",
         "    assert not unwanted & set(sys.modules), (arguments, unwanted & set(sys.modules))",
     ]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True)

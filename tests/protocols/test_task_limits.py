@@ -24,7 +24,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_toml_is_refused_in_one_line(name):
     text, message = HOSTILE[name]

@@ -188,7 +188,6 @@ HOSTILE = {
 }
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_no_parser_should_see_is_one_line_for_check_and_for_tables(file, call, name):
     content, message = HOSTILE[name]
@@ -238,7 +237,6 @@ DAMAGE = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_run_among_damaged_results_stores_its_own_and_leaves_them_out(clusters_source, tmp_path, call, name):
     root = tmp_path / "clusters"
