@@ -115,7 +115,7 @@ def test_a_noisy_row_gains_nothing_by_its_noise():
         assert intervals[2].last - intervals[2].first >= 2, "its rank is open"
 
 
-@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.slow("many seeds are drawn"))])
 def test_equal_rows_are_told_apart_in_no_more_than_one_case_of_twenty(seeds):
     cases = 400
     wrong = sum(

@@ -93,6 +93,7 @@ def test_seeds_compare_and_show(call, here):
     assert "digest" in out
 
 
+@pytest.mark.slow("whole runs of several seeds")
 def test_several_seeds_on_one_pretraining(call, here):
     """Seeds differ where there is something to meta-train; tables and comparisons say what was held fixed."""
     text = Path("clusters.toml").read_text().replace("steps = 60\n", "steps = 60\nseed = 3\n")
@@ -225,6 +226,7 @@ def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
     assert call("run", "--method", "imprint", "--task", TASK, "--device", "cpu")[0] == 0
 
 
+@pytest.mark.slow("whole runs on changed data and weights")
 def test_results_on_other_data_or_weights_are_made_again(call, here, tmp_path, write_features):
     """The same names and settings, but other features or another backbone: nothing stale is mixed in."""
     arguments = ("run", "--method", "imprint,lwof", "--train", "steps=20", "--task", TASK, "--device", "cpu")

@@ -588,6 +588,7 @@ def test_counts_with_ties_and_missing_queries():
     assert counts.base_as_novel.tolist() == [[0]]
 
 
+@pytest.mark.slow("whole runs on all sessions of a packaged task")
 def test_a_run_from_the_command_to_the_table(call, home):
     task = "tiny-features-sessions"
     status, out, err = call("run", "--method", "ncm,imprint", "--task", task, "--device", "cpu")

@@ -68,6 +68,7 @@ def test_every_claim_holds_and_says_so(claims):
         assert bool(edges_of(judgement)) == ("edge" in judgement.text), f"{name}: {edges_of(judgement)}"
 
 
+@pytest.mark.slow("all rows that sentences compare are read")
 def test_every_claim_is_in_a_page_with_its_numbers(claims, tables):
     for name, page in PAGES.items():
         assert tables.claimed(page) == page, f"{name}: write its numbers with: python docs/tables.py"

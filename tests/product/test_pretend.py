@@ -234,7 +234,13 @@ def test_many_tensors_come_to_the_host_in_one_wait():
 # Methods
 
 
-@pytest.mark.parametrize(("name", "options"), variants())
+def fits_networks(name: str) -> tuple:
+    return (pytest.mark.slow("networks are fitted"),) if name in ("attractor", "upper-bound") else ()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [pytest.param(*variant, marks=fits_networks(variant[0])) for variant in variants()]
+)
 def test_every_method_gives_the_same_answers_and_gradients(name, options):
     with accelerator() as counts:
         check_answers_and_gradients(name, options, DEVICE)

@@ -373,6 +373,7 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
     assert "NaN" not in render([comparison_table(comparison)], "json")
 
 
+@pytest.mark.slow("whole runs and a page")
 def test_of_one_order_with_several_support_sets_nothing_is_ranked(call, here):
     sessions = "{ count = 2, ways = 2, orders = 1, supports = 4, queries = 9 }"
     with (here / "clusters.toml").open("a", encoding="utf-8") as file:

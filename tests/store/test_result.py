@@ -244,6 +244,7 @@ def test_published_rows_are_consistent_or_flagged():
     assert flagged == 4
 
 
+@pytest.mark.slow("every stored result is read")
 def test_every_stored_result_is_of_todays_task_and_adds_up():
     """Task hash, digest, fingerprint and summary of every file that comes with the package."""
     results, remarks = stored(packaged_root())  # reading recomputes the summary
