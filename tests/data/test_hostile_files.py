@@ -215,7 +215,7 @@ ARRAYS = {
     "a long sum": (npz(npy(header="-" * 9000 + "1")), "damaged"),
     "a call": (npz(npy(header="__import__('os').system('true')")), "damaged"),
     "objects": (npz(npy("'|O'", data=bytes(96))), "Python objects"),
-    "records": (npz(npy("[('a', '<f4')]")), "of records"),
+    "records": (npz(npy("[('a', '<f4')]")), "of records|array of type"),
     "no columns": (npz(npy(shape="(4, 0)", data=b"")), r"found features float32\[4, 0\]"),
     "one axis": (npz(npy(shape="(12,)")), r"found features float32\[12\]"),
     "a bomb": (
