@@ -156,14 +156,14 @@ class SeedAggregate:
         return tuple(self.protocol.resampled(counts, r.calibration, r.choice) for r, counts in both)
 
     @property
-    def holds_bias(self) -> bool:
+    def bias_unrecorded(self) -> bool:
         """Whether its intervals hold a bias fixed, as older results do."""
         return any(r.calibration and not r.calibration.resampled_base for r in self.results)
 
     @property
-    def holds_choices(self) -> bool:
+    def choices_unrecorded(self) -> bool:
         """Whether its intervals hold a choice on validation episodes fixed, as older results do."""
-        held = self.holds_bias or any(r.tuned and not r.choice for r in self.results)
+        held = self.bias_unrecorded or any(r.tuned and not r.choice for r in self.results)
         return held and "choices" in self.protocol.features
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
@@ -322,7 +322,7 @@ def variance(choices: np.ndarray) -> float:
     return float(choices.var(ddof=1))
 
 
-def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
+def fixed_in_intervals(rows: Sequence[SeedAggregate], *more: str) -> str:
     """Return in words what every interval of rows in sessions holds fixed: classes, choices on validation sequences.
 
     A bias is one of these where a result does not record the choices of resamples.
@@ -332,7 +332,7 @@ def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
         more: further things that are kept fixed.
     """
     held = [*more, "the base and novel classes"]
-    if fixed := [row.label for row in rows if row.holds_bias]:
+    if fixed := [row.label for row in rows if row.bias_unrecorded]:
         all_of_them = len(fixed) == sum(any(result.calibration for result in row.results) for row in rows)
         held.append("the bias on novel logits" + ("" if all_of_them else f" of {', '.join(fixed)}"))
     tuned = [row.label for row in rows if any(result.tuned for result in row.results)]
@@ -340,9 +340,9 @@ def held_fixed(rows: Sequence[SeedAggregate], *more: str) -> str:
     return f"{', '.join(held[:-1])} and {held[-1]}" if len(held) > 1 else held[0]
 
 
-def holding_choices(rows: Sequence[SeedAggregate]) -> list[str]:
+def unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
     """Return a remark on rows that do not record choices, whose intervals are without their uncertainty."""
-    if not (names := [row.label for row in rows if row.holds_choices]):
+    if not (names := [row.label for row in rows if row.choices_unrecorded]):
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
     return [

@@ -13,10 +13,10 @@ from ifsl_bench.analysis.aggregate import (
     FILE,
     PARTIAL,
     SeedAggregate,
+    fixed_in_intervals,
     having,
-    held_fixed,
-    holding_choices,
     solve_notes,
+    unrecorded_choices,
     variance,
 )
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
@@ -153,12 +153,12 @@ def _notes(a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes:
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
     if keeping := [f"{_called(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
         yield f"{' and '.join(keeping)} of earlier sessions"
-    yield from holding_choices([a, b])
+    yield from unrecorded_choices([a, b])
     if a.trials != b.trials:
         yield f"chosen in validation: {'; '.join(_chosen(row) for row in (a, b))}"
     if "sessions" in a.protocol.features:
         yield "lower is better in PD, novel as base and base as novel"
-        yield f"every interval holds fixed {held_fixed([a, b])}"
+        yield f"every interval holds fixed {fixed_in_intervals([a, b])}"
     if classes:
         yield classes
     for note in solve_notes({first: a.solves, second: b.solves}):

@@ -17,13 +17,13 @@ class PublishedPair:
     """A measured row and the printed one of the same label.
 
     Attributes:
-        apart: why the two are not of the same task, rules of episodes and data; "" where they are.
+        incompatibility: why the two are not of the same task, rules of episodes and data; None where they are.
     """
 
     board: TaskResults
     row: SeedAggregate
     paper: PublishedRow
-    apart: str = ""
+    incompatibility: str | None = None
 
     @property
     def difference(self) -> float:
@@ -31,10 +31,10 @@ class PublishedPair:
         return self.row.summary()["acc"].mean - self.paper.values["acc"]
 
     @property
-    def verdict(self) -> str:
-        """One of "within" and "outside" of the band; "" where there is none, or the two are not comparable."""
-        if self.paper.band is None or self.apart:
-            return ""
+    def verdict(self) -> str | None:
+        """One of "within" and "outside" of the band; None where there is none, or the two are not comparable."""
+        if self.paper.band is None or self.incompatibility:
+            return None
         return WITHIN if abs(self.difference) <= self.paper.band else OUTSIDE
 
 
@@ -55,11 +55,11 @@ def pairs_of(board: TaskResults) -> list[PublishedPair]:
         if (row := board.row(paper.label) or next(mine, None)) is None:
             continue
         reasons = [f"a variant of {variant}"] if variant else []
-        reasons += [] if row.label == paper.label else ["with other options or episodes"]
-        reasons += (
-            [board.incompatibility(row) or "not on all episodes of the task"] if row not in board.compared else []
-        )
-        pairs.append(PublishedPair(board, row, paper, "; ".join(reasons)))
+        if row.label != paper.label:
+            reasons.append("with other options or episodes")
+        if row not in board.compared:
+            reasons.append(board.incompatibility(row) or "not on all episodes of the task")
+        pairs.append(PublishedPair(board, row, paper, "; ".join(reasons) or None))
     return pairs
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, variance
 from ifsl_bench.protocols.calibration import RESAMPLES
+from ifsl_bench.utils.text_format import counted
 
 TURNS = 12  # in which weights and variances are found; they have then settled to a few percent
 LEVEL = 0.05  # chance that any of the intervals misses its rank
@@ -191,7 +192,7 @@ def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
     return rejected
 
 
-def told_apart(differences: Sequence[Difference]) -> np.ndarray:
+def significant_signs(differences: Sequence[Difference]) -> np.ndarray:
     """Return whether each difference is above 0, and whether below, by Holm's procedure over all: [n, 2] bool."""
     p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in differences])
     return holm(p.reshape(-1)).reshape(-1, 2)
@@ -244,7 +245,7 @@ def significantly_better(
             random, of_choices = int(not fixed[i]) + int(not fixed[j]), float((chosen[i] - chosen[j]).var(ddof=1))
             differences.append(difference(row, rows[j], prior, random, of_choices))
     better = np.zeros((n, n), dtype=bool)
-    for (i, j), (ours, theirs) in zip(pairs, told_apart(differences), strict=True):
+    for (i, j), (ours, theirs) in zip(pairs, significant_signs(differences), strict=True):
         better[i, j], better[j, i] = ours, theirs
     return better
 
@@ -307,8 +308,8 @@ class Ranking:
 
     def __init__(self, rows: Sequence[SeedAggregate], metric: str = "acc", setting: str = PAPER) -> None:
         self.kind = min(map(_kind, rows), default=(False, False))
-        apart = [row for row in rows if _kind(row) != self.kind]
-        self.apart = Ranking(apart, metric, setting) if apart else None
+        excluded = [row for row in rows if _kind(row) != self.kind]
+        self.excluded = Ranking(excluded, metric, setting) if excluded else None
         self.rows = tuple(row for row in rows if _kind(row) == self.kind)
         self.metric, self.setting = metric, setting
         able = [row for row in self.rows if self._is_apt(row) and not row.has_options]
@@ -322,7 +323,7 @@ class Ranking:
     def places(self) -> list[Ranked]:
         """Every row in its place, the best first: by their difference to the best on the seeds that both have."""
         places = sorted(map(self._place, self.rows), key=lambda place: -place.level)
-        return places + (self.apart.places if self.apart else [])
+        return places + (self.excluded.places if self.excluded else [])
 
     def difference(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int] | None = None) -> Difference:
         """Return row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
@@ -366,7 +367,7 @@ class Ranking:
     def of(self, *rows: SeedAggregate) -> Ranking:
         """Return the ranking that these rows are in: this one, or the excluded rows' if all are there."""
         here = any(row in self.rows for row in rows)
-        return self if here or self.apart is None else self.apart.of(*rows)
+        return self if here or self.excluded is None else self.excluded.of(*rows)
 
     def common(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
         """Return the seeds that two rows are compared on: if both are ranked the ranks' seeds, else all they share.
@@ -433,13 +434,13 @@ class Ranking:
             return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
         if row.single:
             return f"one {row.units.removesuffix('s')}"
-        if (n := len(row.seeds)) < SEEDS:
-            return "1 seed" if n == 1 else f"{n} seeds"
+        if len(row.seeds) < SEEDS:
+            return counted(len(row.seeds), "seed")
         if row.has_options:
             return "options of its own"
         if sum(seed in row.seeds for seed in self.seeds) < SEEDS:
             lacking = [str(seed) for seed in self.seeds if seed not in row.seeds]
-            return f"it lacks seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+            return f"it lacks {'seed' if len(lacking) == 1 else 'seeds'} {', '.join(lacking)}"
         return None
 
     def _prior(self, *rows: SeedAggregate) -> Prior:

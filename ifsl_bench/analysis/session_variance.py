@@ -78,7 +78,7 @@ class WrongSign:
     observed: float  # the share of the single comparisons made here whose sign is not that of their mean, ties half
 
 
-def overall(x: np.ndarray) -> Difference:
+def mean_difference(x: np.ndarray) -> Difference:
     """Return the mean of differences [seeds, orders, supports] of two rows, with its error over orders.
 
     Raises:
@@ -217,7 +217,7 @@ def wrong_sign(x: np.ndarray) -> WrongSign | None:
     """
     from scipy.special import ndtr, stdtrit
 
-    mean, squares = overall(x), _mean_squares(x)
+    mean, squares = mean_difference(x), _mean_squares(x)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
     merged = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])

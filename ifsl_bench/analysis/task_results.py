@@ -25,6 +25,7 @@ from ifsl_bench.store.result_folder import LEFT_OUT, packaged_root, stored
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.text_format import counted
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class TaskResults:
         rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
         counts = Counter(row.setting for row in self.rows if row not in rows)
         remarks = [
-            f"`ifsl-bench table --rank --setting {name} {self.name}` has {count} more row{'s' * (count > 1)}"
+            f"`ifsl-bench table --rank --setting {name} {self.name}` has {counted(count, 'more row')}"
             for name, count in sorted(counts.items())
         ]
         return replace(self, setting=setting, rows=rows, remarks=(*self.remarks, *remarks))
@@ -129,9 +130,8 @@ class TaskResults:
                 for row in out
             )
             kinds_here = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
-            rest = "1 more stored row" if len(out) == 1 else f"{len(out)} more stored rows"
             kinds_text = ", ".join(f"{kinds[kind]} {kind}" for kind in kinds_here)
-            remarks.append(f"`ifsl-bench table {self.name}` has {rest} ({kinds_text})")
+            remarks.append(f"`ifsl-bench table {self.name}` has {counted(len(out), 'more stored row')} ({kinds_text})")
         rows = tuple(row for row in self.rows if stays(row))
         return replace(self, rows=rows, remarks=(*self.remarks, *remarks))
 
@@ -140,11 +140,11 @@ class TaskResults:
         rows = [row for row in self.measured if label.lower() in row_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
-    def incompatibility(self, row: SeedAggregate) -> str:
-        """Return why a row is one of ``others``; "" where there is no row to compare it with."""
+    def incompatibility(self, row: SeedAggregate) -> str | None:
+        """Return why a row is one of ``others``; None where there is no row to compare it with."""
         if row.partial and not self.task.dataset.partial:
             return PARTIAL
-        return (mismatch(self.rows[0].results[0], row.results[0]) if self.rows else None) or ""
+        return mismatch(self.rows[0].results[0], row.results[0]) if self.rows else None
 
 
 def row_names(row: SeedAggregate) -> tuple[str, str]:

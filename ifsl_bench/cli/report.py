@@ -11,6 +11,7 @@ from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import examples, folders_options
 from ifsl_bench.cli.output import warn
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import counted
 
 if TYPE_CHECKING:
     from ifsl_bench.utils.files import Paths
@@ -42,7 +43,7 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     content = page_html(page).encode()
     write_bytes(path, content, "--out")
     click.echo(
-        f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
+        f"wrote {out}: {len(page.rows)} rows of {counted(len(names), 'task')}, "
         f"{len(content) / 1e6:.1f} MB; open it in a browser"
     )
     warn(note for board in boards for note in board.left_out)

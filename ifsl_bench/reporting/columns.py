@@ -167,13 +167,27 @@ def task_columns(
         Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=14),
         *metrics,
         *([Column("to the best", _to_best, drop=5)] if ranked else []),
-        *([STATE] if protocol.learns_sessions else []),
-        Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
-        Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=7),
-        Column("trials" if full else None, _trials, _trials_fields, fold=8),
+        *fact_columns(task, full),
         _source(ranked),
         Column(fields=_data_fields),
         *([Column(fields=_to_best_fields)] if ranked else []),
+    ]
+
+
+def fact_columns(task: Task, full: bool) -> list[Column[TableRow]]:
+    """Return the columns of facts of a row beside its metrics, in their order: a further one is an entry here.
+
+    Every format has it: papers' LaTeX, with ``--full``, where it has a ``latex_heading``.
+
+    Args:
+        task: the task.
+        full: add what only full tables show.
+    """
+    return [
+        *([STATE] if protocol_of(task).learns_sessions else []),
+        Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
+        Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=7),
+        Column("trials" if full else None, _trials, _trials_fields, fold=8),
     ]
 
 
@@ -200,8 +214,8 @@ def paper_columns(
         columns.sort(key=lambda column: column.name == "calibrated_acc")
         between = [_after(t, True) for t in curve[1:-1]]
         columns = [_metric("first", task, True), *between, _metric("last", task, True), *columns]
-        columns += [STATE] if full else []
-    return [*columns, *([RANK] if ranked else [])]
+    facts = [column for column in fact_columns(task, full) if full and column.latex_heading]
+    return [*columns, *facts, *([RANK] if ranked else [])]
 
 
 def metric_names(protocol: Protocol) -> Column[str]:
@@ -308,8 +322,10 @@ def _rank_fields(entry: TableRow) -> dict[str, int | bool | None]:
 
 def _state(entry: TableRow) -> float:
     """Return the bytes that a row carries on for each novel class; NaN where that is not known."""
-    known = entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
-    return math.nan if known is None else known
+    if entry.measured is None:
+        return 0.0 if entry.kind == COMPUTED else math.nan
+    size = entry.measured.state_bytes
+    return math.nan if size is None else size
 
 
 def _state_text(entry: TableRow) -> str:
@@ -341,7 +357,9 @@ def _spread(entry: TableRow) -> str:
 def _trials(entry: TableRow) -> str:
     """Return how many settings the options were chosen from, and which of them are at an end of what was tried."""
     row = entry.measured
-    return "" if row is None else f"{row.trials}" + (f", edge: {', '.join(row.edge)}" if row.edge else "")
+    if row is None:
+        return ""
+    return f"{row.trials}, edge: {', '.join(row.edge)}" if row.edge else f"{row.trials}"
 
 
 def _trials_fields(entry: TableRow) -> dict[str, str | int | None]:
@@ -352,7 +370,7 @@ def _trials_fields(entry: TableRow) -> dict[str, str | int | None]:
 
 
 def remarks_of(row: SeedAggregate) -> list[str]:
-    """Return what tables say of a measured row in words: what its method sees and keeps, and what its backbone saw."""
+    """Return the remarks on a measured row: what its method sees and keeps, and what its backbone saw."""
     keeps = f"keeps {row.images_kept}" if row.images_kept else ""
     return [remark for remark in ("transductive" if row.transductive else "", keeps, MARKS[row.novel_seen]) if remark]
 

@@ -126,7 +126,7 @@ def _beside_table(board: TaskResults, pairs: list[PublishedPair]) -> Table[Publi
     if few := [pair.row.label for pair in judged if len(pair.row.results) < 3]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
     notes += _order(board, pairs)
-    reasons = {pair.apart: None for pair in pairs if pair.apart}
+    reasons = {pair.incompatibility: None for pair in pairs if pair.incompatibility}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
     papers = [pair.paper for pair in pairs if pair.paper.remark]
     notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
@@ -171,8 +171,8 @@ def _fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
         "plus_minus_as_printed": printed.get("plus_minus_as_printed"),
         "difference": rounded(pair.difference),
         "band": pair.paper.band,
-        "verdict": pair.verdict or None,
-        "apart": pair.apart or None,
+        "verdict": pair.verdict,
+        "apart": pair.incompatibility,
         "delta": rounded(values["delta"].mean),
         "printed_delta": printed.get("delta"),
         "seeds": len(pair.row.results),

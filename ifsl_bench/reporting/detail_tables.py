@@ -16,7 +16,7 @@ from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Calibration, Result
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import format_options
+from ifsl_bench.utils.text_format import counted, format_options
 
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
@@ -31,7 +31,7 @@ def _notes(row: SeedAggregate) -> list[str]:
     if "sessions" in row.protocol.features and any(map(row.has_bias, row.results)):
         held = [name for name in AFTER if row.protocol.moved_by_choices(name, biased=True) is None]
         alone = [row.protocol.column(name).title for name in held]
-        those = "Intervals" if row.holds_bias else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
+        those = "Intervals" if row.bias_unrecorded else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
         notes.append(f"{those} hold the bias on novel logits fixed, too.")
     return notes
 
@@ -58,7 +58,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
     for place, seed in enumerate(() if of_file else row.seeds):
         means = {name: float(row.by_seed(name)[place].mean()) for name in summary}
         columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
-    seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
+    seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {counted(len(row.seeds), 'seed')}"
     notes = [*_notes(row), *([] if of_file else solve_notes({row.label: row.solves}))]
     return Table(columns, list(summary), f"{row.label} on {first.task}{seeds}", notes)
 

@@ -17,6 +17,7 @@ from ifsl_bench.reporting.table import Table, plain_table
 from ifsl_bench.store.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line, pandas_module, with_interval
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.text_format import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -112,7 +113,7 @@ class Results(UserList[Result]):
     def __repr__(self) -> str:
         shown = [f"  {line(result)}" for result in self[:MOST]]
         more = [f"  ... and {len(self) - MOST} more"] if len(self) > MOST else []
-        return "\n".join([f"{len(self)} result{'s' * (len(self) != 1)}", *shown, *more])
+        return "\n".join([counted(len(self), "result"), *shown, *more])
 
     def _repr_html_(self) -> str:
         if not len(self):

@@ -14,7 +14,7 @@ from ifsl_bench.reporting.columns import TableRow, entries_of, rounded, task_col
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
-from ifsl_bench.utils.text_format import join_or
+from ifsl_bench.utils.text_format import counted, join_or
 
 OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
@@ -130,7 +130,7 @@ def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]
         shown = [e for e in whole.rows if e in own or (e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts)]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
-        notes = [f"{count} more row{'s' * (count > 1)}: ifsl-bench leaderboard {board.name}"] if count else []
+        notes = [f"{counted(count, 'more row')}: ifsl-bench leaderboard {board.name}"] if count else []
         notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
         notes += [f"{remark}." for remark in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))

@@ -10,10 +10,10 @@ from ifsl_bench.analysis.aggregate import (
     PAPER,
     PARTIAL,
     SeedAggregate,
-    held_fixed,
-    holding_choices,
+    fixed_in_intervals,
     names_of,
     solve_notes,
+    unrecorded_choices,
 )
 from ifsl_bench.analysis.ranking import Difference, Ranking
 from ifsl_bench.analysis.task_results import TaskResults
@@ -85,7 +85,7 @@ def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
         if "sessions" in first.protocol.features:
             notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
         if "sessions" in first.protocol.features and not single:
-            notes.append(f"Intervals hold fixed {held_fixed(board.rows, 'the trained models')}.")
+            notes.append(f"Intervals hold fixed {fixed_in_intervals(board.rows, 'the trained models')}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
     usual = board.task.evaluation.episodes
@@ -115,7 +115,7 @@ def _choice_notes(board: TaskResults) -> list[str]:
         notes.append(f"Settings of our grid tried on the {tried_on} of each seed, by row: {', '.join(many)}.")
     if edges := [f"{labels[row]}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
-    return notes + [f"{remark[0].upper()}{remark[1:]}." for remark in holding_choices(board.rows)]
+    return notes + [f"{remark[0].upper()}{remark[1:]}." for remark in unrecorded_choices(board.rows)]
 
 
 def _group_notes(board: TaskResults) -> list[str]:

@@ -14,6 +14,7 @@ from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.text_format import counted
 
 PROTOCOLS = {
     "separate": "the novel classes of meta-training are a pool of their own",
@@ -84,5 +85,5 @@ def _backbone(task: Task) -> str:
 def _results(board: TaskResults) -> str:
     measured = len({(row.label, row.origin) for row in board.measured})
     counts = {"measured": measured, "published": len(board.papers)}
-    text = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)
+    text = " and ".join(counted(count, f"{kind} row") for kind, count in counts.items() if count)
     return f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if text else "none yet"

@@ -28,9 +28,19 @@ def join_or(words: Iterable[str]) -> str:
     return " or ".join(sorted(set(words)))
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things: "1 row", "2 rows", "1,000 rows".
+
+    Args:
+        number: how many.
+        noun: the word for one of them.
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def seeds_in_words(seeds: Collection[int]) -> str:
     """Format seeds: "seed 0", "seeds 0, 1, 2", "seeds 0 to 4"."""
-    return f"seed{'s' * (len(seeds) != 1)} {numbers_in_words(seeds)}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {numbers_in_words(seeds)}"
 
 
 def format_options(point: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare, verdict
 from ifsl_bench.analysis.ranking import Ranking, RankInterval, difference, fit_prior, rank_intervals
@@ -143,7 +143,7 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
 
 def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     """Rows of a user's change none of them, and none of each other's; nor does what is shown."""
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "stored")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "stored")
     names = ["s0", "s1", "s2", "s3"]
     for i, label in enumerate(names):
         for result in row(label, [15 - 0.4 * i, 15.1 - 0.4 * i, 15.2 - 0.4 * i], noise=i, n=2000).results:

@@ -13,7 +13,7 @@ from ifsl_bench.analysis.session_variance import (
     MeanSquare,
     _interval,
     _mean_squares,
-    overall,
+    mean_difference,
     split,
     wrong_sign,
 )
@@ -38,7 +38,7 @@ def simulated(rng, shape, deviations, mean=0.0) -> np.ndarray:
 def test_of_one_seed_it_is_scipys_interval_of_the_order_means():
     x = simulated(np.random.default_rng(0), (1, 12, 4), (1, 1, 1, 1, 1))
     means = [np.mean([x[0, o, r] for r in range(4)]) for o in range(12)]
-    result = overall(x)
+    result = mean_difference(x)
     low, high = stats.t.interval(0.95, 11, np.mean(means), stats.sem(means))
     assert (result.mean - result.interval, result.mean + result.interval) == pytest.approx((low, high))
     assert result.models_fixed
@@ -142,7 +142,7 @@ def test_a_difference_of_0_has_no_sign_that_could_be_wrong(values):
 
 def test_overall_is_wider_by_the_seeds():
     x = simulated(np.random.default_rng(4), (5, 50, 4), (0.5, 0.5, 1.0, 0.1, 0.1))
-    assert overall(x).interval > overall(x.mean(0, keepdims=True)).interval
+    assert mean_difference(x).interval > mean_difference(x.mean(0, keepdims=True)).interval
 
 
 def average_accuracies(label: str) -> np.ndarray:

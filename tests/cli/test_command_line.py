@@ -20,7 +20,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.cli.main import cli
 from ifsl_bench.reporting.terminal import print_text
 from ifsl_bench.store.result_folder import packaged_root, stored
@@ -55,7 +55,7 @@ def rows(tmp_path, monkeypatch) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for path in files[label]:
             shutil.copy(path, folder)
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "packaged")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "packaged")
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     Path("c.toml").write_text(CAMPAIGN)

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench import api
-from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, held_fixed
+from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, fixed_in_intervals
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
@@ -105,12 +105,12 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     fixed = "Those of just learned, novel as base and base as novel hold the bias on novel logits fixed, too."
     assert [fixed in table.notes for table in session_tables(both_rows[0])] == [False, True]
     assert [fixed in row_table(row).notes for row in both_rows] == [False, True]
-    assert not any("bias" in held_fixed([row]) for row in both_rows)
+    assert not any("bias" in fixed_in_intervals([row]) for row in both_rows)
     moved = f"others of which move cal. Acc. by {accuracy.std(ddof=1):.2f} (standard deviation)"
     assert f"found on 50 validation sequences, {moved}" in facts_of([plain])
     from_before = msgspec.structs.replace(calibration, resampled_base=[], resampled_novel=[])
     before = SeedAggregate("teen", "yours", (msgspec.structs.replace(plain, calibration=from_before),))
-    assert held_fixed([before]) == "the base and novel classes and the bias on novel logits"
+    assert fixed_in_intervals([before]) == "the base and novel classes and the bias on novel logits"
     assert session_tables(before)[1].notes == ["Intervals hold the bias on novel logits fixed, too."]
     for field, hits, fault in (
         ("resampled_base", [1] * 100, "has other than 100 resamples of 9 sessions"),

@@ -14,7 +14,7 @@ import pytest
 from claims import Claim, EvaluatedClaim, edges_of, evaluate, evaluate_all, read_claims, summary
 from scipy import stats
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.plugin.display_names import rows
@@ -202,7 +202,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
         settings = {"method": "loose", "options": {"x": 1}} if "." in label else {}
         for result in row(label, means, n=2000, noise=noise, **settings).results:
             write(tmp_path, result)
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     claim = Claim("{0.by:.1f} {least.by:.1f}", [(a, b)], [TASK], says, margin=margin)
     (judgement,) = evaluate({"x": claim}, Paths(tmp_path, tmp_path))
     assert (judgement.verdict, judgement.holds) == (verdict, holds)

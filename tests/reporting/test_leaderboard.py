@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board, load_variants, row_of
@@ -31,7 +31,7 @@ from tests.store.result_fields import DIGITS, accuracies, document, leaderboard,
 
 
 def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for result in row("Mine.x=2", [15.0]).results:
         write(tmp_path, result)
     board = load_board(packaged()["mini-5shot"], tmp_path)
@@ -219,7 +219,7 @@ def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
 
 def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch):
     """A user's rows on other data push nobody out, those on the same data are ranked, newer as they are."""
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "stored")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "stored")
     for result in row("s", [14.0], n=2000).results:
         write(tmp_path / "stored", result)
     stored_rows(row("aaa", [20.0], n=2000, fingerprint="other"),
@@ -310,7 +310,7 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
 
 def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_path, monkeypatch):
     """Seeds move all rows: mine beats what it is compared with on its seed, and has less than that row over all."""
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     best, other_row = (replace(row(label, means, noise=9), origin="stored")
                        for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
     mine = row("mine", [13], noise=9)
@@ -329,7 +329,7 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
 
 
 def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(tmp_path, monkeypatch, call):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for label in ("x", "y", "z"):
         for result in row(label, [15.0], n=2000).results:
             write(tmp_path, result)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.ranking import Ranking, holm
 from ifsl_bench.analysis.task_results import load_board
@@ -79,7 +79,7 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="module")
 def board(results):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boards, "packaged_root", lambda: results / "none")
+        patch.setattr(task_results, "packaged_root", lambda: results / "none")
         return load_board(find(TASK)[0], results)
 
 
@@ -180,7 +180,7 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
 
 
 def test_the_numbers_are_those_that_the_commands_print(call, results, text, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: results / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: results / "none")
     rows = [row for row in data_of(text)["rows"] if row.get("setting") != "best of 12 trials"]
     status, out, _ = call("table", TASK, "--rank", "--full", "--results", str(results), "--format", "json")
     assert status == 0
@@ -298,7 +298,7 @@ def test_the_command(call, results, tmp_path):
 
 @pytest.mark.parametrize("task", ["mini-regular-5shot", "tiny-pack-5shot"])
 def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for seed in range(3):
         write(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))
         write(tmp_path, plain("older", seed, np.arange(100) % 7 + seed, task))
@@ -312,7 +312,7 @@ def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, m
 
 
 def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path)
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     for name in (f"{tmp_path}/evil.py:Evil", "evil:Evil"):
         write(tmp_path / "results", fake_result(name, 0, method=name))
@@ -323,7 +323,7 @@ def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch)
 
 def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     pytest.importorskip("ifsl_bench.plugin.bibliography")
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path)
     write(tmp_path / "results", fake_result("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
     data = data_of(page_html(gather([load_board(find(TASK)[0], tmp_path / "results")])))
     cited = {row["label"]: data["citations"][row["cited"]] for row in data["rows"]}
@@ -352,7 +352,7 @@ def test_a_published_row_cites_its_method_beside_the_paper_that_prints_it(board)
 
 def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     """Scripts name the seed of a curve by its place; and what has cost is known of the other seeds."""
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for seed in range(3):
         write(tmp_path, fake_result("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
     (row,) = (row for row in gather([load_board(find(TASK)[0], tmp_path)]).rows if row.origin)

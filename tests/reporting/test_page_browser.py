@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.page.data import boards_with_variants, gather
 from ifsl_bench.reporting.page.page import page_html
-from ifsl_bench.store.published import published as published_rows
+from ifsl_bench.store.published import published
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import read, write
 from tests.reporting.test_page import HOSTILE, KEPT, TASK, fake_result, write_results
@@ -36,7 +36,7 @@ def made_up(tmp_path_factory) -> Path:
     for seed in range(3):
         write(root, fake_result("a", seed, task=OTHER, task_hash=other_task.hash))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boards, "packaged_root", lambda: root / "none")
+        patch.setattr(task_results, "packaged_root", lambda: root / "none")
         tasks = [find(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
         out.write_text(page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8")
     return out
@@ -240,7 +240,7 @@ def test_it_opens_on_a_task_with_rows_of_ones_own(chromium, tmp_path, monkeypatc
     write_results(stored_root)
     ((first,), (second,)) = find(TASK), find(OTHER)
     write(mine, fake_result("mine", 0, task=OTHER, task_hash=second.hash))
-    monkeypatch.setattr(boards, "packaged_root", lambda: stored_root)
+    monkeypatch.setattr(task_results, "packaged_root", lambda: stored_root)
     out.write_text(page_html(gather(boards_with_variants([first, second], mine, named=True))), encoding="utf-8")
     with Visit(chromium, out) as visit:
         assert visit.page.locator("article:visible").get_attribute("data-task") == OTHER
@@ -400,10 +400,10 @@ def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
         visit.page.locator("#chips label", has_text=re.compile("^lr$")).click()
         assert {name for name, *_ in visit.page.evaluate(lines)} == set(table) - {"lr"}
         visit.start("mini-sessions-published")
-        labels = {row.label for row in published_rows("mini-sessions-published")}
-        published = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines) if name in labels}
-        assert len(published) == 44
-        assert published["CEC"] == ([72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63], "dash")
+        labels = {row.label for row in published("mini-sessions-published")}
+        curves = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines) if name in labels}
+        assert len(curves) == 44
+        assert curves["CEC"] == ([72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63], "dash")
         fact = visit.page.locator("article:visible tr", has_text="FACT (released log)").text_content()
         assert "published: zhou2022 (t, c)" in fact
         visit.start("tiny-features-5shot")

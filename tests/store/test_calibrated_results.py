@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
@@ -110,7 +110,7 @@ def test_calibration_that_no_episodes_can_have_is_refused(tmp_path, fault, messa
 
 
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for record in results:
         write(tmp_path / "results", record)
     return load_board(TASK, tmp_path / "results")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ifsl_bench import api
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.experiments import reproduce
 from ifsl_bench.protocols.metrics import summarise
 from ifsl_bench.store import schema as result_file
@@ -196,7 +196,7 @@ def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, cluste
     """A label that the package has too is yours to `show`, and the stored one to `reproduce`."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
     api.run("imprint", task, work=api.workspace(clusters / "home", tmp_path / "package", device="cpu"))
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "package")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "package")
     assert "ifsl-bench reproduce imprint clusters-5shot" in call("show", "imprint", task)[1]
     api.run("imprint", task, work=api.workspace(clusters / "home", device="cpu"))
     assert "ifsl-bench reproduce 'imprint (yours)' clusters-5shot" in call("show", "imprint", task)[1]

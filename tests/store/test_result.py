@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.analysis import task_results as boards
+from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate, rows_of
 from ifsl_bench.analysis.comparison import compare, over_classes
 from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
@@ -180,12 +180,12 @@ def test_comparison_says_which_seeds_have_base_classifiers_of_their_own_on_featu
 
 def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
     """The board of a packaged task with these results in the user's folder and none in the package."""
-    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     definition = packaged()[task]
     for result in results:
         changes = {"task": task} | ({"task_hash": definition.hash} if result.task_hash == "h" else {})
         write(tmp_path / "r", msgspec.structs.replace(result, **changes))
-    return boards.load_board(definition, tmp_path / "r")
+    return task_results.load_board(definition, tmp_path / "r")
 
 
 def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from ifsl_bench.plugin.method import ask
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
 from ifsl_bench.reporting.figures.models import novel_names
-from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, plain_text, styled
+from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, plain_text, styled, symbol
 from ifsl_bench.solvers.attractor_prior import AttractorMLP
 from ifsl_bench.solvers.episode_problems import LinearLearner
 from ifsl_bench.solvers.outcome import Outcome, Solver
@@ -30,21 +30,9 @@ from ifsl_bench.utils.errors import UserError
 
 EPISODES = 20  # in which a class is looked at, as in the paper
 LOOKED = 2000  # test episodes that these are sought in
-RING: dict[str, Any] = {
-    "marker": "o",
-    "linestyle": "none",
-    "markersize": 3,
-    "markerfacecolor": "white",
-    "markeredgecolor": "#707070",
-    "markeredgewidth": 0.5,
-}
-PRODUCED: dict[str, Any] = {
-    "marker": "x",
-    "linestyle": "none",
-    "markersize": 3,
-    "color": "#707070",
-    "markeredgewidth": 0.6,
-}  # a shape that no class has
+GREY = "#707070"
+RING = symbol("o", 3, "white", GREY, 0.5)
+PRODUCED = symbol("x", 3, GREY, edge_width=0.6)  # a shape that no class has
 FAST: dict[str, Any] = {
     "marker": "P",
     "linestyle": "none",
@@ -54,14 +42,7 @@ FAST: dict[str, Any] = {
 }
 EDGE = 0.02  # of a panel: half of the widest symbol in its background
 LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
-STAR: dict[str, Any] = {
-    "marker": "*",
-    "linestyle": "none",
-    "markersize": 8,
-    "color": "black",
-    "markeredgecolor": "white",
-    "markeredgewidth": 0.5,
-}
+STAR = symbol("*", 8, "black", "white", 0.5)
 
 
 @dataclass(frozen=True)
@@ -217,22 +198,17 @@ def draw(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figur
 
 def _marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[Mark]:
     """Return legend entries of symbols that every class has, in white; lines join symbols on either side."""
-    white: dict[str, Any] = {
-        "marker": "s",
-        "linestyle": "none",
-        "color": "white",
-        "markeredgecolor": "black",
-        "markeredgewidth": 0.4,
-    }
     line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
     marks: list[Mark] = []
     if rows[0].produced is not None:
-        produced = PRODUCED | line | {"markeredgecolor": PRODUCED["color"]}
+        produced = PRODUCED | line
         marks += [(Line2D([], [], **RING), "base weights"), (Line2D([], [], **produced), "their attractors (joined)")]
-    marks.append((Line2D([], [], **white | {"markersize": LARGE}), "attractors in this episode"))
+    marks.append((Line2D([], [], **symbol("s", LARGE, "white", "black", 0.4)), "attractors in this episode"))
     marks.append((Line2D([], [], **FAST | line | {"markerfacecolor": "white"}), "their fast weights (joined)"))
     if any(np.isfinite(method.centres[:, 1:]).any() for method in rows):
-        marks.append((Line2D([], [], **white | {"markersize": SMALL + 0.4}), "attractors in other episodes"))
+        marks.append(
+            (Line2D([], [], **symbol("s", SMALL + 0.4, "white", "black", 0.4)), "attractors in other episodes")
+        )
     return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
 
 
@@ -245,7 +221,7 @@ def _base(axes: Axes, weights: AttractorWeights) -> None:
     axes.plot(*base.T, **RING, zorder=2, gid="base weights")
     axes.plot(*produced.T, **PRODUCED, zorder=3, gid="attractors of base classes")
     for way, rows in enumerate(weights.centres):
-        axes.plot(*((rows[0] - centre) @ across.T), **way_look(way), markersize=4.5, zorder=4)
+        axes.plot(*((rows[0] - centre) @ across.T), **way_look(way) | {"markersize": 4.5}, zorder=4)
     name_plane(axes, share)
 
 
@@ -265,9 +241,9 @@ def _episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndarray])
     for way, rows in enumerate(weights.centres):
         look, rows = way_look(way), rows[np.isfinite(rows).all(-1)]
         ends = flat(np.stack([rows[0], weights.fast[way]]))
-        axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0}, markersize=SMALL, alpha=0.7, zorder=2)
+        axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0, "markersize": SMALL}, alpha=0.7, zorder=2)
         axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
-        axes.plot(*ends[0], **look, markersize=LARGE, zorder=5, gid=f"centre {way}")
+        axes.plot(*ends[0], **look | {"markersize": LARGE}, zorder=5, gid=f"centre {way}")
         axes.plot(*ends[1], **FAST, color=str(look["color"]), zorder=4, gid=f"fast weights {way}")
     for star in stars:
         axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 from ifsl_bench.reporting.figures.models import Episode, episode_of
-from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, plain_text, styled
+from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, plain_text, styled, symbol
 from ifsl_bench.reporting.plot_styles import COLOURS, MARKERS
 from ifsl_bench.utils.errors import UserError
 
@@ -27,24 +27,11 @@ ROOM = 27  # points around the name of a region
 BORDER = 0.7  # points of a paper, of a line between regions
 GREY, BASE = "#9A9A9A", "#E6E6E6"
 
-DOT: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgewidth": 0}
 MARKS: list[Mark] = [
-    (
-        Line2D(
-            [],
-            [],
-            color="white",
-            marker="o",
-            linestyle="none",
-            markersize=5.5,
-            markeredgecolor="black",
-            markeredgewidth=0.4,
-        ),
-        "support",
-    ),
-    (Line2D([], [], **DOT, color=DARK, markersize=3), "novel query"),
-    (Line2D([], [], **DOT, color=GREY, markersize=3.5), "base query"),
-    (Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8), "wrong"),
+    (Line2D([], [], **symbol("o", 5.5, "white", "black", 0.4)), "support"),
+    (Line2D([], [], **symbol("o", 3, DARK)), "novel query"),
+    (Line2D([], [], **symbol("o", 3.5, GREY)), "base query"),
+    (Line2D([], [], **symbol("x", 4, "black", edge_width=0.8)), "wrong"),
     (Patch(facecolor=BASE, edgecolor="white"), "base classes (white: borders)"),
 ]
 
@@ -159,19 +146,13 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
 
 def way_look(way: int) -> dict[str, Any]:
     """Return colour and marker of the points of a novel class, by its place in the episode."""
-    return {
-        "color": COLOURS[way % len(COLOURS)],
-        "marker": MARKERS[way % len(MARKERS)],
-        "linestyle": "none",
-        "markeredgecolor": "black",
-        "markeredgewidth": 0.4,
-    }
+    return symbol(MARKERS[way % len(MARKERS)], 5, COLOURS[way % len(COLOURS)], "black", 0.4)
 
 
 def ways_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
     """Return legend entries of an episode's novel classes: N1 with its name, and its points."""
     names = [f"N{way + 1} {name}" for way, name in enumerate(classes)]
-    return names, [Line2D([], [], **way_look(way), markersize=5) for way in range(len(classes))]
+    return names, [Line2D([], [], **way_look(way)) for way in range(len(classes))]
 
 
 def name_plane(axes: Axes, share: Sequence[float] | np.ndarray) -> None:

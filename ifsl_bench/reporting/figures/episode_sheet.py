@@ -54,9 +54,6 @@ def draw(answers: Sequence[Episode], dataset: Dataset, task: Task, wide: bool = 
     Next to a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A
     query that every method gets wrong has a frame, one that some get wrong a dashed one.
 
-    Beside a query stand the methods with a tick or a cross; below, its class, and what methods predict instead. A query
-    that every method gets wrong has a frame, one that some get wrong a dashed one.
-
     Args:
         answers: of the same episode, one a method.
         dataset: the data set of the task.
@@ -179,7 +176,7 @@ def _support(sheet: _Sheet, y: float, episode: Episode, width: float, size: floa
     titles = [wrapped(f"N{way + 1} {plain_text(name)}", block - EDGE, TEXT) for way, name in enumerate(episode.classes)]
     head = LINE * max(title.count("\n") + 1 for title in titles) + 0.01  # of the longest, so that images stand in lines
     deep = head + math.ceil(shots / across) * each + 0.04
-    y = sheet.heading(y, f"support: {ways} ways, {shots} shot{'s' * (shots > 1)}")
+    y = sheet.heading(y, f"support: {ways} ways, {shots} {'shot' if shots == 1 else 'shots'}")
     for way, title in enumerate(titles):
         x, top = EDGE + way % blocks * block, y + way // blocks * deep
         sheet.text(x, top + LINE / 2, title)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, names_of
-from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of, told_apart
+from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of, significant_signs
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import COLUMN, PAGE, by_accuracy, new_figure, plain_text, styled
 from ifsl_bench.utils.errors import UserError
@@ -118,7 +118,7 @@ def differences(board: TaskResults, rows: list[SeedAggregate]) -> tuple[np.ndarr
         ranking = ranking_in(setting_of(a, b, default=board.setting)).of(a, b)
         gaps.append(ranking.difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
-    for (i, j), gap, either_way in zip(pairs, gaps, told_apart(gaps), strict=True):
+    for (i, j), gap, either_way in zip(pairs, gaps, significant_signs(gaps), strict=True):
         values[i, j], values[j, i] = gap.mean, -gap.mean
         differs[i, j] = differs[j, i] = either_way.any()
     return values, differs

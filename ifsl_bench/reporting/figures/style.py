@@ -166,6 +166,26 @@ def marker_style(label: str) -> dict[str, Any]:
     return line_style(label) | {"linestyle": "none"}
 
 
+def symbol(marker: str, size: float, color: str, edge: str | None = None, edge_width: float = 0.0) -> dict[str, Any]:
+    """Return the style of points without a line.
+
+    Args:
+        marker: Matplotlib's name of it.
+        size: in points.
+        color: of the symbol.
+        edge: its edge's colour; by default the symbol's.
+        edge_width: in points.
+    """
+    return {
+        "marker": marker,
+        "linestyle": "none",
+        "markersize": size,
+        "color": color,
+        "markeredgecolor": edge or color,
+        "markeredgewidth": edge_width,
+    }
+
+
 def line_styles(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
     """Return the looks of rows in one figure, from :func:`ifsl_bench.reporting.plot_styles.styles_of`.
 

@@ -359,7 +359,7 @@ def row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPa
         for row in here:
             if row not in family:
                 pairs += _pairs_of(part, family, row, numbers)
-        part = part.apart
+        part = part.excluded
     return pairs
 
 
