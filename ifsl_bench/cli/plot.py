@@ -229,14 +229,6 @@ KINDS: Mapping[str, FigureKind] = {
         ("glyphs-5shot --train --out x.pdf", "glyphs-5shot --index 3 --out x.pdf"),
         (INDEX, *_of_models("lr+a")),
     ),
-    "episode": FigureKind(
-        """The contact sheet of an episode.
-
-        Support images above, queries below, with what the methods predict: a tick is right, a cross wrong.
-        """,
-        ("glyphs-5shot --method imprint --out x.pdf", "glyphs-5shot --index 3 --method lr --out x.pdf"),
-        (INDEX, *_of_models()),
-    ),
     "confusions": FigureKind(
         """Which base classes take novel queries.
 

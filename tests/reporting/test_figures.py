@@ -32,8 +32,6 @@ from ifsl_bench.reporting.figures.style import (
     rows_to_draw,
     save,
     short_names,
-    width_of,
-    wrapped,
 )
 from ifsl_bench.reporting.plot_styles import style_of
 from ifsl_bench.store.result_folder import packaged_root
@@ -285,20 +283,12 @@ def test_names_of_strangers_are_text(board, tmp_path, task):
         assert "<b>" not in svg
 
 
-def test_names_are_short_and_different_and_wrapped_before_they_are_cut():
+def test_names_are_short_and_different():
     names = ["GREEK LETTER XI (U+039E)", "GREEK LETTER MU (U+03BC)", "LAO LETTER SO TAM (U+1)",
              "LAO LETTER KHO TAM (U+2)", "n01", "LAO LETTER SO SUNG (U+3)"]  # fmt: skip
     assert short_names(names) == ["XI", "MU", "TAM", "KHO TAM", "n01", "SUNG"]
     assert short_names(["a (1)", "a (2)"]) == ["a (1)", "a (2)"]
     assert short_names(["same", "same"]) == ["same", "same"]
-    assert wrapped("dog", 0.5) == "dog"
-    assert wrapped("BIDENTAL PERCUSSIVE", 0.7) == "BIDENTAL\nPERCUSSIVE"
-    for text in ("a golden retriever that barks", "Egyptologicalalef", "a", "", "W" * 40):
-        lines = wrapped(text, 0.5).split("\n")
-        assert len(lines) <= 2
-        assert all(width_of(line) <= 0.5 for line in lines)
-        whole = wrapped(text, 0.5, most=99)
-        assert whole.replace("-\n", "").replace("\n", " ") == text
 
 
 def error_of(call, *arguments: str) -> str:

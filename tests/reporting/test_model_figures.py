@@ -19,9 +19,9 @@ from ifsl_bench.api import run
 from ifsl_bench.cli.plot import plot
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.reporting.columns import plus_minus
-from ifsl_bench.reporting.figures import attractors, confusions, episode_pca, episode_sheet, inner_steps
-from ifsl_bench.reporting.figures.models import check_trained, dataset_of, episode_of, jobs_of, open_model
-from ifsl_bench.reporting.figures.style import SMALLEST, as_bytes, short_names, styled
+from ifsl_bench.reporting.figures import attractors, confusions, episode_pca, inner_steps
+from ifsl_bench.reporting.figures.models import check_trained, episode_of, jobs_of, open_model
+from ifsl_bench.reporting.figures.style import SMALLEST, short_names, styled
 from ifsl_bench.solvers.attractor_prior import attention
 from ifsl_bench.utils.errors import UserError
 
@@ -211,11 +211,10 @@ def test_every_command_has_a_function_with_its_defaults(trained, call, tmp_path)
         ifsl_bench.plot.episode_pca(task, index=60, work=work)
 
 
-def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, call, tmp_path):
+def test_an_episode_has_a_number_and_mistakes_are_one_line(trained, call, tmp_path):
     work, task, _ = trained
     home = ("--home", str(work.home.cache), "--out", str(tmp_path / "x.png"), "-q")
     for arguments, words in (
-        (("episode", task, "--method", "imprint"), "features and no images"),
         (("episode-pca", task, "--index", "60"), "0 to 59"),
         (("attractors", task, "--index", "-1"), "0 to 59"),
         (("inner-steps", task, "--method", "imprint"), "no option gradient"),
@@ -396,47 +395,3 @@ def test_what_has_no_confusions_is_one_line(in_sessions, call):
         status, _, err = call("plot", "confusions", *arguments, "--method", "ncm", "--out", "x.pdf", "-q")
         assert (status, err.count("\n")) == (2, 1), err
         assert words in err
-
-
-@pytest.mark.filterwarnings("ignore:the base classifier is at chance")
-def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call):
-    work = workspace(glyph_features_home, tmp_path / "results", "cpu")
-    (job,) = jobs_of(["protonet"], f"{tmp_path / 'few.toml'}:few-1shot", work.home)
-    ready = open_model(job, work)
-    episode, dataset = episode_of(ready, 3), dataset_of(job, work)
-    figure, _ = episode_sheet.draw([episode] * 2, dataset, job.task)
-    axes = figure.axes[0]
-    marks = [text.get_text() for text in axes.texts if re.fullmatch(r"query \d+, method 0", text.get_gid() or "")]
-    right = int(episode.right.sum())
-    assert marks.count(episode_sheet.RIGHT) == right
-    assert marks.count(episode_sheet.WRONG) == len(episode.right) - right
-    texts = {text.get_gid(): text.get_text() for text in axes.texts}
-    names = [*episode.base_classes, *(f"N{way + 1}" for way in range(len(episode.classes)))]
-    for query in (~episode.right).nonzero()[:, 0].tolist():
-        name = texts[f"said of query {query}"].replace("-\n", "").replace("\n", " ").rstrip("…")
-        assert names[int(episode.predicted[query])].startswith(name)
-    framed = [patch for patch in axes.patches if patch.get_linewidth() > 1 and patch.get_gid() is None]
-    assert len(framed) == len(episode.right) - right, "wrong queries, and no others, have a frame that stands out"
-    assert len(axes.images) == len(episode.classes) + len(episode.right)
-    assert f"protonet: {right} of {len(episode.right)} right" in [text.get_text() for text in axes.texts]
-    # The first image is the support image that the sampler drew, and every query is there once.
-    drawn = ready.prepared.sampler("test").sample(3, 1)
-    novel = dataset.pool("novel/test").images
-    assert (np.asarray(axes.images[0].get_array()) == novel[int(drawn.support[0, 0])][..., 0]).all()
-    queries = [
-        dataset.pool("novel/test" if of_novel else "base/test").images[row][..., 0].tobytes()
-        for row, of_novel in zip(drawn.query[0].tolist(), drawn.query_novel[0].tolist(), strict=True)
-    ]
-    query_images = [np.asarray(image.get_array()).tobytes() for image in axes.images[len(episode.classes) :]]
-    assert sorted(query_images) == sorted(queries)
-    assert min(text.get_fontsize() for text in axes.texts) >= episode_sheet.TEXT
-    assert as_bytes(figure, "png") == as_bytes(figure, "png")
-    whole = figure.get_tightbbox()
-    assert (whole.x0, whole.y0) >= (-0.02, -0.02)
-    assert whole.x1 <= figure.get_figwidth() + 0.02
-    out = tmp_path / "x.png"
-    task = f"{tmp_path / 'few.toml'}:few-1shot"
-    status, _, err = call("plot", "episode", task, "--index", "3", "--method", "protonet", "--home",
-                          str(glyph_features_home), "--out", str(out), "-q")  # fmt: skip
-    assert status == 0, err
-    assert out.read_bytes().startswith(b"\x89PNG")

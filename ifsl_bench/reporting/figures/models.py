@@ -19,7 +19,7 @@ from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import kept_choice
 from ifsl_bench.experiments.stages import MetaTrain, backbone_of, data_stage_of
-from ifsl_bench.experiments.workspace import PreparedTask, Workspace
+from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocols.episode_loader import predict
 from ifsl_bench.protocols.loader import Batch
@@ -82,16 +82,6 @@ def open_model(job: Job, work: Workspace) -> EvaluationContext:
     data_stage_of(job).check(metadata_of(job.task, work.home))
     data_stage_of(job).compute(work)
     return Evaluate(job).open(work)
-
-
-def dataset_of(job: Job, work: Workspace) -> Dataset:
-    """Return the data set of a job's task, made where it needs no files.
-
-    Args:
-        job: the job.
-        work: the workspace.
-    """
-    return PreparedTask(job.task, job.method.head, job.seed, work).dataset
 
 
 def is_trained(job: Job, home: Paths) -> bool:

@@ -45,7 +45,6 @@ __all__ = [
     "attractors",
     "base_classes",
     "confusions",
-    "episode",
     "episode_pca",
     "forgetting",
     "inner_steps",
@@ -289,37 +288,6 @@ def inner_steps(
         for task in tasks
     }
     return _drawing(draw(by_task, wide))
-
-
-def episode(
-    task: str,
-    *,
-    methods: Names,
-    index: int = 0,
-    options: Mapping[str, Any] | None = None,
-    train: bool = False,
-    wide: bool = False,
-    work: Workspace | None = None,
-) -> Drawing:
-    """Draw the contact sheet of a test episode: support above, queries with the predictions below.
-
-    Args:
-        task: its name.
-        methods: see the module.
-        index: of the test episode, from 0.
-        options: see the module.
-        train: see the module.
-        wide: see the module.
-        work: see the module.
-    """
-    from ifsl_bench.reporting.figures.episode_sheet import check_images, draw
-    from ifsl_bench.reporting.figures.models import dataset_of, episode_of
-
-    jobs, work = _jobs(task, index, methods, options, work)
-    dataset = dataset_of(jobs[0], work)
-    check_images(dataset, jobs[0].task)
-    answers = [episode_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
-    return _drawing(draw(answers, dataset, jobs[0].task, wide))
 
 
 def confusions(

@@ -1,7 +1,7 @@
 """The style of every figure, the rows and names that they share, and how a figure becomes a file.
 
 Widths are those of a two-column paper, in which figures are included as they are. No text is smaller than
-:data:`SMALLEST`, but on contact sheets of episodes. In PDF and SVG text is text. A user's settings of Matplotlib are
+:data:`SMALLEST`. In PDF and SVG text is text. A user's settings of Matplotlib are
 not read, no display is needed, and no state of pyplot is touched. The same input gives the same bytes with one version
 of Matplotlib: files hold no date.
 """
@@ -23,8 +23,6 @@ from typing import Any, Literal
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
 
 from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
 from ifsl_bench.analysis.task_results import TaskResults, in_setting, only
@@ -374,54 +372,3 @@ def _forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[
     shared = max((n for n in range(1, len(plain)) if beginnings[tuple(plain[:n])] > 1), default=0)
     suffixes = [" ".join(form[start:]) for form in (plain, words) for start in range(shared, -1, -1)]
     return sorted(dict.fromkeys(suffixes), key=len)
-
-
-@functools.lru_cache(4096)
-def width_of(text: str, size: float = SMALLEST) -> float:
-    """Return the width of a text in our font, in inches.
-
-    Args:
-        text: the text.
-        size: in points.
-    """
-    if not text.strip():
-        return 0.0
-    return float(TextPath((0, 0), text, size=size, prop=FontProperties("DejaVu Sans")).get_extents().x1) / 72
-
-
-def wrapped(text: str, width: float, size: float = SMALLEST, most: int = 2) -> str:
-    """Return a text in as many lines as it needs; where these are too many, the last one ends in dots.
-
-    Args:
-        text: the text.
-        width: of a line, in inches.
-        size: in points.
-        most: how many lines at most.
-    """
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if width_of(longer, size) <= width:
-            lines[-1] = longer
-            continue
-        *full, rest = _pieces(word, width, size)
-        lines += [*full, rest]
-    lines = lines if lines[0] else lines[1:]
-    return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], _cut(lines[most - 1], width, size)])
-
-
-def _pieces(word: str, width: float, size: float) -> list[str]:
-    """Return a word, or its parts where it is wider than a line, all but the last with a hyphen."""
-    pieces = []
-    while width_of(word, size) > width and len(word) > 1:
-        fit = max((n for n in range(1, len(word)) if width_of(f"{word[:n]}-", size) <= width), default=1)
-        pieces.append(f"{word[:fit]}-")
-        word = word[fit:]
-    return [*pieces, word]
-
-
-def _cut(text: str, width: float, size: float) -> str:
-    """Return a text that ends in dots and is no wider than ``width``."""
-    while text and width_of(f"{text}…", size) > width:
-        text = text[:-1]
-    return f"{text.rstrip(' (,-')}…"
