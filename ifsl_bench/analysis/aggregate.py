@@ -78,8 +78,8 @@ class SeedAggregate:
     @property
     def images_kept(self) -> str:
         """The images of earlier sessions that the method keeps: "supports", "all images", or ""."""
-        kept = {r.episodes.images_kept for r in self.results}
-        return max(kept, key=("", "supports", "all images").index)
+        of_seeds = {r.episodes.images_kept for r in self.results}
+        return max(of_seeds, key=("", "supports", "all images").index)
 
     @property
     def state_bytes(self) -> float | None:
@@ -163,8 +163,8 @@ class SeedAggregate:
     @property
     def choices_unrecorded(self) -> bool:
         """Whether its intervals hold a choice on validation episodes fixed, as older results do."""
-        held = self.bias_unrecorded or any(r.tuned and not r.choice for r in self.results)
-        return held and "choices" in self.protocol.features
+        unrecorded = self.bias_unrecorded or any(r.tuned and not r.choice for r in self.results)
+        return unrecorded and "choices" in self.protocol.features
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Return a metric with the choices of each resample of the validation episodes, [RESAMPLES], in percent.
@@ -323,26 +323,28 @@ def variance(choices: np.ndarray) -> float:
 
 
 def fixed_in_intervals(rows: Sequence[SeedAggregate], *more: str) -> str:
-    """Return in words what every interval of rows in sessions holds fixed: classes, choices on validation sequences.
+    """Name the things that every interval of rows in sessions holds fixed: classes, choices on validation sequences.
 
     A bias is one of these where a result does not record the choices of resamples.
 
     Args:
         rows: in sessions.
-        more: further things that are kept fixed.
+        more: further things that are fixed.
     """
-    held = [*more, "the base and novel classes"]
+    names = [*more, "the base and novel classes"]
     if fixed := [row.label for row in rows if row.bias_unrecorded]:
         all_of_them = len(fixed) == sum(any(result.calibration for result in row.results) for row in rows)
-        held.append("the bias on novel logits" + ("" if all_of_them else f" of {', '.join(fixed)}"))
+        names.append("the bias on novel logits" + ("" if all_of_them else f" of {', '.join(fixed)}"))
     tuned = [row.label for row in rows if any(result.tuned for result in row.results)]
-    held += [f"the chosen options of {', '.join(tuned)}"] if tuned else []
-    return f"{', '.join(held[:-1])} and {held[-1]}" if len(held) > 1 else held[0]
+    if tuned:
+        names.append(f"the chosen options of {', '.join(tuned)}")
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
     """Return a remark on rows that do not record choices, whose intervals are without their uncertainty."""
-    if not (names := [row.label for row in rows if row.choices_unrecorded]):
+    names = [row.label for row in rows if row.choices_unrecorded]
+    if not names:
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
     return [
@@ -376,7 +378,8 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate]
         groups.setdefault(result.label, []).append(result)
     rows, remarks = [], []
     for label, group in groups.items():
-        newest, members = max(group, key=lambda r: str(r.provenance.get("time", ""))), []
+        newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
+        members = []
         for result in sorted(group, key=lambda r: r.seed):
             if reason := mismatch(newest, result) or _other_method(newest, result):
                 remarks.append(

@@ -43,7 +43,7 @@ class Comparison:
         overall: metric -> the difference over both episodes and seeds, which ranks rest on.
         over_classes: metric -> the difference over episodes and their novel classes, see
             :mod:`ifsl_bench.analysis.comparison`; empty where there is none, which ``notes`` say.
-        classes: how many novel classes the episodes have; 0 where nobody knows.
+        classes: how many novel classes the episodes have; 0 where that is not recorded.
         effects: metric -> standard deviation of the effect that a novel class has on the difference; 0 where the
             estimate of its square is negative.
         partial: whether the data set is marked partial, which ``notes`` say too.
@@ -142,7 +142,8 @@ def _notes(a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes:
         used = f"only those in common, {seeds_in_words(common)}"
         used = used if common else "they have none in common, so all are averaged"
         yield f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}"
-    of_b, separate = {result.seed: result.pretraining for result in b.results}, defaultdict[str, list[int]](list)
+    of_b = {result.seed: result.pretraining for result in b.results}
+    separate = defaultdict[str, list[int]](list)
     for result in a.results:
         mine, theirs = result.pretraining, of_b.get(result.seed, result.pretraining)
         if mine.get("key") == theirs.get("key") and mine.get("sha256") != theirs.get("sha256"):

@@ -219,7 +219,8 @@ def rank_intervals(
         fixed: rows that are the same for every seed.
         choices: means with other choices.
     """
-    better, n = significantly_better(rows, fixed, choices), len(rows)
+    better = significantly_better(rows, fixed, choices)
+    n = len(rows)
     return [RankInterval(1 + int(better[:, i].sum()), n - int(better[i].sum())) for i in range(n)]
 
 
@@ -242,7 +243,8 @@ def significantly_better(
         row = rows[i]
         for j in range(i + 1, n):
             pairs.append((i, j))
-            random, of_choices = int(not fixed[i]) + int(not fixed[j]), float((chosen[i] - chosen[j]).var(ddof=1))
+            random = int(not fixed[i]) + int(not fixed[j])
+            of_choices = float((chosen[i] - chosen[j]).var(ddof=1))
             differences.append(difference(row, rows[j], prior, random, of_choices))
     better = np.zeros((n, n), dtype=bool)
     for (i, j), (ours, theirs) in zip(pairs, significant_signs(differences), strict=True):

@@ -101,8 +101,8 @@ def _check(name: str, style: str) -> None:
     from ifsl_bench.reporting.table import plain_table
 
     chosen, meant = find_method(name)
-    asked = chosen.name, chosen.method, meant
-    checks = [*check_contract(*asked), *check_session_rules(*asked)]
+    arguments = chosen.name, chosen.method, meant
+    checks = [*check_contract(*arguments), *check_session_rules(*arguments)]
     rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
     show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:

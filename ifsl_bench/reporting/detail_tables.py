@@ -29,10 +29,10 @@ def _notes(row: SeedAggregate) -> list[str]:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
     if "sessions" in row.protocol.features and any(map(row.has_bias, row.results)):
-        held = [name for name in AFTER if row.protocol.moved_by_choices(name, biased=True) is None]
-        alone = [row.protocol.column(name).title for name in held]
-        those = "Intervals" if row.bias_unrecorded else f"Those of {', '.join(alone[:-1])} and {alone[-1]}"
-        notes.append(f"{those} hold the bias on novel logits fixed, too.")
+        unmoved = [name for name in AFTER if row.protocol.moved_by_choices(name, biased=True) is None]
+        titles = [row.protocol.column(name).title for name in unmoved]
+        which = "Intervals" if row.bias_unrecorded else f"Those of {', '.join(titles[:-1])} and {titles[-1]}"
+        notes.append(f"{which} hold the bias on novel logits fixed, too.")
     return notes
 
 

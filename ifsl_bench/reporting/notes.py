@@ -25,7 +25,7 @@ from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import format_p_value, numbers_in_words, seeds_in_words
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
-OF_SESSIONS = {  # column -> what it is
+OF_SESSIONS = {  # column -> its meaning
     "acc": "Avg.: the mean accuracy after each session, A_0 to A_T",
     "pd": "PD: A_0 minus A_T",
     "base": "base, novel and their harmonic mean: after the last",
@@ -163,13 +163,13 @@ def _incomparable_notes(board: TaskResults) -> list[str]:
     for row in board.others:
         if reason := board.incompatibility(row):
             apart.setdefault(reason, []).append(row.full_name)
-    for reason, names in _alike(apart).items():
+    for reason, names in _merged_reasons(apart).items():
         are = "is" if len(names) == 1 else "are"
         notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
     return notes
 
 
-def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
+def _merged_reasons(apart: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return reasons for standing apart with their rows; reasons that differ in their brackets alone are one."""
     merged: dict[str, list[str]] = {}
     kinds = Counter(reason.partition(" (")[0] for reason in apart)

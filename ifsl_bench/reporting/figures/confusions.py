@@ -326,10 +326,8 @@ def _pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:
 
 
 def _total(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
-    novel, drawn = (
-        of_method.queries[of_method.base :].sum(),
-        sum(of_method.answers[of_method.base + of, answer] for of, answer in pairs),
-    )
+    novel = of_method.queries[of_method.base :].sum()
+    drawn = sum(of_method.answers[of_method.base + of, answer] for of, answer in pairs)
     taken = of_method.answers[of_method.base :, : of_method.base].sum()
     of_pairs = f"; {100 * drawn / taken:.0f}% of these are in the pairs that are drawn" if taken else ""
     return f"{of_method.label}: base classes take {100 * taken / novel:.1f}% of the queries of novel classes{of_pairs}"

@@ -115,7 +115,8 @@ def format_of(path: Path) -> str:
         UserError: none of :data:`FORMATS`; or a folder that is not there or cannot be written, before
             anything is drawn.
     """
-    if (suffix := path.suffix.lower().removeprefix(".")) not in FORMATS:
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
         ending = f"{path.suffix!r}" if path.suffix else "a name without any"
         raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {ending}")
     check_out(path)
@@ -212,10 +213,12 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], 
         labels: of the handles.
         marks: what other things in the figure stand for, whatever their method or class.
     """
-    texts, (width, height) = [plain_text(label) for label in labels], figure.get_size_inches()
+    texts = [plain_text(label) for label in labels]
+    width, height = figure.get_size_inches()
     entry = 0.42 + 0.06 * max(map(len, labels), default=0)  # inches of an entry; a letter takes a little less
     columns = min(max(1, int(width / entry)), max(1, len(labels)))
-    lines, line = math.ceil(len(labels) / columns), 0.124 if marks else 0.135
+    lines = math.ceil(len(labels) / columns)
+    line = 0.124 if marks else 0.135  # inches
     whole = 0.05 + line * lines if labels else 0.0
     if not marks:
         figure.set_figheight(height + whole)
@@ -226,7 +229,8 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], 
     below = 0.05 + line * math.ceil(len(marks) / mark_columns)
     height += whole + below
     figure.set_figheight(height)
-    figure.set_layout_engine("constrained", rect=(0, (share := (whole + below) / height), 1, 1 - share))
+    share = (whole + below) / height
+    figure.set_layout_engine("constrained", rect=(0, share, 1, 1 - share))
     if labels:
         figure.legend(
             list(handles),
