@@ -16,8 +16,7 @@ from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, HitCounts, estimate
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN
-from ifsl_bench.store.consistency import mismatch
-from ifsl_bench.store.result_folder import LEFT_OUT
+from ifsl_bench.store.result_folder import LEFT_OUT, mismatch
 from ifsl_bench.store.schema import SOLVES_OF, Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them

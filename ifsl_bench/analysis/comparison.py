@@ -23,7 +23,7 @@ from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
 from ifsl_bench.protocols.protocol import Protocol
-from ifsl_bench.store.consistency import mismatch
+from ifsl_bench.store.result_folder import mismatch
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_p_value, seeds_in_words
 

@@ -19,9 +19,8 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, find_one, own, packaged
 from ifsl_bench.protocols.tasks.variants import changed, split
-from ifsl_bench.store.consistency import mismatch, unfit
 from ifsl_bench.store.published import PublishedRow, published
-from ifsl_bench.store.result_folder import LEFT_OUT, packaged_root, stored
+from ifsl_bench.store.result_folder import LEFT_OUT, mismatch, packaged_root, stored, unfit
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths

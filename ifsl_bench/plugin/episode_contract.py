@@ -59,11 +59,9 @@ class ContractProbe:
 
     def part(self, episode: int) -> ContractProbe:
         """Return the question with one episode alone."""
-
-        def cut(x: Tensor) -> Tensor:
-            return x[episode : episode + 1]
-
-        return replace(self, support=each(self.support, cut), query=each(self.query, cut), masked=cut(self.masked))
+        at = slice(episode, episode + 1)
+        support, query = each(self.support, lambda x: x[at]), each(self.query, lambda x: x[at])
+        return replace(self, support=support, query=query, masked=self.masked[at])
 
 
 def comes_of_search(prediction: Prediction) -> bool:
@@ -115,55 +113,55 @@ def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
 
 
-def repeats(asked: ContractProbe) -> str:
-    """A second call gives the same answer, whatever was asked between."""
-    first = asked.logits()
-    asked.part(0).logits()
+def repeats(probe: ContractProbe) -> str | None:
+    """A second call gives the same answer, whatever was answered between."""
+    first = probe.logits()
+    probe.part(0).logits()
     broken = "a second call gives another answer: it draws at random or keeps something between calls"
-    return broken if differs(asked.logits(), first, asked.searches) else ""
+    return broken if differs(probe.logits(), first, probe.searches) else None
 
 
-def leaves_its_input(asked: ContractProbe) -> str:
+def leaves_its_input(probe: ContractProbe) -> str | None:
     """The call changes nothing that the method is given."""
-    holders = {"support": asked.support, "query": asked.query, "base": asked.method.base}
+    holders = {"support": probe.support, "query": probe.query, "base": probe.method.base}
     named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
     parts = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     before = {name: value.detach().clone() for name, value in parts.items()}
-    asked.logits()
+    probe.logits()
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
-    return f"it writes into {changed[0]}" if changed else ""
+    return f"it writes into {changed[0]}" if changed else None
 
 
-def sees_one_episode(asked: ContractProbe) -> str:
+def sees_one_episode(probe: ContractProbe) -> str | None:
     """An episode's answer does not depend on the other episodes of its batch."""
-    whole = asked.logits()
-    alone = torch.cat([asked.part(episode).logits() for episode in range(len(whole))])
+    whole = probe.logits()
+    alone = torch.cat([probe.part(episode).logits() for episode in range(len(whole))])
     broken = "the answer to an episode depends on the other episodes in its batch"
-    return broken if differs(alone, whole, asked.searches) else ""
+    return broken if differs(alone, whole, probe.searches) else None
 
 
-def follows_the_queries(asked: ContractProbe) -> str:
+def follows_the_queries(probe: ContractProbe) -> str | None:
     """Queries in another order get the same answers in that order."""
-    turned = replace(asked, query=each(asked.query, lambda x: x.flip(1))).logits()
+    turned = replace(probe, query=each(probe.query, lambda x: x.flip(1))).logits()
     broken = "the answer to a query depends on its place among the queries"
-    return broken if differs(turned.flip(1), asked.logits(), asked.searches) else ""
+    return broken if differs(turned.flip(1), probe.logits(), probe.searches) else None
 
 
-def sees_one_query(asked: ContractProbe) -> str:
+def sees_one_query(probe: ContractProbe) -> str | None:
     """A query's answer does not depend on the other queries, unless the class declares that it is transductive."""
-    if asked.method.transductive:
-        return ""
-    alone = replace(asked, query=each(asked.query, lambda x: x[:, :1])).logits()
+    if probe.method.transductive:
+        return None
+    alone = replace(probe, query=each(probe.query, lambda x: x[:, :1])).logits()
     broken = "the answer to a query depends on the other queries"
-    return broken if differs(alone, asked.logits()[:, :1], asked.searches) else ""
+    return broken if differs(alone, probe.logits()[:, :1], probe.searches) else None
 
 
-Rule = Callable[[ContractProbe], str]  # says how a method breaks it; "" where it does not
+Rule = Callable[[ContractProbe], str | None]  # returns how a method breaks it; None where it does not
 IN_EVERY_RUN: tuple[Rule, ...] = (leaves_its_input, repeats, sees_one_episode, follows_the_queries, sees_one_query)
 
 
 @torch.no_grad()
-def check_answers(asked: ContractProbe) -> Tensor:
+def check_answers(probe: ContractProbe) -> Tensor:
     """Check a method's answers against the rules of every run, and return them, for :func:`check_repeated`.
 
     Raises:
@@ -171,38 +169,40 @@ def check_answers(asked: ContractProbe) -> Tensor:
     """
     for rule in IN_EVERY_RUN:
         exact = rule in (leaves_its_input, repeats)
-        if (broken := rule(asked)) and (exact or not kept_in_double(rule, asked)):
-            raise UserError(f"method {asked.name!r} breaks the contract: {broken}")
-    return asked.logits()
+        if (broken := rule(probe)) and (exact or not holds_in_double(rule, probe)):
+            raise UserError(f"method {probe.name!r} breaks the contract: {broken}")
+    return probe.logits()
 
 
 @torch.no_grad()
-def check_repeated(asked: ContractProbe, answers: Tensor) -> None:
+def check_repeated(probe: ContractProbe, answers: Tensor) -> None:
     """Check, after other episodes, that the method answers as it did in :func:`check_answers`.
 
     Args:
-        asked: the method and the same episodes as before.
+        probe: the method and the same episodes as before.
         answers: what :func:`check_answers` returned, [E, Q, C].
 
     Raises:
         UserError: the answers are others: the method keeps something between calls.
     """
-    if differs(asked.logits(), answers, asked.searches):
-        raise UserError(f"method {asked.name!r} breaks the contract: after the evaluation it answers its first "
-                        f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
+    if differs(probe.logits(), answers, probe.searches):
+        raise UserError(
+            f"method {probe.name!r} breaks the contract: after the evaluation it answers its first episodes otherwise "
+            "than before; it keeps something between calls"
+        )
 
 
-def kept_in_double(rule: Callable[[Any], str], asked: Any) -> bool:
-    """Return whether a rule that is broken in single precision is kept in double.
+def holds_in_double(rule: Callable[[Any], str | None], probe: Any) -> bool:
+    """Return whether a rule that is broken in single precision holds in double.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
 
     Args:
-        rule: returns how a method breaks it, or "".
-        asked: the question that breaks the rule; ``asked.as_float64()`` asks in double precision.
+        rule: returns how a method breaks it; None where it does not.
+        probe: the question that breaks the rule; ``probe.as_float64()`` has it in double precision.
     """
     try:
-        with answering("", asked.method):
-            return not rule(asked.as_float64())
+        with answering("", probe.method):
+            return not rule(probe.as_float64())
     except UserError:
         return False  # a method that works in single precision alone

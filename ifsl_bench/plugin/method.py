@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.space import Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
-from ifsl_bench.solvers.linear import AdjointReport
 from ifsl_bench.solvers.tree import Tree
 from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 from ifsl_bench.utils.errors import UserError, where
+
+if TYPE_CHECKING:
+    from ifsl_bench.solvers.linear import AdjointReport
 
 FEW = 64  # episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
 

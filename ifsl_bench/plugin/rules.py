@@ -23,11 +23,11 @@ from ifsl_bench.utils.errors import UserError
 COPIES = 3  # that answer at once, and twice as many answers
 
 
-def keeps_hidden_classes_out(probe: ContractProbe) -> str:
+def keeps_hidden_classes_out(probe: ContractProbe) -> str | None:
     """The values of a hidden base class change no answer about the others."""
     hidden = probe.support.hidden
     if not hidden.any():
-        return ""
+        return None
     hidden_class = int(hidden.any(0).nonzero()[0])
     there = hidden[:, hidden_class]  # [E] episodes that hide it
     base = copy.deepcopy(probe.method.base)
@@ -46,22 +46,22 @@ def keeps_hidden_classes_out(probe: ContractProbe) -> str:
     # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
     shifted = replace(probe, support=s, query=q, method=method)
     expected, found = (question.logits()[there].log_softmax(-1) for question in (probe, shifted))
-    return "a hidden base class leaves a trace in the answers" if differs(found, expected, probe.searches) else ""
+    return "a hidden base class leaves a trace in the answers" if differs(found, expected, probe.searches) else None
 
 
-def ignores_the_order_of_support(probe: ContractProbe) -> str:
+def ignores_the_order_of_support(probe: ContractProbe) -> str | None:
     """The images of a class come in no particular order."""
     s, ways = probe.support, probe.method.ways
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
-    return broken if differs(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else ""
+    return broken if differs(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else None
 
 
-def copies_do_not_meet(probe: ContractProbe) -> str:
+def copies_do_not_meet(probe: ContractProbe) -> str | None:
     """Copies that answer at once, in threads, answer as one does, as the class declares."""
     if not probe.method.may_run_in_threads():
-        return ""
+        return None
     expected = probe.logits()
 
     @torch.no_grad()  # a thread has this setting for itself
@@ -71,15 +71,15 @@ def copies_do_not_meet(probe: ContractProbe) -> str:
     with ThreadPoolExecutor(COPIES) as pool:
         copies_answers = pool.map(answer, [copy.deepcopy(probe.method) for _ in range(COPIES)])
         wrong = any(differs(logits, expected, probe.searches) for answers in copies_answers for logits in answers)
-    return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else ""
+    return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else None
 
 
-def learns(probe: ContractProbe) -> str:
+def learns(probe: ContractProbe) -> str | None:
     """Every parameter gets a finite gradient."""
     method = copy.deepcopy(probe.method).train()
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
     if not parameters:
-        return ""
+        return None
     with torch.enable_grad():
         logits = replace(probe, method=method).logits()
         if not logits.requires_grad:
@@ -93,7 +93,7 @@ def learns(probe: ContractProbe) -> str:
             return f"parameter {name} gets no gradient"
         if not torch.isfinite(parameter.grad).all():
             return f"the gradient of parameter {name} is not finite"
-    return ""
+    return None
 
 
 RULES: tuple[Rule, ...] = (
@@ -143,8 +143,8 @@ def made_up(
 
 
 @torch.no_grad()
-def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield every rule that holds for the class, in words, and how the method breaks it on made-up episodes, or "".
+def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield every rule that holds for the class, in words, and how the method breaks it on made-up episodes, or None.
 
     Args:
         name: the method's name in errors.
@@ -154,7 +154,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     Raises:
         UserError: the method gives no answers that could be checked; the message names the episodes.
     """
-    breaches: dict[Rule, str] = {}
+    breaches: dict[Rule, str | None] = {}
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
@@ -164,7 +164,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
             raise UserError(f"{error}; asked with {shots} shot{'s' * (shots > 1)} and {with_base}") from error
         rules = [rule for rule in RULES if rule is not copies_do_not_meet or first.method.may_run_in_threads()]
         for rule in rules:
-            if breaches.setdefault(rule, ""):
+            if breaches.setdefault(rule, None):
                 continue
             try:  # with episodes of its own, since a method may write into them
                 breaches[rule] = rule(replace(made_up(name, kind, options, *case), searches=first.searches))

@@ -18,8 +18,8 @@ from ifsl_bench.plugin.episode_contract import (
     comes_of_search,
     differs,
     each,
+    holds_in_double,
     in_double,
-    kept_in_double,
     method_in_double,
 )
 from ifsl_bench.plugin.method import (
@@ -71,65 +71,65 @@ class SessionLearner:
         return replace(self, supports=[each(x, change) for x in self.supports], query=each(self.query, change))
 
 
-def leaves_earlier_states(learner: SessionLearner) -> str:
+def leaves_earlier_states(learner: SessionLearner) -> str | None:
     """Learning a session leaves the state before it as it is."""
     first = learner.state(learner.supports[:1])
     before = [x.clone() for x in leaves(first) if x is not None]
     learner.method.learn(learner.supports[1], first)
     after = [x for x in leaves(first) if x is not None]
     changed = not all(map(torch.equal, before, after))
-    return "learning a session changes the state of the sessions before it" if changed else ""
+    return "learning a session changes the state of the sessions before it" if changed else None
 
 
-def carries_no_images(learner: SessionLearner) -> str:
+def carries_no_images(learner: SessionLearner) -> str | None:
     """The state is as large for one support image of a class as for more."""
     lean = learner.state([_one_image(support, learner.method.ways) for support in learner.supports])
     states = lean, learner.state(learner.supports)
     sizes = [[None if x is None else x.shape for x in leaves(state)] for state in states]
-    return "" if sizes[0] == sizes[1] else "its state grows with the number of support images"
+    return None if sizes[0] == sizes[1] else "its state grows with the number of support images"
 
 
-def answers_from_its_state(learner: SessionLearner) -> str:
+def answers_from_its_state(learner: SessionLearner) -> str | None:
     """An answer comes from the state that is given, whatever was learned since."""
     state = learner.state()
     before = learner.method.answer(state, learner.query).logits
     learner.state(learner.supports[1::-1])
     after = learner.method.answer(state, learner.query).logits
     broken = "the answer from a state changes when other sessions are learned: it keeps something beside the state"
-    return broken if differs(after, before, learner.searches) else ""
+    return broken if differs(after, before, learner.searches) else None
 
 
-def sees_one_sequence(learner: SessionLearner) -> str:
+def sees_one_sequence(learner: SessionLearner) -> str | None:
     """The answer to a sequence does not depend on the others in its batch."""
     whole = learner.logits()
     alone = torch.cat([learner.part(n).logits() for n in range(len(whole))])
     broken = "the answer to a sequence depends on the other sequences in its batch"
-    return broken if differs(alone, whole, learner.searches) else ""
+    return broken if differs(alone, whole, learner.searches) else None
 
 
-def begins_as_episode(learner: SessionLearner) -> str:
+def begins_as_episode(learner: SessionLearner) -> str | None:
     """One session is answered as the episode of the same support set."""
     episode = learner.method(learner.supports[0], learner.query).logits
     broken = "one session is answered otherwise than the same episode"
-    return broken if differs(learner.logits(learner.supports[:1]), episode, learner.searches) else ""
+    return broken if differs(learner.logits(learner.supports[:1]), episode, learner.searches) else None
 
 
-def keeps_order_free(learner: SessionLearner) -> str:
+def keeps_order_free(learner: SessionLearner) -> str | None:
     """A method that declares so answers alike in whatever order sessions come."""
     if not learner.method.order_free:
-        return ""
+        return None
     ways = learner.method.ways
     turned = learner.logits(learner.supports[1::-1])
     base, first, second = turned.split([turned.shape[-1] - 2 * ways, ways, ways], -1)
     broken = "the answer depends on the order of sessions, against order_free"
-    return broken if differs(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else ""
+    return broken if differs(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else None
 
 
-def grows_in_one_pass(learner: SessionLearner) -> str:
+def grows_in_one_pass(learner: SessionLearner) -> str | None:
     """An AdditiveClassifier learns and answers sessions at once, as it declares, as it does one by one."""
     method = learner.method
     if not isinstance(method, AdditiveClassifier):
-        return ""
+        return None
     query, states = method.transform_query(learner.query), learner.state()
     expected = torch.cat([method.class_logits(state, query) for state in states], -1)
     if not method.uses_earlier_logits:
@@ -139,7 +139,7 @@ def grows_in_one_pass(learner: SessionLearner) -> str:
     parts = [side_by_side(states)] if method.per_class_state else states
     at_once = torch.cat([method.class_logits(state, query) for state in parts], -1)
     broken = "sessions learned and answered at once have other logits than one by one, against what it declares"
-    return broken if differs(at_once, expected, learner.searches) else ""
+    return broken if differs(at_once, expected, learner.searches) else None
 
 
 OF_ANSWERS = (answers_from_its_state, sees_one_sequence, begins_as_episode, keeps_order_free, grows_in_one_pass)
@@ -168,13 +168,13 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
         answer = returned(Prediction, method.answer, learner.state(), query)
         check_prediction(name, answer, episodes, queries, classes + 2 * method.ways, f"{FIRST} after session 2")
         for rule in RULES:
-            if (broken := rule(learner)) and not (rule in OF_ANSWERS and kept_in_double(rule, learner)):
+            if (broken := rule(learner)) and not (rule in OF_ANSWERS and holds_in_double(rule, learner)):
                 raise UserError(f"method {name!r} breaks the contract: {broken}")
 
 
 @torch.no_grad()
-def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield every rule of sessions, in words, and how the method breaks it on made-up sequences, or "".
+def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield every rule of sessions, in words, and how the method breaks it on made-up sequences, or None.
 
     There are none where the method only defines how it answers an episode.
 
@@ -188,15 +188,15 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
     """
     if kind.keeps_supports():
         return
-    asked = made_up(name, kind, options, 5, False, False)
-    whole = asked.support
+    probe = made_up(name, kind, options, 5, False, False)
+    whole = probe.support
     sessions = [each(whole, partial(torch.roll, shifts=t, dims=0)) for t in range(len(whole.features))]
     applies = {
-        keeps_order_free: asked.method.order_free,
-        grows_in_one_pass: isinstance(asked.method, AdditiveClassifier),
+        keeps_order_free: probe.method.order_free,
+        grows_in_one_pass: isinstance(probe.method, AdditiveClassifier),
     }
-    with answering(name, asked.method):
-        learner = SessionLearner(asked.method, sessions, asked.query, comes_of_search(asked.answer()))
+    with answering(name, probe.method):
+        learner = SessionLearner(probe.method, sessions, probe.query, comes_of_search(probe.answer()))
         for rule in RULES:
             if not applies.get(rule, True):
                 continue

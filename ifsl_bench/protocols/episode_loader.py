@@ -29,7 +29,7 @@ from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.loader import Batch, Evaluated, Evaluator, Loader
 from ifsl_bench.protocols.metrics import COUNTS, Counts
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
-from ifsl_bench.solvers import numba_backend
+from ifsl_bench.solvers.numba_code_cache import kernels_loaded
 
 
 def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:
@@ -122,7 +122,7 @@ class EpisodeLoader(Loader):
         support, query = self._views(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         # A kernel gathers in one pass, and gives the same batches.
-        places = None if numba_backend.kernels_loaded(self.novel.features) else self._places(drawn.query_novel)
+        places = None if kernels_loaded(self.novel.features) else self._places(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
@@ -156,14 +156,14 @@ class EpisodeLoader(Loader):
 
     def _by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
-        from ifsl_bench.solvers import numba_episodes
+        from ifsl_bench.solvers.numba_episodes import each, gather
 
         ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
         out = np.empty((*rows.shape, ours.shape[1]), np.float32)
         at, there = rows.contiguous().numpy(), np.empty(len(rows), np.bool_)
         # On this thread alone: it is the one that gathers ahead while others compute.
         second = np.ones(rows.shape, np.bool_) if novel is None else novel.contiguous().numpy()
-        numba_episodes.each(numba_episodes.gather, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
+        each(gather, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
         if not there.all():
             raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
         return torch.from_numpy(out)
@@ -241,11 +241,7 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
     Raises:
         NonFinite: logits that are NaN or +inf.
     """
-    count = (
-        _by_kernel
-        if numba_backend.kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS
-        else _in_torch
-    )
+    count = _by_kernel if kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
     counts, statistics, margins, pairs, bad = count(prediction, batch, base_queries)
     check_numbers(name, int(bad.sum()), len(batch))
     by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
@@ -257,7 +253,8 @@ Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndar
 
 def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
     """Counts in one pass over the logits, see `ifsl_bench.solvers.numba_episodes`."""
-    from ifsl_bench.solvers import numba_episodes
+    from ifsl_bench.solvers.numba_backend import each
+    from ifsl_bench.solvers.numba_episodes import count as count_hits
 
     inputs = (prediction.logits, batch.masked, batch.labels, batch.novel)
     logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)
@@ -267,30 +264,14 @@ def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Count
     counts, pairs = np.empty((4, episodes), np.int64), np.empty(episodes, np.int64)
     margins = (np.empty((episodes, size), np.float32) for size in (base_queries, queries - base_queries))
     both, bad = Margins(*margins), np.empty(episodes, np.bool_)
-    numba_backend.each(
-        numba_episodes.count, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad
-    )
+    each(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad)
     return [*counts], to_host([*prediction.statistics.values()]), both, pairs, bad
 
 
 def _in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
-    """An accelerator is waited for once."""
-    counts, margin = _counts(prediction, batch)
-    values = (bad_episodes(prediction), margin, batch.novel, *counts, *prediction.statistics.values())
-    bad, margin_values, novel, *rest = to_host(values)
-    margins = _apart(margin_values, novel)
-    return [x.astype(np.int64) for x in rest[:4]], rest[4:], margins, margins.pairs() if base_queries else bad, bad
+    """An accelerator is waited for once.
 
-
-def _apart(margin: np.ndarray, novel: np.ndarray) -> Margins:
-    """Margins [E, Q] of queries in any order, the base ones apart from those that are ``novel``, [E, Q]."""
-    return Margins(margin[~novel].reshape(len(margin), -1), margin[novel].reshape(len(margin), -1))
-
-
-def _counts(prediction: Prediction, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The counts of each episode, [E] each, and the margin of each query, float32 [E, Q].
-
-    A novel class at -inf stays there with any bias, so that the margin is then +inf.
+    A novel class at -inf stays there with any bias, so that the margin of its queries is then +inf.
     """
     classes = batch.support.hidden.shape[1]
     logits = masked_logits(prediction, batch.masked)  # [E, Q, K + N]
@@ -298,10 +279,16 @@ def _counts(prediction: Prediction, batch: Batch) -> tuple[list[torch.Tensor], t
     novel, novel_at = logits[..., classes:].max(-1)
     base_right = ~batch.novel & (base_at == batch.labels)
     novel_right = batch.novel & (novel_at + classes == batch.labels)
-    margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float()
-    return [
+    counts = [
         (base_right & (base >= novel)).sum(1),
         base_right.sum(1),
         (novel_right & (novel > base)).sum(1),
         novel_right.sum(1),
-    ], margin.masked_fill(~(base_right | novel_right), torch.nan)
+    ]
+    margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float()
+    margin = margin.masked_fill(~(base_right | novel_right), torch.nan)
+    values = (bad_episodes(prediction), margin, batch.novel, *counts, *prediction.statistics.values())
+    bad, margin_values, is_novel, *rest = to_host(values)
+    sides = (margin_values[of_side].reshape(len(margin_values), -1) for of_side in (~is_novel, is_novel))
+    margins = Margins(*sides)
+    return [x.astype(np.int64) for x in rest[:4]], rest[4:], margins, margins.pairs() if base_queries else bad, bad

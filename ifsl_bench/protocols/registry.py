@@ -44,7 +44,7 @@ def stored_form(fields: object) -> type[StoredCounts]:
         fields: the content of ``episodes``; anything, if the file is damaged.
     """
     names = fields.keys() if isinstance(fields, Mapping) else ()
-    forms = [protocol.stored for protocol in protocols()]
+    forms = [protocol.stored for protocol in _registered.values()]
     return next((form for form in reversed(forms) if form.MARK in names), forms[0])
 
 

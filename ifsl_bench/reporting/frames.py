@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench.protocols.registry import titles
 from ifsl_bench.reporting.render import render
 from ifsl_bench.reporting.table import Table, plain_table
-from ifsl_bench.store.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line, pandas_module, with_interval
+from ifsl_bench.store.data_frames import (
+    EPISODE,
+    data_frame,
+    episodes,
+    fact_names,
+    facts,
+    line,
+    pandas_module,
+    with_interval,
+)
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import counted
@@ -103,7 +112,7 @@ class Results(UserList[Result]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row for each result, see :func:`facts`; raise an error without pandas."""
-        return data_frame([facts(result) for result in self], FACTS)
+        return data_frame([facts(result) for result in self], fact_names())
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """Return a row for each episode of each result, see :func:`episodes`; raise an error without pandas."""

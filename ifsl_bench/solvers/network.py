@@ -32,6 +32,7 @@ from ifsl_bench.solvers.network_space import (
     activations,
     draws,
 )
+from ifsl_bench.solvers.numba_code_cache import kernels_enabled
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, Solver
 from ifsl_bench.solvers.softmax import TINY, cross_entropy, residual, scores, spread
@@ -92,7 +93,7 @@ class TanhNetwork(Shape, Objective):
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
-        if numba_backend.kernels_enabled(args.features):
+        if kernels_enabled(args.features):
             return numba_backend.descend(self.problems(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
@@ -114,7 +115,7 @@ class TanhNetwork(Shape, Objective):
             args: the arguments of the objective, a `NetworkArgs`.
         """
         x = args.features
-        if not numba_backend.kernels_enabled(x):
+        if not kernels_enabled(x):
             return None
         tolerance = torch.as_tensor(solver.relative(x.dtype), dtype=torch.float64).expand(len(x)).contiguous().numpy()
         planes, outer = draws(self.hidden, self.ways, x.shape[2], self.seed)
@@ -161,7 +162,7 @@ class NetworkHessian(Operator):
         return TanhNetwork(self.shape.ways, self.shape.hidden).problems(self.args)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        if numba_backend.kernels_enabled(rhs.output):
+        if kernels_enabled(rhs.output):
             return self._problems.series(self.v, rhs, steps, damping, rate)
         return super().series(rhs, steps, damping, rate)
 
@@ -170,7 +171,7 @@ class NetworkHessian(Operator):
         return NetworkHessian(self.shape, self.v, self.args._replace(**moved))
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        if numba_backend.kernels_enabled(like.output):
+        if kernels_enabled(like.output):
             return self._problems.curvature(self.v, fixed_draw(self._problems.unknowns), steps)
         return super().largest(like, steps)
 
@@ -184,7 +185,7 @@ class NetworkHessian(Operator):
             tolerance: on the residual of the correction, relative, in the metric; None for the default.
             max_steps: for each episode and method.
         """
-        if numba_backend.kernels_enabled(rhs.output):
+        if kernels_enabled(rhs.output):
             return self._problems.inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         dtype = rhs.output.dtype
         v, args, rhs = doubled((self.v, self.args, rhs))

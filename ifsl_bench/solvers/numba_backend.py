@@ -5,11 +5,7 @@ Unknowns go as flat arrays [E, P] in double precision, in the order of `pack`.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,30 +20,6 @@ from ifsl_bench.solvers.tree import Tree, pack, tensors, unpack
 from ifsl_bench.utils.threads import kernel_threads
 
 Flat = np.ndarray[Any, np.dtype[np.float64]]
-_enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
-
-
-def kernels_enabled(like: Tensor) -> bool:
-    """Return True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off.
-
-    Tensors inside a transformation of torch.func have no data.
-    """
-    return like.device.type == "cpu" and _enabled.get() and not torch._C._are_functorch_transforms_active()
-
-
-def kernels_loaded(like: Tensor) -> bool:
-    """Return True where kernels are enabled and loaded, since counting hits is no reason to load and compile them."""
-    return "ifsl_bench.solvers.numba_compiling" in sys.modules and kernels_enabled(like)
-
-
-@contextmanager
-def batched(every: bool = True) -> Iterator[None]:
-    """Have a CPU solve all episodes at once in torch, as other devices do; or, with False, by kernels."""
-    token = _enabled.set(not every)
-    try:
-        yield
-    finally:
-        _enabled.reset(token)
 
 
 def each(kernel: Any, count: int, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: a file for each kernel, types of its arguments and processor, with a checksum.
+"""Whether compiled kernels are used, and their cache: a file for each kernel, types and processor, with a checksum.
 
 Numba's own cache (`cache=True` and NUMBA_CACHE_DIR) was tried, and is not used. It does for processes that compile at
 once (30 pairs) and for one that is killed meanwhile (10), since it writes each file by a rename. But after an index or
@@ -20,17 +20,45 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths, mark_used, own_code, write_bytes
 from ifsl_bench.utils.locks import locked
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 CHECKSUM = 32  # bytes in front of the code
 _folder: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
 _announced = False
+_enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
+
+
+def kernels_enabled(like: Tensor) -> bool:
+    """Return True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off."""
+    import torch
+
+    # torch.func hands in tensors that have no data.
+    return like.device.type == "cpu" and _enabled.get() and not torch._C._are_functorch_transforms_active()
+
+
+def kernels_loaded(like: Tensor) -> bool:
+    """Return True where kernels are enabled and loaded: what solves nothing should neither load nor compile them."""
+    return "ifsl_bench.solvers.numba_compiling" in sys.modules and kernels_enabled(like)
+
+
+@contextlib.contextmanager
+def batched(every: bool = True) -> Iterator[None]:
+    """Have a CPU solve all episodes at once in torch, as other devices do; or, with False, by kernels."""
+    token = _enabled.set(not every)
+    try:
+        yield
+    finally:
+        _enabled.reset(token)
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:

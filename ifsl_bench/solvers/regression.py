@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ifsl_bench.solvers import numba_backend
 from ifsl_bench.solvers.linear import ACCURATE, LinearOutcome, Operator, check_options
+from ifsl_bench.solvers.numba_code_cache import kernels_enabled
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
@@ -74,7 +75,7 @@ class SoftmaxRegression(Objective):
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
-        if numba_backend.kernels_enabled(args.features):
+        if kernels_enabled(args.features):
             return numba_backend.descend(numba_backend.regressions(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
@@ -117,7 +118,7 @@ class RegressionHessian(Operator):
             tolerance: on the residual of w, relative, in the metric; None for the default.
             max_steps: for each episode.
         """
-        if numba_backend.kernels_enabled(rhs):
+        if kernels_enabled(rhs):
             return numba_backend.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
             return self._factorised(rhs)  # a dozen operations, in place of a dozen for each step
@@ -128,7 +129,7 @@ class RegressionHessian(Operator):
         return self._checked(rhs, w, pi, inverse_p, steps)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        if numba_backend.kernels_enabled(rhs):
+        if kernels_enabled(rhs):
             return numba_backend.regressions(self.args).series(self.v, rhs, steps, damping, rate)
         return super().series(rhs, steps, damping, rate)
 
@@ -136,7 +137,7 @@ class RegressionHessian(Operator):
         return RegressionHessian(self.v, self.args._replace(precisions=self.args.precisions + shift))
 
     def largest(self, like: Tree, steps: int) -> Tensor:
-        if numba_backend.kernels_enabled(like):
+        if kernels_enabled(like):
             problems = numba_backend.regressions(self.args)
             return problems.curvature(self.v, fixed_draw(problems.unknowns), steps)
         return super().largest(like, steps)
@@ -195,7 +196,7 @@ class DualNewton:
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
-        if numba_backend.kernels_enabled(args.features):
+        if kernels_enabled(args.features):
             tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
             problems = numba_backend.regressions(args)
             return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)

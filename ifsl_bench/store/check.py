@@ -23,8 +23,8 @@ from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find, is_plain
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_of
 from ifsl_bench.protocols.tasks.variants import changed, split
-from ifsl_bench.store.consistency import unfit
 from ifsl_bench.store.data_frames import with_interval
+from ifsl_bench.store.result_folder import unfit
 from ifsl_bench.store.schema import PATTERNS_IN_WORDS, Result, WrittenFields, contradiction, file_name, parse, read_raw
 from ifsl_bench.utils.errors import UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ Result = Any  # of ifsl_bench.store.schema, which imports this module
 # The columns of a row for each episode.
 EPISODE = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")
 INSTALL = 'pip install "ifsl_bench[pandas]"'
+PARTS = {"mean": "", "interval": "_interval"}  # of a metric in a summary -> what its column ends in
+COSTS = ("training_seconds", "evaluation_seconds")
+PROVENANCE = ("device", "version", "commit", "time")
 NULLABLE = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
 
@@ -87,35 +90,27 @@ def line(result: Result) -> str:
 def facts(result: Result) -> dict[str, Any]:
     """Return a result as a row: its method and task, each metric and its interval in percent, seconds, and its origin.
 
-    Every result has all of :data:`FACTS`; a metric that it lacks is None.
+    Every result has all of :func:`fact_names`; a metric that it lacks is None.
     """
-    return {name: value(result) for name, value in FACTS.items()}
+    summary, provenance = result.summary, result.provenance
+    return {
+        "task": result.task,
+        "method": result.label,
+        "seed": result.seed,
+        "setting": result.setting,
+        "episodes": len(result.episodes),
+        **{f"{name}{end}": summary.get(name, {}).get(part) for name in metric_names() for part, end in PARTS.items()},
+        **{name: result.cost.get(name) for name in COSTS},
+        "digest": result.digest,
+        "backbone": result.pretraining.get("key"),
+        **{name: provenance.get(name) for name in PROVENANCE},
+    }
 
 
-def _metric(name: str, part: str) -> Callable[[Result], float | None]:
-    return lambda result: result.summary.get(name, {}).get(part)
-
-
-FACTS: dict[str, Callable[[Result], Any]] = {
-    "task": lambda result: result.task,
-    "method": lambda result: result.label,
-    "seed": lambda result: result.seed,
-    "setting": lambda result: result.setting,
-    "episodes": lambda result: len(result.episodes),
-    **{
-        f"{name}{end}": _metric(name, part)
-        for name in metric_names()
-        for part, end in (("mean", ""), ("interval", "_interval"))
-    },
-    "training_seconds": lambda result: result.cost.get("training_seconds"),
-    "evaluation_seconds": lambda result: result.cost.get("evaluation_seconds"),
-    "digest": lambda result: result.digest,
-    "backbone": lambda result: result.pretraining.get("key"),
-    "device": lambda result: result.provenance.get("device"),
-    "version": lambda result: result.provenance.get("version"),
-    "commit": lambda result: result.provenance.get("commit"),
-    "time": lambda result: result.provenance.get("time"),
-}
+def fact_names() -> list[str]:
+    """Return the columns of :func:`facts`, with the metrics of all protocols that are registered now."""
+    metrics = [f"{name}{end}" for name in metric_names() for end in PARTS.values()]
+    return ["task", "method", "seed", "setting", "episodes", *metrics, *COSTS, "digest", "backbone", *PROVENANCE]
 
 
 def episodes(result: Result) -> pandas.DataFrame:

@@ -2,8 +2,9 @@
 
 A file is of one run, ``<results>/<task>/<label>.seed-<n>.json``, and complete enough to recompute every number of it:
 docs/result-file.md explains each field. The form of the counts in :class:`Result` is its protocol's, see
-:mod:`ifsl_bench.protocols.protocol`. Reading checks the types and limits that stand here;
-:mod:`ifsl_bench.store.consistency` finds files that contradict themselves. Imports no torch: tables come at once.
+:mod:`ifsl_bench.protocols.protocol`. Reading checks the types and limits that stand here, and
+whether a file contradicts itself; the first reason counts, as later checks rely on earlier ones. Imports no torch:
+tables come at once.
 """
 
 from __future__ import annotations
@@ -451,11 +452,7 @@ def _contradictions(result: Result) -> Iterator[str]:
 
 
 def _odd_summary(result: Result, counts: HitCounts) -> Iterator[str]:
-    summary = {name: asdict(value) for name, value in counts.summary().items()}
-    expected = {
-        name: {part: round(value, 6) for part, value in parts.items() if math.isfinite(value)}
-        for name, parts in summary.items()
-    }
+    expected = summary_entry(counts.summary())
     for name in dict.fromkeys((*expected, *result.summary)):
         of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
         for part in dict.fromkeys((*of_counts, *of_file)):

@@ -24,7 +24,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split
-from ifsl_bench.store.consistency import mismatch
+from ifsl_bench.store.result_folder import mismatch
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths

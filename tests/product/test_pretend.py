@@ -32,7 +32,7 @@ from ifsl_bench.plugin.episode_contract import comes_of_search, differs
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.solvers import numba_backend
+from ifsl_bench.solvers import numba_code_cache
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -116,7 +116,7 @@ def check_answers_and_gradients(name: str, options: dict, other: torch.device) -
     theirs = seeded_method(name, options, on(base, other)).to(other)
     theirs.load_state_dict(ours.state_dict())
     answers, gradients = [], []
-    with numba_backend.batched():  # the CPU by kernels may find another minimum
+    with numba_code_cache.batched():  # the CPU by kernels may find another minimum
         for method, device in ((ours, CPU), (theirs, other)):
             with torch.no_grad():
                 prediction = method.eval()(on(support, device), on(query, device))
@@ -349,7 +349,7 @@ def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
     add_sessions(here)
     results = []
     for device in (DEVICE, CPU):
-        with accelerator() as counts, numba_backend.batched():
+        with accelerator() as counts, numba_code_cache.batched():
             results.append(evaluate_sequences(_prepared(here, "in-sessions"), name, device, counts).columns())
             if device == DEVICE:
                 launches, waits = SEQUENCES[name]

@@ -17,7 +17,7 @@ from ifsl_bench.solvers import (
     Regression,
     SoftmaxRegression,
     minimise,
-    numba_backend,
+    numba_code_cache,
     regression,
 )
 from tests.tolerances import rounding
@@ -28,7 +28,7 @@ STOP = 1e-9  # DualNewton's in float64: of the gradient at the centres, in the m
 @pytest.fixture(params=[True, False], ids=["batched", "compiled"])
 def way(request):
     """All at once in torch, as on a device, or one by one by compiled kernels."""
-    with numba_backend.batched(request.param):
+    with numba_code_cache.batched(request.param):
         yield
 
 
@@ -36,7 +36,7 @@ def way(request):
 def adjoint(request, monkeypatch):
     """The ways to a gradient. In torch the adjoint factorises where a look at how far it is costs something."""
     monkeypatch.setattr(regression, "patience", lambda like: request.param)
-    with numba_backend.batched(request.param is not None):
+    with numba_code_cache.batched(request.param is not None):
         yield
 
 
@@ -223,7 +223,7 @@ def test_conjugate_gradients_and_factorisation_agree_on_hard_problems(name, monk
         monkeypatch.setattr(regression, "patience", lambda like, steps=steps: steps)
         args = problem(**SHAPES[name])
         args = args._replace(centres=args.centres.requires_grad_(), precisions=args.precisions.requires_grad_())
-        with numba_backend.batched():
+        with numba_code_cache.batched():
             query_loss(args, DualNewton(), ConjugateGradient(1e-12, 5000)).backward()
         gradients.append((args.centres.grad, args.precisions.grad))
     for first, second in zip(*gradients, strict=True):

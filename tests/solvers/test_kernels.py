@@ -27,7 +27,6 @@ from ifsl_bench.solvers import (
     SoftmaxRegression,
     Unroll,
     minimise,
-    numba_backend,
     numba_code_cache,
     numba_linear,
     numba_regression,
@@ -326,18 +325,18 @@ def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
 
 
 def test_the_kernels_can_be_switched_off_for_a_while():
-    with numba_backend.batched():
-        assert not numba_backend.kernels_enabled(torch.zeros(1))
-    assert numba_backend.kernels_enabled(torch.zeros(1))
-    assert not numba_backend.kernels_enabled(torch.zeros(1, device="meta"))
+    with numba_code_cache.batched():
+        assert not numba_code_cache.kernels_enabled(torch.zeros(1))
+    assert numba_code_cache.kernels_enabled(torch.zeros(1))
+    assert not numba_code_cache.kernels_enabled(torch.zeros(1, device="meta"))
 
 
 @pytest.mark.slow("starts a process that imports torch")
 def test_the_kernels_can_be_switched_off_for_a_process():
     program = "\n".join([
         "import torch",
-        "from ifsl_bench.solvers import numba_backend",
-        "assert not numba_backend.kernels_enabled(torch.zeros(1))",
+        "from ifsl_bench.solvers.numba_code_cache import kernels_enabled",
+        "assert not kernels_enabled(torch.zeros(1))",
     ])  # fmt: skip
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "IFSL_BENCH_KERNELS": "0"})
 
@@ -382,7 +381,7 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
             np.testing.assert_array_equal(result.margins.base[e], margins[False])
             np.testing.assert_array_equal(result.margins.novel[e], margins[True])
             assert result.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
-    with numba_backend.batched():
+    with numba_code_cache.batched():
         torch_result = hits("x", prediction, batch, base)
     for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -422,7 +421,7 @@ def test_kernels_gather_what_indices_say(shared):
     base = novel if shared else base
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
     loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
-    assert numba_backend.kernels_loaded(novel.features)
+    assert numba_code_cache.kernels_loaded(novel.features)
     batch, drawn = loader.batch(5, 70), loader.sampler.sample(5, 70)
     for bank, support, query in (
         ("features", batch.support.features, batch.query.features),

@@ -24,7 +24,7 @@ from ifsl_bench.solvers import (
     fixed_class,
     largest_curvature,
     minimise,
-    numba_backend,
+    numba_code_cache,
     ridge_prior,
 )
 from ifsl_bench.solvers.lbfgs import LOOK
@@ -37,7 +37,7 @@ UNMOVED = 1e-3  # float32's stop, 1e-5 of the first gradient, over a ridge of 1e
 @pytest.fixture(params=[True, False], ids=["batched", "compiled"])
 def way(request):
     """All at once in torch, as on a device, or one by one by compiled kernels."""
-    with numba_backend.batched(request.param):
+    with numba_code_cache.batched(request.param):
         yield "batched" if request.param else "compiled"
 
 
@@ -156,7 +156,7 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots):
     objective, args = problem(ways=5, shots=shots, hidden=40, features=32, episodes=4, norm=12.0)
     solutions = []
     for every in (True, False):
-        with numba_backend.batched(every):
+        with numba_code_cache.batched(every):
             solutions.append(minimise(objective, LBFGS(1e-10), None, args))
     batch, alone = solutions
     assert bool(batch.converged.all())
@@ -311,7 +311,7 @@ def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, way):
 def test_what_single_precision_cannot_solve_is_solved_in_double():
     objective, args = weak(1e-3, dtype=torch.float32)
     single_precision = LBFGS(1e-11, gap=1e-14)
-    with numba_backend.batched():
+    with numba_code_cache.batched():
         assert not bool(single_precision._all_at_once(objective.space(None, args)).converged.all())
     assert bool(single_precision.run(objective, None, args).converged.all())
 

@@ -8,8 +8,7 @@ import pytest
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_files import parse as parse_tasks
-from ifsl_bench.store.consistency import mismatch, unfit
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import mismatch, packaged_root, unfit
 from ifsl_bench.store.schema import parse, write
 from ifsl_bench.utils.errors import UserError
 from tests.store.result_fields import altered

@@ -21,8 +21,7 @@ from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.render import FORMATS, READERS
 from ifsl_bench.store import check
-from ifsl_bench.store.consistency import unfit
-from ifsl_bench.store.result_folder import packaged_root, stored
+from ifsl_bench.store.result_folder import packaged_root, stored, unfit
 from ifsl_bench.store.schema import Result, parse, read, summary_entry, write
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import read_json

@@ -7,7 +7,7 @@ and any slice can be recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -99,8 +99,10 @@ class Sampler:
         counts = np.diff(novel)
         need = shots + shape.novel_queries
         if len(counts) < shape.ways:
-            raise UserError(f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}"
-                            f"{remedy('ways', len(counts))}")  # fmt: skip
+            raise UserError(
+                f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}"
+                f"{remedy('ways', len(counts))}"
+            )
         if (least := int(counts.min())) < need:
             label = int(counts.argmin())
             raise UserError(
@@ -147,7 +149,8 @@ class Sampler:
         spec, shots = self.shape, self.shots
         ways, each = spec.ways, shots + spec.novel_queries
         index = torch.arange(start, start + count, device=self.device)
-        classes = self._classes(index)
+        everything = torch.full((count,), len(self.novel_counts), device=self.device)
+        classes = distinct(self._random(index, OF_CLASSES, ways), everything, ways)  # [E, N]
         words = self._random(index, 2, ways * each).view(count, ways, each)
         images = distinct(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
         images = images + self.novel_starts[classes].unsqueeze(-1)
@@ -167,11 +170,6 @@ class Sampler:
         order = self._random(index, 4, query.shape[1]).argsort(dim=1, stable=True)
         query, labels = query.gather(1, order), labels.gather(1, order)
         return EpisodeIndices(classes, support, query, labels >= self.base_classes, labels, hidden, index)
-
-    def _classes(self, index: Tensor) -> Tensor:
-        """[E, N] novel classes of the episodes ``index`` [E]."""
-        everything = torch.full((len(index),), len(self.novel_counts), device=self.device)
-        return distinct(self._random(index, OF_CLASSES, self.shape.ways), everything, self.shape.ways)
 
     def class_draws(self, count: int) -> ClassDraws:
         """Return the draws of novel classes for the first ``count`` episodes."""
@@ -198,13 +196,8 @@ class Sampler:
             count: how many episodes.
             batch: episodes drawn at once, which does not change the digest.
         """
-
-        def rows() -> Iterator[Tensor]:
-            for start in range(0, count, batch):
-                drawn = self.sample(start, min(batch, count - start))
-                yield torch.cat([drawn.classes, drawn.support, drawn.query, drawn.query_labels], 1)
-
-        return digest_of(rows())
+        draws = (self.sample(start, min(batch, count - start)) for start in range(0, count, batch))
+        return digest_of(torch.cat([d.classes, d.support, d.query, d.query_labels], 1) for d in draws)
 
 
 def task_sampler(
