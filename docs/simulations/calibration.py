@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ifsl_bench.reporting.render import render
-from ifsl_bench.reporting.table import plain_table
+from ifsl_bench.reporting.table import plain_table, render
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, read
 

@@ -51,10 +51,10 @@ def lattice(space: Space) -> Iterator[Point]:
 
 def measure(file: Path, home: str | None) -> None:
     """Fills the file; what is in it already is kept."""
-    from ifsl_bench.experiments.evaluation import evaluate
     from ifsl_bench.experiments.job import make_jobs
     from ifsl_bench.experiments.stages import MetaTrain
     from ifsl_bench.experiments.workspace import workspace
+    from ifsl_bench.protocols.loader import evaluate
 
     measured = json.loads(file.read_text()) if file.exists() else {}
     work = workspace(home)

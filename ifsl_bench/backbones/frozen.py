@@ -20,8 +20,7 @@ from ifsl_bench.backbones.contract import BackboneInfo, Frozen, backbone_plugin,
 from ifsl_bench.backbones.device import choose_precision, describe_device
 from ifsl_bench.backbones.features import centred, compute_features
 from ifsl_bench.backbones.heads import accuracies, fit_head, load_head
-from ifsl_bench.backbones.images import Normalise
-from ifsl_bench.backbones.networks import FrozenNetwork, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.networks import FrozenNetwork, Normalise, channels_last, make_backbone, make_head
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     Pretrained,

@@ -17,42 +17,14 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.device import free_memory
+from ifsl_bench.backbones.networks import Normalise
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocols.sampling.draws import seed_of
-from ifsl_bench.protocols.tasks.task import DataSpec, Pretraining
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.protocols.tasks.task import Pretraining
 
 SHARE = 0.5  # of a device's free memory that the images may take; the rest is for what the network computes
 BLOCK = 8192  # images that are copied at once, where the whole pool goes to a device
 Batches = Generator[tuple[Tensor, Tensor]]  # images [B, C, H, W] or features [B, D], and labels [B], on the device
-
-
-class Normalise:
-    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged.
-
-    Args:
-        spec: the data set, whose ``mean`` and ``std`` have one value or one for each channel.
-        shape: of an image [H, W, C], or features [D].
-        device: where the batches are.
-
-    Raises:
-        UserError: mean and std do not fit the channels.
-    """
-
-    def __init__(self, spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> None:
-        channels = shape[-1] if len(shape) == 3 else 1
-        if len(spec.mean) not in (1, channels):
-            raise UserError(
-                f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
-            )
-        mean = torch.tensor(spec.mean, device=device).expand(channels)
-        std = torch.tensor(spec.std, device=device).expand(channels)
-        self.scale, self.shift = 1 / (255 * std), -mean / std
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        if batch.dim() == 2:
-            return batch
-        return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)
 
 
 def batches(

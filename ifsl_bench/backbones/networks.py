@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin
 from ifsl_bench.backbones.device import choose_precision
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, DataSpec
 from ifsl_bench.utils.cosine import unit
 from ifsl_bench.utils.errors import UserError
 
@@ -344,3 +344,31 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
         classes: number K of classes.
     """
     return LinearHead(features, classes) if kind == "linear" else CosineHead(features, classes)
+
+
+class Normalise:
+    """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged.
+
+    Args:
+        spec: the data set, whose ``mean`` and ``std`` have one value or one for each channel.
+        shape: of an image [H, W, C], or features [D].
+        device: where the batches are.
+
+    Raises:
+        UserError: mean and std do not fit the channels.
+    """
+
+    def __init__(self, spec: DataSpec, shape: tuple[int, ...], device: torch.device) -> None:
+        channels = shape[-1] if len(shape) == 3 else 1
+        if len(spec.mean) not in (1, channels):
+            raise UserError(
+                f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
+            )
+        mean = torch.tensor(spec.mean, device=device).expand(channels)
+        std = torch.tensor(spec.std, device=device).expand(channels)
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        if batch.dim() == 2:
+            return batch
+        return torch.addcmul(self.shift, batch.float(), self.scale).permute(0, 3, 1, 2)

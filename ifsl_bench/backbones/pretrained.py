@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin, is_frozen
-from ifsl_bench.backbones.images import Normalise
-from ifsl_bench.backbones.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.networks import CosineHead, LinearHead, Normalise, channels_last, make_backbone, make_head
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import CENTRED, NO_BACKBONE, Task

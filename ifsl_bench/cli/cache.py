@@ -50,7 +50,7 @@ def prune(outer: str | None, kinds: tuple[str, ...], dry_run: bool, yes: bool, h
     A KIND is one of those that 'ifsl-bench cache' lists. Without any, removes what is left over. Lists what would be
     removed, and asks first.
     """
-    from ifsl_bench.reporting.render import PROGRAMS
+    from ifsl_bench.reporting.table import PROGRAMS
     from ifsl_bench.store.cache import prune, select
 
     going, staying = select(folders_of(home or outer), kinds)

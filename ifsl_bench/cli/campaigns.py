@@ -15,20 +15,20 @@ from ifsl_bench.cli.options import (
     data_option,
     device_option,
     examples,
+    find_configs,
     home_option,
     reporter_for,
     results_option,
     style_option,
 )
 from ifsl_bench.cli.output import print_missing, say, show_tables
-from ifsl_bench.experiments.run_config import RunConfig, find_tasks
+from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.job import Job
     from ifsl_bench.experiments.plan import JobPlan
     from ifsl_bench.experiments.workspace import Workspace
-    from ifsl_bench.protocols.tasks.task import Task
 
 
 def _expanded(campaign: str | None, config: RunConfig) -> tuple[list[Job], Workspace, dict[str, Path]]:
@@ -36,32 +36,13 @@ def _expanded(campaign: str | None, config: RunConfig) -> tuple[list[Job], Works
     if campaign is None and not (config.tasks and config.methods):
         command = click.get_current_context().command_path
         raise UserError(f"say which campaign, e.g.: {command} campaign.toml, or which rows: --method and --task")
-    configs, _, methods = load(campaign, config)
+    configs, _, methods = find_configs(campaign, config)
     work = configs[0].workspace(reporter_for(quiet=True))
     from ifsl_bench.experiments.job import expand
 
     jobs, lacking = expand(configs, work.reporter, methods)
     print_missing(lacking)
     return jobs, work, configs[0].files
-
-
-def load(campaign: str | None, config: RunConfig) -> tuple[list[RunConfig], list[Task], list[str]]:
-    """Load the configs of a command.
-
-    Args:
-        campaign: a file, or the name of one; its methods and tasks are those that the command line chooses.
-        config: of the command line.
-
-    Returns:
-        The configs, their tasks, and the methods that the command line chooses of a file's.
-    """
-    if campaign is None:
-        return *find_tasks([config]), []
-    from ifsl_bench.experiments.campaign_file import absolute_names, load_configs
-
-    configs = load_configs(campaign, config)
-    chosen = absolute_names(config.tasks, "--task", ".toml")
-    return *find_tasks(configs, chosen), absolute_names(config.methods, "--method", ".py")
 
 
 @click.command(
@@ -123,8 +104,7 @@ def status(campaign: str | None, config: RunConfig, style: str) -> None:
 
 
 def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mapping[str, Any], style: str) -> None:
-    from ifsl_bench.reporting.render import READERS
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import READERS, plain_table
 
     if style == "json":
         click.echo(json.dumps(whole, indent=1))

@@ -59,8 +59,7 @@ def _begin(name: str, package: bool) -> None:
 
 def _list(style: str) -> None:
     from ifsl_bench.plugin.listing import method_rows, shorthands_of
-    from ifsl_bench.reporting.render import READERS
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import READERS, plain_table
 
     rows = method_rows()
     if style in READERS:
@@ -75,8 +74,7 @@ def _list(style: str) -> None:
 
 def _describe(name: str, style: str) -> None:
     from ifsl_bench.plugin.listing import described
-    from ifsl_bench.reporting.render import READERS
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import READERS, plain_table
 
     description = described(name)
     table = plain_table(

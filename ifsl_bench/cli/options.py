@@ -16,6 +16,8 @@ from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.utils.errors import UserError, unknown
 
 if TYPE_CHECKING:
+    from ifsl_bench.experiments.run_config import RunConfig
+    from ifsl_bench.protocols.tasks.task import Task
     from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
@@ -87,7 +89,7 @@ def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
     Raises:
         UserError: there is no such format.
     """
-    from ifsl_bench.reporting.render import FORMATS
+    from ifsl_bench.reporting.table import FORMATS
 
     if value not in FORMATS:
         raise unknown("format", value, FORMATS)
@@ -257,6 +259,27 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
         return with_config
 
     return decorate
+
+
+def find_configs(campaign: str | None, config: RunConfig) -> tuple[list[RunConfig], list[Task], list[str]]:
+    """Find the configs of a command.
+
+    Args:
+        campaign: a file, or the name of one; its methods and tasks are those that the command line chooses.
+        config: of the command line.
+
+    Returns:
+        The configs, their tasks, and the methods that the command line chooses of a file's.
+    """
+    from ifsl_bench.experiments.run_config import find_tasks
+
+    if campaign is None:
+        return *find_tasks([config]), []
+    from ifsl_bench.experiments.campaign_file import absolute_names, load_configs
+
+    configs = load_configs(campaign, config)
+    chosen = absolute_names(config.tasks, "--task", ".toml")
+    return *find_tasks(configs, chosen), absolute_names(config.methods, "--method", ".py")
 
 
 data_option = click.option(

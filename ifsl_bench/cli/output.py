@@ -30,10 +30,10 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
 
     Args:
         tables: the tables.
-        style: one of :data:`ifsl_bench.reporting.render.FORMATS`.
+        style: one of :data:`ifsl_bench.reporting.table.FORMATS`.
         closing: a line for readers below all tables.
     """
-    from ifsl_bench.reporting.render import PROGRAMS, render
+    from ifsl_bench.reporting.table import PROGRAMS, render
     from ifsl_bench.store.result_folder import LEFT_OUT
 
     if not at_terminal(style):
@@ -50,7 +50,7 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
 @contextmanager
 def prints_aside(style: str) -> Iterator[None]:
     """Send what methods print to standard error, where a program reads standard output."""
-    from ifsl_bench.reporting.render import PROGRAMS
+    from ifsl_bench.reporting.table import PROGRAMS
 
     with redirect_stdout(sys.stderr) if style in PROGRAMS else nullcontext():
         yield
@@ -69,7 +69,7 @@ def say(text: str = "", style: str = TEXT) -> None:
         text: the lines.
         style: the format of the tables.
     """
-    from ifsl_bench.reporting.render import prose
+    from ifsl_bench.reporting.table import prose
 
     for line in text.split("\n"):
         if not at_terminal(style):

@@ -228,7 +228,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     from ifsl_bench.analysis.task_results import board_of, row_of
     from ifsl_bench.protocols.tasks.task_files import find_one, is_plain
     from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
-    from ifsl_bench.reporting.render import READERS
+    from ifsl_bench.reporting.table import READERS
     from ifsl_bench.store.schema import read
 
     more: list[str] = []

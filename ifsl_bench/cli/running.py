@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ifsl_bench.cli.campaigns import load, show_plan
 from ifsl_bench.cli.options import (
     Whole,
     config_options,
     data_option,
     device_option,
     examples,
+    find_configs,
     home_option,
     log_dir_option,
     log_option,
@@ -138,7 +138,7 @@ def run(
     if campaign is None and (not config.tasks or (not config.methods and not checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
     cluster = None if checkpoint else read_workers(config)
-    configs, tasks, methods = load(campaign, config)  # a wrong name is an error before torch is imported
+    configs, tasks, methods = find_configs(campaign, config)  # a wrong name is an error before torch is imported
     work = configs[0].workspace(reporter_for(quiet, verbose))
     if checkpoint:
         check_checkpoint(campaign, config, dry_run)
@@ -157,6 +157,7 @@ def run(
 
         backend = backend_for(jobs, work, config.device, config.jobs, config.devices, cluster)
     if dry_run:
+        from ifsl_bench.cli.campaigns import show_plan
         from ifsl_bench.experiments.plan import plan_of
 
         plans = plan_of(jobs, work, config.rerun, config.retrain, lacking=bool(files), data=files)
@@ -216,7 +217,7 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
     """Print the rows of the tasks: for readers the new ones among the rows of usual settings, and where they stand."""
     from ifsl_bench.analysis.task_results import load_board
     from ifsl_bench.reporting.leaderboard import task_table
-    from ifsl_bench.reporting.render import PROGRAMS
+    from ifsl_bench.reporting.table import PROGRAMS
 
     boards = [load_board(task, work.home.results) for task in tasks]
     if style in PROGRAMS:

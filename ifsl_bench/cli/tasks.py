@@ -51,8 +51,7 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
         return
     from ifsl_bench.data.preparing.catalogue import task_listing
     from ifsl_bench.protocols.tasks.task_files import packaged
-    from ifsl_bench.reporting.render import READERS
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import READERS, plain_table
 
     rows = task_listing(folders_of(home))
     if style not in READERS:
@@ -80,8 +79,7 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     NAME is what --task takes; 'show' may be left out.
     """
     from ifsl_bench.protocols.tasks.task_files import find
-    from ifsl_bench.reporting.render import READERS
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import READERS, plain_table
     from ifsl_bench.reporting.task_sheet import task_facts
 
     above = context.parent.params if context.parent else {}  # options may stand before the name

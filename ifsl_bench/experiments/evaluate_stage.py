@@ -16,7 +16,6 @@ from typing import Any
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
 from ifsl_bench.backbones.device import DeviceChoice, describe_device
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, fresh, key_of, say_place, to_evaluate
 from ifsl_bench.experiments.trained_models import Trained, load_trained
@@ -25,7 +24,7 @@ from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, che
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.loader import Evaluated, Loader
+from ifsl_bench.protocols.loader import Evaluated, Loader, evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
 from ifsl_bench.store.schema import SCHEMA, Calibration, Result, summary_entry

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.images import Normalise
+from ifsl_bench.backbones.networks import Normalise
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
 from ifsl_bench.experiments.workspace import Workspace, workspace

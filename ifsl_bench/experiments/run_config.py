@@ -139,12 +139,15 @@ class RunConfig:
     def workspace(self, reporter: Reporter) -> Workspace:
         """Open the folders and the device."""
         from ifsl_bench.backbones.device import keep_freed_memory
-        from ifsl_bench.experiments.training_curves import curve_logs
         from ifsl_bench.experiments.workspace import workspace
 
         keep_freed_memory()
         # The devices of a cluster are those of its workers.
         work = workspace(self.home, self.results_dir, "cpu" if self.cluster else self.device, reporter)
+        if self.log is None and self.log_dir is None:
+            return work
+        from ifsl_bench.experiments.training_curves import curve_logs
+
         return replace(work, curves=curve_logs(self.log, self.log_dir, work.home))
 
 

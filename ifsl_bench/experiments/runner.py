@@ -21,11 +21,13 @@ from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import Log, log_path
 from ifsl_bench.experiments.stages import MetaTrain, PrepareData, Stage, backbone_of, backbone_stages, data_stage_of
-from ifsl_bench.experiments.stored_results import backup_outputs, store, stored_result
+from ifsl_bench.experiments.stored_results import backup_outputs, stored_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.store.schema import Result, keep_old, write
 from ifsl_bench.utils.errors import UserError, format_error, unknown
 from ifsl_bench.utils.files import Paths, check_writable
+from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.threads import evaluating
 
 MOST_NAMED = 3  # jobs that are named where one cause has stopped many
@@ -119,6 +121,22 @@ class Backend:
 
     def close(self) -> None:
         """End all other processes, and what they run."""
+
+
+def store(job: Job, work: Workspace, result: Result) -> None:
+    """Write a result; one with other hits that was there is renamed, not overwritten, so that nothing is lost.
+
+    Args:
+        job: that made it.
+        work: the folders and the reporter.
+        result: to store.
+    """
+    with locked(work.home.results / "results", work.reporter.warn, ""):
+        name = keep_old(work.home.results, result)
+        write(work.home.results, result)
+    if name:
+        work.reporter.warn(f"the result that was there differs; it is kept as {name}")
+    work.reporter.say(f"result: {job.result_path(work.home)}")
 
 
 def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:

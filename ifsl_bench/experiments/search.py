@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.backbones.device import DeviceChoice
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import TUNING_SEED, Job
 from ifsl_bench.experiments.selection_bootstrap import (
     RIVAL_EPISODES,
@@ -37,6 +36,7 @@ from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import accepts, defaults, grid_of, space_of, without_defaults
 from ifsl_bench.plugin.space import RATE, Space
 from ifsl_bench.protocols.calibration import Bias
+from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.store.schema import Choice

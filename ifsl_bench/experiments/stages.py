@@ -34,12 +34,12 @@ from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.pools import entry_of
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, data_of, fingerprint_of, novel_fingerprint
 from ifsl_bench.data.views import NOVEL, prefix_of
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.trained_models import Model, folders, holds, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import defaults, make_method, remade
+from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.sampling.episodes import training_sampler

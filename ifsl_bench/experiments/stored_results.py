@@ -1,4 +1,4 @@
-"""Stored results of jobs: whether they are current, and how a new one takes an old one's place."""
+"""Stored results of jobs: whether they are current, and how files that are made again are put aside."""
 
 from __future__ import annotations
 
@@ -93,20 +93,6 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
     elif stored.outdated:
         work.reporter.say(f"{job.result_path(work.home).name} is out of date ({stored.outdated})")
     return stored.result
-
-
-def store(job: Job, work: Workspace, result: Result) -> None:
-    """Write a result; one with other hits that was there is renamed, not overwritten, so that nothing is lost.
-
-    Args:
-        job: that made it.
-        work: the folders and the reporter.
-        result: to store.
-    """
-    with locked(work.home.results / "results", work.reporter.warn, ""):
-        if name := result_file.put(work.home.results, result):
-            work.reporter.warn(f"the result that was there differs; it is kept as {name}")
-    work.reporter.say(f"result: {job.result_path(work.home)}")
 
 
 def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:

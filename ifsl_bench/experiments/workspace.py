@@ -34,7 +34,6 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import ensure_of
-from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.episode_protocol import EPISODES
@@ -42,7 +41,7 @@ from ifsl_bench.protocols.loader import Loader
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.episodes import Sampler, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
-from ifsl_bench.solvers import numba_code_cache as store
+from ifsl_bench.solvers.numba_code_cache import keep_in
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
@@ -50,6 +49,7 @@ from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_
 from ifsl_bench.utils.threads import cores, evaluating, share, threads
 
 if TYPE_CHECKING:
+    from ifsl_bench.experiments.training_curves import CurveLogs
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 
@@ -76,7 +76,7 @@ class Workspace:
     _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        store.keep_in(self.home.cache / "compiled", self.reporter.say)
+        keep_in(self.home.cache / "compiled", self.reporter.say)
 
     def place(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
         """Return the device for a stage, see :func:`~ifsl_bench.backbones.device.device_for`.
@@ -95,7 +95,11 @@ class Workspace:
             kind: of stage.
             key: of the training.
         """
-        return Curves(self.curves, f"{kind}/{key}", self.reporter) if self.curves else self.reporter
+        if self.curves is None:
+            return self.reporter
+        from ifsl_bench.experiments.training_curves import Curves
+
+        return Curves(self.curves, f"{kind}/{key}", self.reporter)
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """Return the task with this pretraining; the last one asked for stays open, its features in memory.

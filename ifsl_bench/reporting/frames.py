@@ -12,8 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.protocols.registry import titles
-from ifsl_bench.reporting.render import render
-from ifsl_bench.reporting.table import Table, plain_table
+from ifsl_bench.reporting.table import Table, plain_table, render
 from ifsl_bench.store.data_frames import (
     EPISODE,
     data_frame,

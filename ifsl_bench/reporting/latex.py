@@ -17,8 +17,7 @@ from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.reporting.columns import TableRow, entries_of, paper_columns, published_entries, remarks_of
 from ifsl_bench.reporting.leaderboard import WARNING
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
-from ifsl_bench.reporting.render import escaped
-from ifsl_bench.reporting.table import Column
+from ifsl_bench.reporting.table import Column, escaped
 from ifsl_bench.store.published import LETTERS, bibtex
 from ifsl_bench.utils.errors import one_line
 

@@ -1,15 +1,21 @@
-"""A table before it is text: rows, and what its columns say of each to readers and to programs.
+"""A table: rows, the cells and fields that its columns make of each, and its text in five formats.
 
-:func:`ifsl_bench.reporting.render.render` turns tables into text, Markdown, LaTeX, CSV and JSON,
-:mod:`ifsl_bench.reporting.terminal` lays them out for a terminal, :mod:`ifsl_bench.reporting.latex` puts tasks side by
-side as papers do, and :class:`ifsl_bench.reporting.frames.Frame` shows them in a notebook.
+:func:`render` turns tables into text, Markdown, LaTeX, CSV and JSON; :mod:`ifsl_bench.reporting.terminal` lays them out
+for a terminal, :mod:`ifsl_bench.reporting.latex` puts tasks side by side as papers do, and
+:class:`ifsl_bench.reporting.frames.Frame` shows them in a notebook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from ifsl_bench.utils.errors import STEERING, one_line, unknown
 
 R = TypeVar("R")
 
@@ -116,3 +122,150 @@ def plain_table(
     if title:
         columns.insert(0, Column(fields=lambda row: {"table": title}))
     return Table(columns, rows, title, mine=mine)
+
+
+# -- its text
+
+Records = list[dict[str, Any]]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
+# In a comment, where titles and notes stand, "95%" and "Delta_a" are left as they are.
+LATEX = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
+SPECIAL = LATEX | {"~": r"\textasciitilde{}", "±": r"$\pm$"} | {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
+    """Return tables in one of :data:`FORMATS`.
+
+    For readers each has its title above and its notes below. Programs get one document with the rows of all tables,
+    plain numbers, and neither titles nor notes; where a row lacks a field of others it is empty (CSV) or null (JSON).
+    Texts may come from files of unknown origin: what would steer a terminal is written out, and so is what the
+    format takes for more than text.
+
+    Args:
+        tables: the tables.
+        style: the format.
+        closing: a line for readers below all tables.
+    """
+    if style in READERS:
+        pages = [_page(table, READERS[style](table), style) for table in tables]
+        closing = prose(closing, style) if style == "latex" else closing
+        return "\n\n".join([*pages, closing] if closing else pages)
+    if style in PROGRAMS:
+        records = [record for table in tables for record in table.records()]
+        names = list(dict.fromkeys(name for record in records for name in record))
+        return PROGRAMS[style](names, [{name: record.get(name) for name in names} for record in records])
+    raise unknown("format", style, FORMATS)
+
+
+def prose(text: str, style: str) -> str:
+    """Return a line of text above or below a table, in a format for readers.
+
+    Args:
+        text: the line.
+        style: the format.
+    """
+    line = one_line(text)
+    if style == "markdown":
+        return _no_links(_no_tags(line))
+    if style == "latex" and line:
+        return "% " + "".join(LATEX.get(character, character) for character in line)
+    return line
+
+
+def _page(table: Table[Any], grid: str, style: str) -> str:
+    above = [prose(line, style) for line in (table.title, table.lead) if line]
+    above = [*above, ""] if above else []
+    below = ["", *(prose(note, style) for note in table.notes)] if table.notes else []
+    return "\n".join([*above, grid, *below])
+
+
+_CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|[`\\\[\]]")  # a span of code, or what may begin something else
+
+
+def _no_tags(text: str) -> str:
+    """Return text in which Markdown sees no HTML; "< 1e-15", with a space, is none."""
+    return re.sub(r"<(?! |$)", "&lt;", re.sub(r"(?<! )>", "&gt;", text.replace("&", "&amp;")))
+
+
+def _no_links(text: str) -> str:
+    """Return text in which Markdown sees no link and no image; spans of code stay as they are."""
+    return _CODE.sub(lambda match: match[0] if match[1] else f"\\{match[0]}", text)
+
+
+def _markdown_cell(text: str) -> str:
+    """Return text that neither ends a cell of a Markdown table nor becomes code, a link or HTML."""
+    return _no_tags(re.sub(r"[\\|`\[\]]", lambda match: f"\\{match[0]}", text))
+
+
+def _text(table: Table[Any]) -> str:
+    return _grid(table, "simple", lambda cell: one_line(cell.text))
+
+
+def _markdown(table: Table[Any]) -> str:
+    def write(cell: Cell) -> str:
+        text = _markdown_cell(one_line(cell.text))
+        return f"**{text}**" if cell.bold else text
+
+    return _grid(table, "github", write)
+
+
+_NUMBERS = re.compile(r"(?=.*\d)[\d.+\-± *]+")  # one or several, with their intervals
+_DELTA = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b$"}
+
+
+def escaped(text: str) -> str:
+    """Return text that LaTeX prints as it is."""
+    return "".join(SPECIAL.get(character, character) for character in one_line(text))
+
+
+def _latex(table: Table[Any]) -> str:
+    """Return a plain ``tabular``; :mod:`ifsl_bench.reporting.latex` has the layout of papers."""
+    rows = [table.headings(), *([cell.text for cell in row] for row in table.cells())]
+    head, *body = (" & ".join(map(_latex_cell, row)) + r" \\" for row in rows)
+    begin = rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def _latex_cell(text: str) -> str:
+    if _NUMBERS.fullmatch(text):
+        return re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped(text))  # not that of ranks, 2-7
+    if (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
+        return match[1] + _DELTA[match[2]]
+    brace = "{}" * text.startswith(("[", "*"))  # at the beginning of a line it would be an argument of the \\ before
+    return brace + escaped(text)
+
+
+def _grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:
+    from tabulate import tabulate
+
+    cells = [[write(cell) for cell in row] for row in table.cells()]
+    return tabulate(cells, headers=table.headings(), tablefmt=layout, disable_numparse=True)
+
+
+def _csv(names: Sequence[str], records: Records) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow({name: _csv_cell(value) for name, value in record.items()})
+    return out.getvalue().rstrip("\n")
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a value as spreadsheets show it: text that they would take for a formula gets an apostrophe."""
+    if isinstance(value, list):
+        text = " ".join(map(str, value))
+        return _csv_cell(text) if any(isinstance(entry, str) for entry in value) else text
+    if not isinstance(value, str):
+        return value
+    return ("'" if value.startswith(FORMULA) else "") + one_line(value)
+
+
+def _json(_: Sequence[str], records: Records) -> str:
+    lines = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False).split("\n")  # texts have none of these
+    return "\n".join(STEERING.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
+
+
+READERS = {"text": _text, "markdown": _markdown, "latex": _latex}
+PROGRAMS = {"csv": _csv, "json": _json}
+FORMATS = (*READERS, *PROGRAMS)

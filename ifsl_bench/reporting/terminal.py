@@ -1,4 +1,4 @@
-"""Tables and paragraphs for the width of a terminal, by rich; :mod:`ifsl_bench.reporting.render` writes for a pipe.
+"""Tables and paragraphs for the width of a terminal, by rich; :mod:`ifsl_bench.reporting.table` writes for a pipe.
 
 A column of text is folded; a number stays on its line, with its ±. Where folding is not enough, columns are left out in
 the order of :attr:`Column.drop`, and a line below lists them; a table that is to be whole has several blocks instead.

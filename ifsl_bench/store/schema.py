@@ -372,21 +372,6 @@ def write(root: Path, result: Result) -> Path:
     return path
 
 
-def put(root: Path, result: Result) -> Path | None:
-    """Write a result, and rename the file that was there if it has other hits.
-
-    Args:
-        root: the folder of results, whose lock is taken.
-        result: what the file shall hold.
-
-    Returns:
-        The new name of the file that was renamed; None if nothing was.
-    """
-    old = keep_old(root, result)
-    write(root, result)
-    return old
-
-
 def keep_old(root: Path, result: Result) -> Path | None:
     """Rename the file that a result would overwrite if it has other hits.
 
@@ -448,10 +433,6 @@ def _contradictions(result: Result) -> Iterator[str]:
         if solves.get(kind, 0) > solves.get(total, 0):
             yield f"training.solves has {kind} in more episodes than the {total}"
     yield from result.protocol.contradictions(counts, result)
-    yield from _odd_summary(result, counts)
-
-
-def _odd_summary(result: Result, counts: HitCounts) -> Iterator[str]:
     expected = summary_entry(counts.summary())
     for name in dict.fromkeys((*expected, *result.summary)):
         of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})

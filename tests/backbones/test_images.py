@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ifsl_bench.backbones.images import (
     DeviceFeed,
     HostFeed,
-    Normalise,
     cut,
     cut_on_device,
     draw_crops,
     draw_epoch,
     fits,
 )
+from ifsl_bench.backbones.networks import Normalise
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocols.tasks.task import DataSpec, Pretraining, Schedule
 

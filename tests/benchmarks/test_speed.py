@@ -13,13 +13,13 @@ import torch
 
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.meta_training import MetaTrainer
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
+from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader

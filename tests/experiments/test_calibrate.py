@@ -10,13 +10,13 @@ from scipy import stats
 from ifsl_bench import api
 from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, fixed_in_intervals
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import rounds_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
+from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.metrics import BALANCE
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables

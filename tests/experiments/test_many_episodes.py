@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from ifsl_bench import api
-from ifsl_bench.experiments import evaluation
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.reproduce import reproduce
 from ifsl_bench.experiments.run_config import RunConfig
@@ -22,8 +20,9 @@ from ifsl_bench.experiments.stages import backbone_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method
+from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols.calibration import find_bias
-from ifsl_bench.protocols.loader import Evaluated, joined
+from ifsl_bench.protocols.loader import Evaluated, evaluate, joined
 from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError

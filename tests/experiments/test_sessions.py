@@ -19,8 +19,6 @@ import torch.nn.functional as F
 from scipy import optimize
 
 from ifsl_bench.backbones.features import FeaturePool
-from ifsl_bench.experiments import evaluation
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import each
@@ -28,8 +26,10 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.session_contract import SessionLearner, check_session_rules, check_sessions, sees_one_sequence
+from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols import sequence_loader as session_answers
 from ifsl_bench.protocols.calibration import best_bias
+from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import Answers, SequenceLoader, SessionEvaluator, count
 from ifsl_bench.protocols.tasks.task import SessionSpec

@@ -18,7 +18,6 @@ from ifsl_bench import Method, Prediction, api
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.experiments import evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import at_edge, rounds_of
@@ -27,6 +26,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import defaults
 from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
+from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.columns import entries_of
 from ifsl_bench.store.schema import file_name, path_of, read

@@ -17,7 +17,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.render import FORMATS, PROGRAMS, render
+from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render
 from ifsl_bench.store.schema import read
 from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, make_episodes
 

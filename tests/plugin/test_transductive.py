@@ -11,7 +11,7 @@ from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import notes_of
-from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import render
 from ifsl_bench.store import result_folder
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError

@@ -23,7 +23,6 @@ from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.views import some_base_classes
 from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.evaluation import batch_size, evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import MetaTrain
@@ -31,6 +30,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import comes_of_search, differs
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
+from ifsl_bench.protocols.loader import batch_size, evaluate
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.solvers import numba_code_cache
 from ifsl_bench.store import schema as result_file

@@ -14,8 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ifsl_bench.reporting.detail_tables import facts_of
-from ifsl_bench.reporting.render import FORMATS, escaped, prose, render
-from ifsl_bench.reporting.table import Column, Table
+from ifsl_bench.reporting.table import FORMATS, Column, Table, escaped, prose, render
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import parse
 

@@ -22,7 +22,7 @@ from ifsl_bench.reporting.leaderboard import SHARED, overview, task_table
 from ifsl_bench.reporting.notes import notes_of, standing, standings
 from ifsl_bench.reporting.page.data import gather
 from ifsl_bench.reporting.page.page import page_html
-from ifsl_bench.reporting.render import PROGRAMS
+from ifsl_bench.reporting.table import PROGRAMS
 from ifsl_bench.store.published import published
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import write

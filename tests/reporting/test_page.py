@@ -27,7 +27,7 @@ from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.page.data import FINEST, _row, boards_with_variants, gather
 from ifsl_bench.reporting.page.page import SCRIPTS, page_html, script_json
-from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import render
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, write
 from tests.store.result_fields import result as plain

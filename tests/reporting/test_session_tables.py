@@ -23,7 +23,7 @@ from ifsl_bench.reporting.detail_tables import row_table
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import overview, task_tables
 from ifsl_bench.reporting.notes import notes_of
-from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import render
 from ifsl_bench.reporting.terminal import print_tables
 from ifsl_bench.store.published import KINDS, ONE_ORDER, published
 from ifsl_bench.store.result_folder import packaged_root

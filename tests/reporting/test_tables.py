@@ -13,8 +13,7 @@ from ifsl_bench.protocols.registry import metric_names, protocols, titles
 from ifsl_bench.protocols.session_protocol import SESSIONS
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.columns import TableRow, paper_columns, plus_minus, task_columns
-from ifsl_bench.reporting.render import FORMATS, PROGRAMS, render
-from ifsl_bench.reporting.table import Column, Table, plain_table
+from ifsl_bench.reporting.table import FORMATS, PROGRAMS, Column, Table, plain_table, render
 
 NAME: Column[tuple] = Column("name", lambda row: row[0], lambda row: {"name": row[0]}, lambda row: row[1] > 1)
 VALUE: Column[tuple] = Column("value", lambda row: f"{row[1]:.1f} ± 1", lambda row: {"value": row[1]})

@@ -17,7 +17,7 @@ from ifsl_bench.protocols.metrics import Counts, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
-from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import render
 from ifsl_bench.store.schema import SCHEMA, Result, summary_entry
 
 DIGITS = 5.1e-5  # JSON has four decimals

@@ -21,7 +21,7 @@ from ifsl_bench.protocols.metrics import BALANCE, Counts
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.detail_tables import facts_of, row_table
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.render import PROGRAMS, render
+from ifsl_bench.reporting.table import PROGRAMS, render
 from ifsl_bench.store.schema import Calibration, Choice, Result, read, write
 from ifsl_bench.utils.errors import CorruptFile
 from tests.store.result_fields import altered, counted

@@ -19,7 +19,7 @@ from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
 from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.reporting.render import FORMATS, READERS
+from ifsl_bench.reporting.table import FORMATS, READERS
 from ifsl_bench.store import check
 from ifsl_bench.store.result_folder import packaged_root, stored, unfit
 from ifsl_bench.store.schema import Result, parse, read, summary_entry, write

@@ -20,7 +20,7 @@ from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import standing
-from ifsl_bench.reporting.render import render
+from ifsl_bench.reporting.table import render
 from ifsl_bench.store.published import published
 from ifsl_bench.store.result_folder import packaged_root, stored
 from ifsl_bench.store.schema import Result, read, write

@@ -60,17 +60,15 @@ class TaskFile(Strict, frozen=True):
     variants: dict[str, Variant] = msgspec.field(default_factory=dict)
 
 
-def _keys() -> set[str]:
-    """Every key that a task file may have, for suggestions."""
-    kinds: tuple[type[msgspec.Struct], ...] = (Variant, *Strict.__subclasses__())
-    return {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+_KINDS: tuple[type[msgspec.Struct], ...] = (Variant, *Strict.__subclasses__())
+KEYS = {field.name for kind in _KINDS for field in msgspec.structs.fields(kind)}  # that a file may have
 
 
 def _read(text: str, where: str) -> TaskFile | _VariantFile:
     """A file's content, checked against the schema."""
     raw = parse_toml(text, where)
     kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
-    file = validate(raw, kind, where, _keys())
+    file = validate(raw, kind, where, KEYS)
     if not file.variants and not getattr(file, "tasks", None):
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
     return file

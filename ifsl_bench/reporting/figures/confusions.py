@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
-from ifsl_bench.experiments.evaluation import batch_size
 from ifsl_bench.experiments.workspace import Workspace, workspace
+from ifsl_bench.protocols.loader import batch_size
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import plus_minus, rounded

@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
-from ifsl_bench.experiments.evaluation import evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import fresh, to_evaluate
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.attractor_method import READ, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.metrics import Estimate, estimate
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import FAINT, grid, legend_below, line_style, new_panels, styled
