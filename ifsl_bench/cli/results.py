@@ -187,7 +187,7 @@ def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> Non
     from ifsl_bench.analysis.comparison import compare as compare_rows
     from ifsl_bench.analysis.task_results import pair_of
     from ifsl_bench.reporting.comparison_tables import comparison_table
-    from ifsl_bench.reporting.render import PROGRAMS
+    from ifsl_bench.reporting.table import PROGRAMS
 
     comparison = compare_rows(*pair_of(a, b, task, folders))
     show_tables([comparison_table(comparison)], style)
